@@ -1,0 +1,48 @@
+"""What a step is told and what it answers: versioned, frozen, and light enough for a DAG file.
+
+Imports pydantic and the standard library only, so that Airflow can parse it in milliseconds.
+"""
+
+from tasks.specs.base import RunContext, StepSpec
+from tasks.specs.job import dp_bert_steps, sweep_point_steps, sweep_report
+from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
+from tasks.specs.settings import JobSettings, SweepPoint, SweepSettings, one_line
+from tasks.specs.steps import (
+    CanariesSpec,
+    CorpusSpec,
+    EntitiesSpec,
+    ExposureSpec,
+    FinetuneSpec,
+    PretrainSpec,
+    ReportSpec,
+    SweepReportSpec,
+    TokenStoreSpec,
+    VocabularySpec,
+    spec_from_json,
+)
+
+__all__ = [
+    "CanariesSpec",
+    "CorpusSpec",
+    "EntitiesSpec",
+    "ExposureSpec",
+    "FinetuneSpec",
+    "JobSettings",
+    "MetricRecord",
+    "PretrainSpec",
+    "ReleaseRecord",
+    "ReportSpec",
+    "RunContext",
+    "StepResult",
+    "StepSpec",
+    "SweepPoint",
+    "SweepReportSpec",
+    "SweepSettings",
+    "TokenStoreSpec",
+    "VocabularySpec",
+    "dp_bert_steps",
+    "one_line",
+    "spec_from_json",
+    "sweep_point_steps",
+    "sweep_report",
+]

@@ -1,0 +1,237 @@
+"""From a job's settings to the specs of its steps: a pure function, so that Airflow, the CLI and
+
+a test all run the very same job, and a task can be repeated by hand from its spec alone.
+"""
+
+from __future__ import annotations
+
+from tasks.specs.base import StepSpec
+from tasks.specs.settings import JobSettings, SweepPoint, SweepSettings
+from tasks.specs.steps import (
+    CanariesSpec,
+    CorpusSpec,
+    EntitiesSpec,
+    ExposureSpec,
+    FinetuneSpec,
+    ModelShape,
+    PretrainSpec,
+    PrivacyPlan,
+    ReportSpec,
+    SweepReportSpec,
+    TokenStoreSpec,
+    VocabularySpec,
+)
+
+HOLDOUT = 0.05  # share of units that measure and never train
+
+
+def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
+    """Return the steps before DP pre-training: a sweep shares them among its points."""
+    common = {"root": root, "made_up": s.made_up}
+    private = CorpusSpec(
+        **common,
+        role="private",
+        format=s.private_format,
+        path=s.private_path,
+        dataset=s.private_dataset,
+        data_version=s.data_version,
+        synthetic_patients=s.synthetic_patients,
+        seed=s.seed,
+    )
+    public = CorpusSpec(
+        **common,
+        role="public",
+        format=s.public_format,
+        path=s.public_path,
+        dataset="public",
+        data_version=s.data_version,
+        synthetic_patients=s.synthetic_patients,
+        seed=s.seed,
+    )
+    entities = EntitiesSpec(
+        **common,
+        format=s.entities_format,
+        train_path=s.entities_train,
+        test_path=s.entities_test,
+        data_version=s.data_version,
+        seed=s.seed,
+    )
+    vocabulary = VocabularySpec(
+        **common,
+        corpus_uri=private.output,
+        dataset=s.private_dataset,
+        unit=s.unit,
+        declared_units=s.declared_units,
+        words_per_unit=s.words_per_unit,
+        epsilon=s.vocabulary_epsilon,
+        delta=s.vocabulary_delta,
+        size=s.vocabulary_size,
+    )
+    canaries = CanariesSpec(
+        **common,
+        vocabulary_uri=vocabulary.output,
+        patterns=tuple(s.canary_patterns.split(",")),
+        rates=tuple(float(p) for p in s.canary_rates.split(",")),
+        per_group=s.canaries_per_group,
+        seed=s.seed,
+    )
+    private_store = TokenStoreSpec(
+        **common,
+        corpus_uri=private.output,
+        vocabulary_uri=vocabulary.output,
+        canaries_uri=canaries.output,
+        role="private",
+        unit=s.unit,
+        sequence_length=s.sequence_length,
+        words_per_unit=s.words_per_unit,
+        max_examples_per_unit=s.max_examples_per_unit,
+        declared_units=s.declared_units,
+        holdout=HOLDOUT,
+        seed=s.seed,
+    )
+    public_store = TokenStoreSpec(
+        **common,
+        corpus_uri=public.output,
+        vocabulary_uri=vocabulary.output,
+        role="public",
+        unit="document",
+        sequence_length=s.sequence_length,
+        words_per_unit=s.words_per_unit,
+        max_examples_per_unit=1_000_000,
+        declared_units=0,
+        holdout=HOLDOUT,
+        seed=s.seed,
+    )
+    public_pretraining = PretrainSpec(
+        **common,
+        mode="public",
+        store_uri=public_store.output,
+        public_store_uri=public_store.output,
+        private_store_uri=private_store.output,
+        vocabulary_uri=vocabulary.output,
+        shape=ModelShape(layers=s.layers, hidden=s.hidden),
+        examples_per_step=1,
+        batch_size=s.public_batch_size,
+        updates=s.public_steps,
+        learning_rate=s.public_learning_rate,
+        device=s.device,
+        seed=s.seed,
+    )
+    return {
+        "private_corpus": private,
+        "public_corpus": public,
+        "entities": entities,
+        "vocabulary": vocabulary,
+        "canaries": canaries,
+        "private_store": private_store,
+        "public_store": public_store,
+        "public_pretraining": public_pretraining,
+    }
+
+
+def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> PretrainSpec:
+    base = front["public_pretraining"]
+    assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    plan = PrivacyPlan(
+        dataset=s.private_dataset,
+        unit=s.unit,
+        declared_units=s.declared_units,
+        noise_multiplier=s.noise_multiplier,
+        clip_norm=s.clip_norm,
+        delta=s.delta,
+        examples_per_step=s.examples_per_step,
+    )
+    return PretrainSpec.model_validate(
+        base.model_dump()
+        | {
+            "mode": mode,
+            "store_uri": front["private_store"].output,
+            "init_uri": base.output,
+            "plan": plan if mode == "dp" else None,
+            "examples_per_step": s.examples_per_step,
+            "batch_size": s.batch_size,
+            "updates": s.updates,
+            "learning_rate": s.learning_rate if mode == "dp" else s.nonprivate_learning_rate,
+        }
+    )
+
+
+def _finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> FinetuneSpec:
+    return FinetuneSpec(
+        root=model.root,
+        made_up=model.made_up,
+        model_uri=model.output,
+        entities_uri=front["entities"].output,
+        epochs=s.finetune_epochs,
+        batch_size=s.finetune_batch_size,
+        learning_rate=s.finetune_learning_rate,
+        sequence_length=s.sequence_length,
+        device=s.device,
+        seed=s.seed,
+    )
+
+
+def _exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> ExposureSpec:
+    return ExposureSpec(
+        root=model.root,
+        made_up=model.made_up,
+        model_uri=model.output,
+        canaries_uri=front["canaries"].output,
+        private_store_uri=front["private_store"].output,
+        device=s.device,
+        seed=s.seed,
+    )
+
+
+def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
+    """Return the specs of `dp_bert`, by task name, in an order in which they can be run."""
+    front = _front(settings, root)
+    steps = dict(front)
+    models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
+    modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
+    for mode in modes:
+        models[mode] = steps[f"{mode}_pretraining"] = _pretraining(settings, front, mode)
+    for mode, model in models.items():
+        steps[f"{mode}_finetuning"] = _finetuning(settings, front, model)
+    for mode, model in models.items():
+        steps[f"{mode}_exposure"] = _exposure(settings, front, model)
+    steps["report"] = ReportSpec(
+        root=root,
+        made_up=settings.made_up,
+        title="dp_bert",
+        results={name: spec.output for name, spec in steps.items()},
+        settings=settings.model_dump(mode="json"),
+    )
+    return steps
+
+
+def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
+    """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
+    job = settings.job(point)
+    front = _front(job, root)
+    model = _pretraining(job, front, "dp")
+    return {
+        **front,
+        "dp_pretraining": model,
+        "dp_finetuning": _finetuning(job, front, model),
+        "dp_exposure": _exposure(job, front, model),
+    }
+
+
+def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
+    """Return the spec of the sweep's last step."""
+    own = ("dp_pretraining", "dp_finetuning", "dp_exposure")
+    steps = {p.name: sweep_point_steps(settings, p, root) for p in settings.points()}
+    return SweepReportSpec(
+        root=root,
+        made_up=settings.made_up,
+        title="dp_sweep",
+        points={p.name: p.model_dump(mode="json") for p in settings.points()},
+        results={
+            name: {
+                task: spec.output for task, spec in point.items() if task in (*own, "vocabulary")
+            }
+            for name, point in steps.items()
+        },
+        settings=settings.model_dump(mode="json"),
+    )

@@ -1,0 +1,185 @@
+"""One spec per step. Fields ending in `_uri` are outputs of earlier steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from tasks.specs.base import Frozen, StepSpec
+
+Unit = Literal["example", "document", "patient"]
+
+
+class CorpusSpec(StepSpec):
+    """Read a corpus, group it by privacy unit, and keep it in one normal form."""
+
+    step: Literal["corpus"] = "corpus"
+    role: Literal["private", "public"]
+    format: Literal["synthetic", "text", "jsonl", "noteevents"]
+    path: str
+    dataset: str
+    data_version: str
+    synthetic_patients: int
+    seed: int
+
+
+class EntitiesSpec(StepSpec):
+    """Read sentences with entity labels: a training and a test part."""
+
+    step: Literal["entities"] = "entities"
+    format: Literal["synthetic", "i2b2", "columns", "pubtator"]
+    train_path: str
+    test_path: str
+    data_version: str
+    seed: int
+
+
+class VocabularySpec(StepSpec):
+    """Release a noised word histogram and learn WordPiece from it alone. Charged."""
+
+    step: Literal["vocabulary"] = "vocabulary"
+    corpus_uri: str
+    dataset: str
+    unit: Unit
+    declared_units: int
+    words_per_unit: int
+    epsilon: float
+    delta: float
+    size: int
+
+
+class CanariesSpec(StepSpec):
+    """Draw canaries from the released vocabulary with public coins."""
+
+    step: Literal["canaries"] = "canaries"
+    vocabulary_uri: str
+    patterns: tuple[str, ...]
+    rates: tuple[float, ...]
+    per_group: int
+    seed: int
+
+
+class TokenStoreSpec(StepSpec):
+    """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given."""
+
+    step: Literal["token_store"] = "token_store"
+    corpus_uri: str
+    vocabulary_uri: str
+    canaries_uri: str = ""
+    role: Literal["private", "public"]
+    unit: Unit
+    sequence_length: int
+    words_per_unit: int
+    max_examples_per_unit: int
+    declared_units: int  # 0 for public text: nothing is declared
+    holdout: float  # share of units kept out for measuring
+    seed: int
+
+
+class ModelShape(Frozen):
+    """The encoder's size."""
+
+    layers: int
+    hidden: int
+
+
+class PrivacyPlan(Frozen):
+    """The numbers that become a `dp_core.privacy.plan.TrainingPlan`."""
+
+    dataset: str
+    unit: Unit
+    declared_units: int
+    noise_multiplier: float
+    clip_norm: float
+    delta: float
+    examples_per_step: int
+
+
+class PretrainSpec(StepSpec):
+    """Masked-language-model pre-training: on public text, with DP, or without privacy."""
+
+    step: Literal["pretrain"] = "pretrain"
+    mode: Literal["public", "dp", "nonprivate"]
+    store_uri: str
+    public_store_uri: str  # its held-out part measures every model's MLM accuracy
+    private_store_uri: str  # likewise, for the operator
+    vocabulary_uri: str
+    init_uri: str = ""  # empty: random initialisation from `seed`
+    shape: ModelShape
+    plan: PrivacyPlan | None = None  # with mode `dp` only; charged
+    examples_per_step: int
+    batch_size: int
+    updates: int
+    learning_rate: float
+    device: str
+    seed: int
+
+
+class FinetuneSpec(StepSpec):
+    """Fine-tune a model for entity extraction and score it by strict entity F1."""
+
+    step: Literal["finetune"] = "finetune"
+    model_uri: str
+    entities_uri: str
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    sequence_length: int
+    device: str
+    seed: int
+
+
+class ExposureSpec(StepSpec):
+    """Measure how well a model remembers the canaries."""
+
+    step: Literal["exposure"] = "exposure"
+    model_uri: str
+    canaries_uri: str
+    private_store_uri: str
+    device: str
+    seed: int
+
+
+class ReportSpec(StepSpec):
+    """Gather the results of a job into one self-contained page."""
+
+    step: Literal["report"] = "report"
+    title: str
+    results: dict[str, str]  # task name -> output URI
+    settings: dict[str, bool | int | float | str]
+
+
+class SweepReportSpec(StepSpec):
+    """Gather the results of a sweep: the paper's Fig. 1."""
+
+    step: Literal["sweep_report"] = "sweep_report"
+    title: str
+    points: dict[str, dict[str, float]]  # point name -> its coordinates
+    results: dict[str, dict[str, str]]  # point name -> task name -> output URI
+    settings: dict[str, bool | int | float | str]
+
+
+AnySpec = Annotated[
+    CorpusSpec
+    | EntitiesSpec
+    | VocabularySpec
+    | CanariesSpec
+    | TokenStoreSpec
+    | PretrainSpec
+    | FinetuneSpec
+    | ExposureSpec
+    | ReportSpec
+    | SweepReportSpec,
+    Field(discriminator="step"),
+]
+_ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec)
+
+
+def spec_from_json(text: str | bytes) -> AnySpec:
+    """Return the spec written as JSON.
+
+    Raises:
+        pydantic.ValidationError: not a spec of a known step; `one_line` makes it readable.
+    """
+    return _ADAPTER.validate_json(text)
