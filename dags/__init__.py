@@ -1,1 +1,1 @@
-"""What runs after what. The DAG files import only `airflow.sdk`, `dags.launcher` and `tasks.specs`."""
+"""What runs after what: DAG files import `airflow.sdk`, `dags.launcher` and `tasks.specs` alone."""
