@@ -1,0 +1,193 @@
+"""Privacy seeds: the secrets from which all sampling and noise of one release are drawn.
+
+Who knows a seed can subtract the noise, so a seed comes from the operating system, lives in one
+file that only its owner can read, and shows itself nowhere: public records hold a salted hash.
+Each reservation in the ledger has a seed of its own (two models that share a seed at σ = 1 and
+σ = 2 give 2a − b: the raw gradient).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+from dp_core.errors import BadInput
+
+SECRET_BYTES = 32
+_SALT_BYTES = 16
+_FILE_VERSION = 1
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+Context = bytes | int | str
+
+
+class PrivacySeed:
+    """A secret of 256 bits, and the only way to draw from it: `derive`.
+
+    Attributes:
+        known: true for a seed that was not drawn in secret (tests, the demo on made-up notes).
+            Whatever it touches must be marked *not private: known seed*.
+    """
+
+    __slots__ = ("_salt", "_secret", "known")
+
+    def __init__(self, secret: bytes, salt: bytes, *, known: bool) -> None:
+        if len(secret) < 16:
+            raise BadInput("a privacy seed needs at least 128 bits", where="privacy seed")
+        self._secret = secret
+        self._salt = salt
+        self.known = known
+
+    @classmethod
+    def draw(cls) -> PrivacySeed:
+        """Return a fresh seed from the operating system's generator."""
+        return cls(secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(_SALT_BYTES), known=False)
+
+    @classmethod
+    def fixed(cls, value: int | str) -> PrivacySeed:
+        """Return a repeatable seed, marked as known: it protects nothing."""
+        digest = hashlib.sha512(b"confide known seed\0" + str(value).encode()).digest()
+        return cls(digest[:SECRET_BYTES], digest[SECRET_BYTES : SECRET_BYTES + 16], known=True)
+
+    def derive(self, purpose: str, *context: Context) -> bytes:
+        """Return 32 bytes for one purpose and context: HMAC-SHA256 under the secret.
+
+        The parts are encoded with type and length, so that no two lists of parts share a
+        message: ("a", "bc") and ("ab", "c") give unrelated bytes.
+        """
+        message = b"".join(_encode(part) for part in (purpose, *context))
+        return hmac.new(self._secret, message, hashlib.sha256).digest()
+
+    def salted_hash(self) -> str:
+        """Return what public records hold: `salt:SHA-256(salt ∥ secret)` in hex.
+
+        It identifies the seed and, since the secret has 256 random bits, gives nothing of it away.
+        """
+        return f"{self._salt.hex()}:{hashlib.sha256(self._salt + self._secret).hexdigest()}"
+
+    def __repr__(self) -> str:
+        return f"PrivacySeed({'known' if self.known else 'secret'})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a privacy seed does not leave its process: give its key in the store")
+
+    def _to_json(self) -> str:
+        return json.dumps(
+            {
+                "version": _FILE_VERSION,
+                "secret": self._secret.hex(),
+                "salt": self._salt.hex(),
+                "known": self.known,
+            }
+        )
+
+
+def _encode(part: Context) -> bytes:
+    if isinstance(part, bytes):
+        tag, body = b"b", part
+    elif isinstance(part, str):
+        tag, body = b"s", part.encode()
+    else:
+        tag, body = b"i", str(int(part)).encode()
+    return tag + len(body).to_bytes(8, "big") + body
+
+
+class SeedStore:
+    """A folder (mode 0700) with one file (mode 0600) per seed, written once and never changed."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+
+    def create(self, key: str) -> PrivacySeed:
+        """Return the seed called `key`, drawing it if there is none: idempotent and atomic.
+
+        The file is complete and on disk before it gets its name, and the name is taken by
+        `link`, which fails when another process was first: every caller reads the same seed.
+
+        Raises:
+            BadInput: a key that is no file name, or a folder or file that others can read.
+        """
+        path = self._path(key)
+        self._prepare_directory()
+        if not path.exists():
+            temporary = self._directory / f".{key[:64]}.{secrets.token_hex(8)}"
+            try:
+                _write_private(temporary, PrivacySeed.draw()._to_json())
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_directory(self._directory)
+        return self.get(key)
+
+    def get(self, key: str) -> PrivacySeed:
+        """Return the seed called `key`.
+
+        Raises:
+            BadInput: there is none, or others can read it, or it is not a seed file.
+        """
+        path = self._path(key)
+        try:
+            mode = path.stat().st_mode
+            text = path.read_text()
+        except FileNotFoundError:
+            raise BadInput(
+                f"there is no seed {key}",
+                where="seed store",
+                fix="A lost seed cannot be replaced: reserve again, which is a new charge.",
+            ) from None
+        _refuse_shared(path, mode)
+        try:
+            body = json.loads(text)
+            if body["version"] != _FILE_VERSION:
+                raise ValueError
+            return PrivacySeed(
+                bytes.fromhex(body["secret"]), bytes.fromhex(body["salt"]), known=body["known"]
+            )
+        except (ValueError, KeyError, TypeError):
+            # `from None`: the cause may quote the file, which is a secret
+            raise BadInput(f"{key} is not a seed file of this version", where="seed store") from None
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise BadInput(
+                "a seed's key is 1 to 128 letters, digits, dots, dashes", where="seed store"
+            )
+        return self._directory / f"{key}.json"
+
+    def _prepare_directory(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_shared(self._directory, self._directory.stat().st_mode)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_shared(path: Path, mode: int) -> None:
+    if stat.S_IMODE(mode) & 0o077:
+        right = "700" if stat.S_ISDIR(mode) else "600"
+        raise BadInput(
+            f"others than its owner can reach {path.name}",
+            where="seed store",
+            fix=f"Privacy seeds are secrets: chmod {right} it.",
+        )
