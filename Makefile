@@ -1,0 +1,53 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo up down test check format bench lock clean
+# Without bytecode every Airflow process compiles Airflow anew.
+unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PYTHONPATH := $(CURDIR)
+
+task := .venv/task/bin
+orchestrator := .venv/orchestrator/bin
+environments := scripts/python3.11 scripts/environments.py
+python_files := dp_core tasks dags tests benchmarks scripts
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## set up both environments from the hash-pinned locks (costs nothing when they are current)
+	@$(environments) ensure task orchestrator
+
+setup-dev: ## the same, with what the checks and tests need
+	@$(environments) ensure task-dev orchestrator-dev
+
+demo: setup ## run the whole job on made-up notes through Airflow, and show what came out
+	@./confide demo
+
+up: setup ## serve the Airflow and MLflow pages on this machine, without Docker
+	@./confide up
+
+down: ## stop what `make up` started
+	@./confide down
+
+test: setup-dev ## run all tests, each half in its own environment
+	@scripts/test
+
+check: setup-dev ## lint, types and import contracts
+	$(task)/ruff check .
+	$(task)/ruff format --check .
+	$(task)/mypy
+	$(task)/lint-imports
+
+format: setup-dev ## format the sources
+	$(task)/ruff check --fix .
+	$(task)/ruff format .
+
+bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
+	@for file in benchmarks/bench_*.py; do echo "$$file"; $(task)/python "$$file" || exit 1; done
+
+lock: ## resolve requirements/*.in anew into hash-pinned *.txt
+	@$(environments) lock
+
+clean: ## remove caches (not .venv, not .confide)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
