@@ -1,0 +1,85 @@
+"""From documents to privacy units: what is protected as a whole.
+
+`example`: a tuple of at most N words, cut from one document (Hoory et al. 2021, section 3.2).
+`document`: all text that shares a document id. `patient`: all text of a patient.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_core.corpus.document import Document
+from dp_core.corpus.normal_form import open_corpus
+from dp_core.corpus.words import word_starts
+from dp_core.errors import BadInput
+from dp_core.privacy.units import PrivacyUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One privacy unit: its id (unique in the corpus) and its texts."""
+
+    unit_id: str
+    texts: list[str]
+
+
+def iter_units(folder: Path, unit: PrivacyUnit, words_per_unit: int) -> Iterator[Unit]:
+    """Yield the units of a corpus in normal form, each once.
+
+    Args:
+        folder: written by `write_corpus`.
+        unit: what is protected.
+        words_per_unit: N, the length of a tuple, for the unit `example`; otherwise unused (the
+            cap on distinct words is the histogram's).
+
+    Raises:
+        BadInput: the unit is `patient`, and a document names none.
+    """
+    return units_of(open_corpus(folder), unit, words_per_unit)
+
+
+def units_of(
+    documents: Iterable[Document], unit: PrivacyUnit, words_per_unit: int
+) -> Iterator[Unit]:
+    """Yield the units of documents that are grouped by patient and document, as `iter_units`."""
+    if unit is PrivacyUnit.PATIENT:
+        return _patients(documents)
+    if unit is PrivacyUnit.DOCUMENT:
+        return _documents(documents)
+    return _examples(documents, words_per_unit)
+
+
+def _document_unit_id(document: Document) -> str:
+    # The length makes the pair unambiguous whatever characters the ids hold.
+    return f"{len(document.patient_id)}:{document.patient_id}/{document.document_id}"
+
+
+def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
+    for patient, group in itertools.groupby(documents, key=lambda d: d.patient_id):
+        if not patient:
+            raise BadInput(
+                "the corpus has documents without a patient id",
+                where="unit",
+                fix="Protect the unit `document`, or give every document its patient_id.",
+            )
+        yield Unit(patient, [d.text for d in group])
+
+
+def _documents(documents: Iterable[Document]) -> Iterator[Unit]:
+    for unit_id, group in itertools.groupby(documents, key=_document_unit_id):
+        yield Unit(unit_id, [d.text for d in group])
+
+
+def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
+    if words < 1:
+        raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
+    for document in _documents(documents):
+        number = 0
+        for text, starts in zip(document.texts, word_starts(document.texts), strict=True):
+            cuts = [*starts[::words], len(text)]
+            for begin, end in itertools.pairwise(cuts):
+                yield Unit(f"{document.unit_id}#{number}", [text[begin:end]])
+                number += 1

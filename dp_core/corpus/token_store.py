@@ -1,0 +1,208 @@
+"""Rows of token ids on disk, memory-mapped, with random access by privacy unit.
+
+Files of a store: `tokens.bin` (row-major `[rows, S]`, little-endian uint16, or uint32 for large
+vocabularies), `lengths.npy`, `unit_rows.npy`, `unit_keys.npy`, and `store.json`, which is written
+last of all: a folder without it is not a store, whatever was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dp_core.corpus.keyed_hash import digest64
+from dp_core.errors import BadInput
+
+_VERSION = 1
+_MARK, _TOKENS = "store.json", "tokens.bin"
+_ARRAYS = ("lengths", "unit_rows", "unit_keys")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """An open store.
+
+    Attributes:
+        tokens: `[rows, S]` memory map of ids, padded with [PAD].
+        lengths: int32 `[rows]`, ids of a row that are not padding.
+        unit_rows: int64 `[units + 1]`; rows of unit u are `unit_rows[u]` to `unit_rows[u + 1]`.
+        unit_keys: uint64 `[units]`, a stable hash of each unit's id: masks and dropout are keyed
+            by it, so that they do not depend on a unit's place among others.
+        sequence_length: S.
+        vocabulary_size: every id is below it.
+        digest: SHA-256 of the content, hex. Of private text it is private: key it (HMAC) before
+            it goes anywhere.
+    """
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int32]
+    unit_rows: npt.NDArray[np.int64]
+    unit_keys: npt.NDArray[np.uint64]
+    sequence_length: int
+    vocabulary_size: int
+    digest: str
+
+    @property
+    def n_units(self) -> int:
+        """Number of units that have a row. Private: never print it for private text."""
+        return len(self.unit_keys)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows. Private, as `n_units`."""
+        return len(self.lengths)
+
+    def rows_of(self, unit: int) -> range:
+        """Return the row numbers of a unit."""
+        return range(int(self.unit_rows[unit]), int(self.unit_rows[unit + 1]))
+
+    @classmethod
+    def open(cls, folder: Path | str) -> TokenStore:
+        """Open a finished store.
+
+        Raises:
+            BadInput: no store, an unfinished one, or files that do not fit together.
+        """
+        folder = Path(folder)
+        try:
+            about = json.loads((folder / _MARK).read_text())
+            if about["version"] != _VERSION:
+                raise ValueError("version")
+            arrays = {n: np.load(folder / f"{n}.npy", allow_pickle=False) for n in _ARRAYS}
+            shape = (len(arrays["lengths"]), about["sequence_length"])
+            tokens = _map(folder / _TOKENS, np.dtype(about["dtype"]), shape)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                "not a finished token store",
+                where=str(folder),
+                fix="Run the token_store step again.",
+            ) from error
+        return cls(
+            tokens=tokens,
+            **arrays,
+            sequence_length=about["sequence_length"],
+            vocabulary_size=about["vocabulary_size"],
+            digest=about["digest"],
+        )
+
+    def content_digest(self) -> str:
+        """Return the digest of what the files hold now, to compare with `digest`."""
+        return _digest(
+            self.sequence_length,
+            self.vocabulary_size,
+            self.tokens,
+            self.lengths,
+            self.unit_rows,
+            self.unit_keys,
+        )
+
+
+class TokenStoreWriter:
+    """Writes a store, unit by unit; an older one in the folder is replaced.
+
+    Args:
+        folder: where the files go.
+        sequence_length: S.
+        vocabulary_size: every id must be below it.
+        key: keys the hash of the unit ids; any stable bytes.
+        pad: the id of [PAD].
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        sequence_length: int,
+        vocabulary_size: int,
+        *,
+        key: bytes = b"",
+        pad: int = 0,
+    ) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / _MARK).unlink(missing_ok=True)
+        self._length, self._vocabulary = sequence_length, vocabulary_size
+        self._key, self._pad = key, pad
+        self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+        self._tokens = (self._folder / _TOKENS).open("wb")
+        self._lengths: list[int] = []
+        self._offsets: list[int] = [0]
+        self._keys: list[int] = []
+
+    def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
+        """Append a unit's rows; a unit without rows leaves no trace.
+
+        Raises:
+            BadInput: a row that is empty or too long, or an id outside the vocabulary.
+        """
+        if not rows:
+            return
+        lengths = [len(row) for row in rows]
+        if min(lengths) < 1 or max(lengths) > self._length:
+            raise BadInput(
+                f"a row must have 1 to {self._length} ids", where="token store", fix="Cut rows."
+            )
+        block = np.full((len(rows), self._length), self._pad, np.int64)
+        for i, row in enumerate(rows):
+            block[i, : lengths[i]] = row
+        if block.min() < 0 or block.max() >= self._vocabulary:
+            raise BadInput(
+                f"an id is outside the vocabulary of {self._vocabulary}",
+                where="token store",
+                fix="Use the tokenizer of this vocabulary.",
+            )
+        self._tokens.write(block.astype(self._dtype).tobytes())
+        self._lengths += lengths
+        self._offsets.append(self._offsets[-1] + len(rows))
+        self._keys.append(digest64(self._key, "unit", unit_id))
+
+    def finish(self) -> TokenStore:
+        """Complete the store and open it.
+
+        Raises:
+            BadInput: no unit had a row.
+        """
+        self._tokens.close()
+        if not self._lengths:
+            raise BadInput("there is no text", where="token store", fix="Check the corpus.")
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "lengths": np.array(self._lengths, np.int32),
+            "unit_rows": np.array(self._offsets, np.int64),
+            "unit_keys": np.array(self._keys, np.uint64),
+        }
+        for name, array in arrays.items():
+            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+        shape = (len(self._lengths), self._length)
+        tokens = _map(self._folder / _TOKENS, self._dtype, shape)
+        about = {
+            "version": _VERSION,
+            "sequence_length": self._length,
+            "vocabulary_size": self._vocabulary,
+            "dtype": self._dtype.str,
+            "digest": _digest(self._length, self._vocabulary, tokens, *arrays.values()),
+        }
+        mark = self._folder / f"{_MARK}.partial"
+        mark.write_text(json.dumps(about) + "\n")
+        mark.replace(self._folder / _MARK)
+        return TokenStore.open(self._folder)
+
+
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
+        raise ValueError("size")
+    return np.memmap(path, dtype, "r", shape=shape)
+
+
+def _digest(length: int, vocabulary: int, *arrays: npt.NDArray[Any]) -> str:
+    h = hashlib.sha256(f"token store {_VERSION} {length} {vocabulary}".encode())
+    for array in arrays:
+        h.update(f"{array.dtype.str}{array.shape}".encode())
+        for start in range(0, len(array), 1 << 16):
+            h.update(np.ascontiguousarray(array[start : start + (1 << 16)]).tobytes())
+    return h.hexdigest()
