@@ -1,0 +1,295 @@
+"""Exposure: how far a model favours the secrets of canaries planted in its training data.
+
+exposure = log2|V| − log2(mean rank of the secret), Hoory et al. 2021, section 5.2, for every group
+of canaries with one pattern and one rate; and Carlini et al. 2019's rank among references that
+were never planted. The canaries are shown alone or among random pieces, never inside private
+rows, so the reading has the label of the model it is taken from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.audit.contexts import CanaryLike, MaskedContexts, SpecialPieces, alone, embedded
+from dp_core.audit.null_exposure import null_exposure, null_p_value, null_rank_exposure
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank of each secret [B], 1 is best
+Rank = Callable[[Ints, Ints, Ints, Ints], Floats]
+
+ALONE, EMBEDDED = "alone", "embedded"
+_ROWS_AT_ONCE = 256
+_UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
+
+
+@dataclass(frozen=True)
+class ExposureRow:
+    """One group of canaries in one kind of context. Exposures are in bits."""
+
+    pattern: str
+    rate: float
+    context: str  # alone | embedded
+    expected_occurrences: float  # rate × declared units: public, unlike the number realised
+    canaries: int
+    contexts_per_canary: int
+    candidates: int  # |V|: the pieces that a secret is ranked among
+    exposure: float
+    low: float  # 95% confidence interval over canaries
+    high: float
+    null_expected: float  # a model that remembers nothing, for a group of this size
+    null_low: float
+    null_high: float
+    p_value: float  # P(a mean rank this small | nothing remembered)
+    rank_exposure: float  # mean over canaries, against references
+    rank_exposure_null: float
+    rank_exposure_ceiling: float  # log2(references + 1): first place for every canary
+    references: int
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the whole interval lies above what a model without memory would show."""
+        return self.low > self.null_high
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ExposureRow:
+        """Return the row that `to_json` wrote."""
+        return cls(**record)
+
+
+@dataclass(frozen=True)
+class ExposureSummary:
+    """All groups of one model in one kind of context, for the closing table. In bits."""
+
+    mean: float  # by the mean rank over all canaries
+    mean_null_high: float  # the same, nothing remembered: upper end of the 95% band
+    largest: float
+    largest_null_high: float  # the largest of as many groups, nothing remembered
+    largest_group: str
+    remembers: bool
+
+
+def measure(
+    rank: Rank,
+    canaries: Sequence[CanaryLike],
+    references: Sequence[CanaryLike],
+    *,
+    special: SpecialPieces,
+    filler: Sequence[int],
+    candidates: int,
+    declared_units: int,
+    sequence_length: int,
+    repeats: int,
+    seed: int,
+) -> list[ExposureRow]:
+    """Return the exposure of every group of canaries, alone and embedded.
+
+    Args:
+        rank: ranks masked secrets among `candidates` pieces: 1 is the model's first choice.
+        canaries: the planted ones, grouped here by pattern and rate.
+        references: never planted, drawn like the canaries; compared within their pattern.
+        special: ids of the special pieces.
+        filler: ids that embedding rows are drawn from.
+        candidates: |V|; secrets must have been drawn uniformly from (nearly) all of them, or
+            the null does not hold.
+        declared_units: public bound on the units, for the expected number of occurrences.
+        sequence_length: S, at most the model's positions.
+        repeats: embedded contexts for each canary.
+        seed: public.
+
+    Raises:
+        ValueError: no canaries, a canary too long for S, or ranks outside 1 … candidates.
+    """
+    if not canaries:
+        raise ValueError("no canaries to measure")
+    sequences = [*canaries, *references]
+    shown = {
+        ALONE: alone(sequences, special, sequence_length),
+        EMBEDDED: embedded(
+            sequences, special, sequence_length, filler=filler, repeats=repeats, seed=seed
+        ),
+    }
+    rows = []
+    for context, masked in shown.items():
+        ranks = _ranks(rank, masked, candidates).reshape(len(sequences), -1)
+        rows += rows_from_ranks(
+            canaries,
+            ranks[: len(canaries)],
+            references,
+            ranks[len(canaries) :],
+            context=context,
+            candidates=candidates,
+            declared_units=declared_units,
+        )
+    return rows
+
+
+def rows_from_ranks(
+    canaries: Sequence[CanaryLike],
+    ranks: Floats,
+    references: Sequence[CanaryLike],
+    reference_ranks: Floats,
+    *,
+    context: str,
+    candidates: int,
+    declared_units: int,
+) -> list[ExposureRow]:
+    """Return a row for each pattern and rate, sorted; `ranks` is [canaries, contexts] and so on.
+
+    A canary counts once: its ranks are averaged over its contexts before anything else, since
+    contexts of one canary share its secret and are no independent evidence.
+    """
+    groups: dict[tuple[str, float], list[float]] = {}
+    for canary, own in zip(canaries, ranks.mean(axis=1), strict=True):
+        groups.setdefault((canary.pattern, canary.rate), []).append(float(own))
+    baseline: dict[str, list[float]] = {}
+    for reference, own in zip(references, reference_ranks.mean(axis=1), strict=True):
+        baseline.setdefault(reference.pattern, []).append(float(own))
+    return [
+        _row(
+            pattern,
+            rate,
+            np.array(own),
+            np.array(baseline.get(pattern, [])),
+            context=context,
+            contexts_per_canary=ranks.shape[1],
+            candidates=candidates,
+            declared_units=declared_units,
+        )
+        for (pattern, rate), own in sorted(groups.items())
+    ]
+
+
+def interval(ranks: Floats, candidates: int) -> tuple[float, float, float]:
+    """Return exposure and its 95% confidence interval over canaries, in bits, within [0, log2|V|].
+
+    Student's t for the mean rank on the log scale (delta method). The ranks' coefficient of
+    variation is not taken below 1/√3, that of ranks without memory: four canaries that happen to
+    agree, or all stand at rank 1, prove no smaller spread, where the plain t interval and the
+    bootstrap would have width zero. Simulated coverage: 0.98 or more without memory at any n ≥ 2
+    (percentile bootstrap: 0.81 at n = 4); 0.86 to 0.99 at n = 4 for log-normal ranks with a
+    spread of 2 bits or less. It is too narrow for rare failures (nine canaries in ten at rank 1,
+    the tenth forgotten: 0.33 at n = 4, 0.85 at n = 24), and errs there by calling exposure high.
+    A single canary bounds nothing.
+
+    Args:
+        ranks: [n] mean rank of each canary.
+        candidates: |V|.
+    """
+    ceiling = math.log2(candidates)
+    mean = float(ranks.mean())
+    point = ceiling - math.log2(mean)
+    if ranks.size < 2:
+        return point, 0.0, ceiling
+    spread = max(float(ranks.std(ddof=1)) / mean, _UNIFORM_SPREAD)
+    half = float(stats.t.ppf(0.975, ranks.size - 1)) * spread / math.sqrt(ranks.size) / math.log(2)
+    return point, max(0.0, point - half), min(ceiling, point + half)
+
+
+def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureSummary:
+    """Return one model's groups as the closing table shows them.
+
+    The context is chosen before looking: picking the larger of two would need a wider null.
+
+    Raises:
+        ValueError: no row has that context.
+    """
+    own = [row for row in rows if row.context == context]
+    if not own:
+        raise ValueError(f"no exposure was measured in the context {context!r}")
+    candidates = own[0].candidates
+    total = sum(row.canaries for row in own)
+    # Back from bits to mean ranks, so that the average is over canaries and not over groups.
+    mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in own) / total
+    largest = max(own, key=lambda row: row.exposure)
+    smallest_group = min(row.canaries for row in own)  # its null is the widest
+    return ExposureSummary(
+        mean=math.log2(candidates) - math.log2(mean_rank),
+        mean_null_high=null_exposure(candidates, total).high,
+        largest=largest.exposure,
+        largest_null_high=null_exposure(candidates, smallest_group, len(own)).high,
+        largest_group=f"{largest.pattern} at p = {largest.rate:g}",
+        remembers=any(row.remembers for row in own),
+    )
+
+
+def _ranks(rank: Rank, shown: MaskedContexts, candidates: int) -> Floats:
+    """Return the rank of every secret [B], asked for in batches of one shape."""
+    size = shown.secrets.size
+    padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)
+    answers = [
+        np.asarray(
+            rank(
+                shown.input_ids[part],
+                shown.lengths[part],
+                shown.positions[part],
+                shown.secrets[part],
+            ),
+            np.float64,
+        )
+        for part in padded.reshape(-1, _ROWS_AT_ONCE)
+    ]
+    ranks: Floats = np.concatenate(answers)[:size]
+    if not ((ranks >= 1) & (ranks <= candidates)).all():  # also refuses NaN
+        raise ValueError(f"the model's ranks are not within 1 … {candidates}")
+    return ranks
+
+
+def _row(
+    pattern: str,
+    rate: float,
+    own: Floats,
+    baseline: Floats,
+    *,
+    context: str,
+    contexts_per_canary: int,
+    candidates: int,
+    declared_units: int,
+) -> ExposureRow:
+    exposure, low, high = interval(own, candidates)
+    null = null_exposure(candidates, own.size)
+    return ExposureRow(
+        pattern=pattern,
+        rate=rate,
+        context=context,
+        expected_occurrences=rate * declared_units,
+        canaries=own.size,
+        contexts_per_canary=contexts_per_canary,
+        candidates=candidates,
+        exposure=exposure,
+        low=low,
+        high=high,
+        null_expected=null.expected,
+        null_low=null.low,
+        null_high=null.high,
+        p_value=null_p_value(float(own.mean()), candidates, own.size),
+        rank_exposure=float(_rank_exposures(own, baseline).mean()),
+        rank_exposure_null=null_rank_exposure(baseline.size),
+        rank_exposure_ceiling=math.log2(baseline.size + 1),
+        references=baseline.size,
+    )
+
+
+def _rank_exposures(own: Floats, baseline: Floats) -> Floats:
+    """Return log2 R − log2(place among R) for each canary, R counting itself (Carlini et al. 2019).
+
+    A tie takes half a place: a model that cannot tell them apart shows no memory of either.
+    """
+    ahead = (baseline[None, :] < own[:, None]).sum(axis=1)
+    tied = (baseline[None, :] == own[:, None]).sum(axis=1)
+    places = 1 + ahead + tied / 2
+    exposures: Floats = math.log2(baseline.size + 1) - np.log2(places)
+    return exposures
