@@ -1,0 +1,276 @@
+"""The step contract: one spec in, one output folder and `result.json` last, or nothing.
+
+A result that is there already answers for the work; a retry continues in the same local folder.
+Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 143 stopped, 1 a fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.privacy.labels import Label
+from tasks.deployment import CHECKOUT, Deployment
+from tasks.outbox import Identity
+from tasks.progress import Progress
+from tasks.specs import RunContext, StepResult, StepSpec, one_line, spec_from_json
+from tasks.storage import Store, read_spec
+from tasks.tracker import Tracker
+from tasks.workbench import RESULT, Answer, Artifact, Workbench, labelled, read_result
+
+STOPPED = 143
+GRACE = 4.0  # seconds that a stopped step has to end by itself
+_PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
+_LAST_STEPS = ("report", "sweep_report")
+
+
+class StepModule(Protocol):
+    """A file in `tasks/steps`."""
+
+    def run(self, spec: StepSpec, bench: Workbench) -> Answer:
+        """Do the work."""
+
+
+class Stopped(BaseException):
+    """The step was told to end."""
+
+
+def main(name: str, spec_uri: str, context: str = "") -> int:
+    """Run one step as a process does; return its exit code, having said in one line what failed."""
+    signal.signal(signal.SIGTERM, _stop)
+    os.umask(0o077)  # everything here may hold private text
+    try:
+        deployment = Deployment.from_environment()
+        spec = _spec(name, spec_uri)
+        result = run_step(spec, deployment, _context(context, spec))
+    except ConfideError as error:
+        return _fail(name, str(error), error.exit_code)
+    except Stopped:
+        return _fail(name, "stopped before it was done", STOPPED)
+    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+        return _fail(name, fault_line(error), 1)
+    print(f"{spec.output}/{RESULT}" if result else "")
+    return 0
+
+
+def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> StepResult:
+    """Return the step's result, working only if there is none yet.
+
+    Raises:
+        BadInput: the spec or an input is wrong.
+        BudgetExceeded: the privacy ledger refuses.
+    """
+    deployment.prepare()
+    store = Store(deployment.store, deployment.cache)
+    store.key(spec.output)  # refuses a root that is not this deployment's
+    spec_hash = spec.digest()
+    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
+    tracker = Tracker(deployment, _identity(spec, spec_hash, context))
+    durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
+    bench = Workbench(
+        deployment=deployment,
+        store=store,
+        context=context,
+        spec_hash=spec_hash,
+        made_up=spec.made_up,
+        durable=durable,
+        tracker=tracker,
+        progress=Progress(context.task, _progress_file()),
+    )
+    last = ("parent",) if spec.step in _LAST_STEPS else ("point",) if context.point else ()
+    with _alone(durable):
+        try:
+            result = read_result(store, spec.output)
+            if result is not None and result.spec_hash == spec_hash:
+                refuse_if_changed = getattr(module, "refuse_if_changed", None)
+                if refuse_if_changed is not None:
+                    refuse_if_changed(spec, result, bench)
+                print(f"{context.task}: done before", file=sys.stderr)
+            else:
+                result = _work(module, spec, bench)
+            _record(tracker, spec, store, result, point=bool(context.point))
+        except BaseException as error:
+            _end_tracking(tracker, error)
+            raise
+    tracker.finish("FINISHED", also=last)
+    return result
+
+
+def fault_line(error: BaseException) -> str:
+    """Return an unexpected error as one line: its kind and place, never its message.
+
+    A library's message may quote what it read, and what it read may be private.
+    """
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).is_relative_to(CHECKOUT) and ".venv" not in frame.filename:
+            place = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
+    reason = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
+    return f"{type(error).__name__}{reason}{place}. Set CONFIDE_DEBUG=1 to see the traceback."
+
+
+def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:
+    started = time.monotonic()
+    shutil.rmtree(bench.out, ignore_errors=True)
+    bench.out.mkdir(parents=True)
+    bench.tracker.begin()
+    answer = module.run(spec, bench)
+    bench.store.publish(bench.out, spec.output)
+    result = StepResult(
+        step=spec.step,
+        spec_hash=bench.spec_hash,
+        outputs={n: f"{spec.output}/{p}".rstrip("/") for n, p in answer.outputs.items()},
+        metrics=bench.measured(),
+        releases=answer.releases,
+        facts={
+            **answer.facts,
+            "made_up": spec.made_up,
+            "artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts],
+            "model": answer.model,
+        },
+        seconds=round(time.monotonic() - started, 3),
+        versions=_versions(),
+    )
+    bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
+    shutil.rmtree(bench.durable, ignore_errors=True)
+    return result
+
+
+def _record(
+    tracker: Tracker, spec: StepSpec, store: Store, result: StepResult, *, point: bool
+) -> None:
+    """Tell the tracker what the result holds; what it knows already is not told twice."""
+    tracker.settings(
+        {k: v for k, v in _flat(spec.model_dump(mode="json")).items() if k != "settings"}
+    )
+    for record in result.metrics:
+        tracker.labelled(record.name, labelled(record), record.step)
+    above = "parent" if spec.step in _LAST_STEPS else "point" if point else ""
+    if above:
+        for name, record in {m.name: m for m in result.metrics}.items():
+            tracker.labelled(name, labelled(record), record.step, target=above)
+    for release in result.releases:
+        tracker.dataset(release.dataset, release.ledger_id)
+    artifacts = [Artifact(f, Label(label), d) for f, label, d in result.facts["artifacts"]]
+    if artifacts or result.facts["model"]:
+        folder = store.local_copy(spec.output)
+        for artifact in artifacts:
+            tracker.artifact(folder / artifact.file, artifact.label, artifact.folder)
+        if result.facts["model"]:
+            _register(tracker, result, folder)
+
+
+def _register(tracker: Tracker, result: StepResult, folder: Path) -> None:
+    statement = (folder / "PRIVACY.md").read_text()
+    tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
+    tracker.model(result.facts["model"], folder, statement, tags)
+
+
+def _end_tracking(tracker: Tracker, error: BaseException) -> None:
+    if isinstance(error, Stopped):
+        tracker.leave("KILLED")
+    else:
+        refused = isinstance(error, ConfideError) and error.exit_code in (2, 3)
+        tracker.finish("FAILED", also=("parent",) if refused else ())
+
+
+def _spec(name: str, uri: str) -> StepSpec:
+    try:
+        spec = spec_from_json(read_spec(uri))
+    except ValidationError as error:
+        raise BadInput(one_line(error), where=f"spec of {name}") from None
+    if spec.step != name:
+        raise BadInput(f"the spec is for the step {spec.step!r}", where=name)
+    return spec
+
+
+def _context(text: str, spec: StepSpec) -> RunContext:
+    text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
+    if not text:
+        key = f"by-hand-{spec.digest()[:16]}"
+        return RunContext(run_key=key, run_name=f"{spec.step} by hand", task=spec.step)
+    try:
+        return RunContext.model_validate_json(text)
+    except ValidationError as error:
+        raise BadInput(one_line(error), where="CONFIDE_RUN_CONTEXT") from None
+
+
+def _identity(spec: StepSpec, spec_hash: str, context: RunContext) -> Identity:
+    return Identity(
+        run_key=context.run_key,
+        run_name=context.run_name,
+        task=context.task,
+        point=context.point,
+        step=spec.step,
+        spec_hash=spec_hash,
+        made_up=spec.made_up,
+    )
+
+
+@contextmanager
+def _alone(durable: Path) -> Iterator[None]:
+    """Let one process of this machine work on a spec; a second one waits, then finds the result."""
+    durable.mkdir(parents=True, exist_ok=True)
+    with durable.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        durable.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+def _progress_file() -> Path | None:
+    file = os.environ.get("CONFIDE_PROGRESS")
+    return Path(file) if file else None
+
+
+def _flat(values: dict[str, object], above: str = "") -> dict[str, bool | int | float | str]:
+    flat: dict[str, bool | int | float | str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{above}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            flat[f"{above}{name}"] = value
+        else:
+            flat[f"{above}{name}"] = json.dumps(value)
+    return flat
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # A long native call delays this exception: then the timer ends the process.
+    timer = threading.Timer(GRACE, os._exit, args=(STOPPED,))
+    timer.daemon = True
+    timer.start()
+    raise Stopped
+
+
+def _fail(name: str, line: str, code: int) -> int:
+    if os.environ.get("CONFIDE_DEBUG") and code != STOPPED:
+        traceback.print_exc()
+    print(f"confide: {name}: {line}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,100 @@
+"""Where this deployment keeps things: read once from the environment, then passed along."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dp_core.errors import BadInput
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+LAUNCHERS = ("process", "docker", "kubernetes")
+
+Launcher = Literal["process", "docker", "kubernetes"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The places and the launcher of one deployment.
+
+    Attributes:
+        home: folder for everything that the deployment writes on this machine.
+        store: URI under which every step writes; no step writes anywhere else.
+        ledger: SQLAlchemy URL of the privacy ledger.
+        seeds: folder of the secret privacy seeds (mode 0700).
+        tracking: MLflow tracking URI.
+        tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
+        launcher: how Airflow starts steps.
+        task_python: the Python that runs `python -m tasks`.
+    """
+
+    home: Path
+    store: str
+    ledger: str
+    seeds: Path
+    tracking: str
+    tracking_ui: str
+    launcher: Launcher
+    task_python: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
+        """Return the deployment that the `CONFIDE_*` variables describe.
+
+        Raises:
+            BadInput: a variable holds a value that cannot be meant.
+        """
+        env = os.environ if environment is None else environment
+        home = Path(env.get("CONFIDE_HOME") or CHECKOUT / ".confide").expanduser().resolve()
+        launcher = env.get("CONFIDE_LAUNCHER") or "process"
+        if launcher not in LAUNCHERS:
+            raise BadInput(
+                f"unknown launcher {launcher!r}",
+                where="CONFIDE_LAUNCHER",
+                fix=f"Use one of {', '.join(LAUNCHERS)}.",
+            )
+        tracking = env.get("CONFIDE_TRACKING") or f"sqlite:///{home}/mlflow.db"
+        served = tracking if tracking.startswith(("http://", "https://")) else ""
+        return cls(
+            home=home,
+            store=(env.get("CONFIDE_STORE") or (home / "store").as_uri()).rstrip("/"),
+            ledger=env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db",
+            seeds=Path(env.get("CONFIDE_SEEDS") or home / "seeds").expanduser().resolve(),
+            tracking=tracking,
+            tracking_ui=(env.get("CONFIDE_TRACKING_UI") or served).rstrip("/"),
+            launcher=launcher,  # type: ignore[arg-type]  # checked above
+            task_python=env.get("CONFIDE_TASK_PYTHON")
+            or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
+        )
+
+    def prepare(self) -> None:
+        """Make the home folder, for its owner alone: it will hold private text."""
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def work(self) -> Path:
+        """Local folder of unfinished work: checkpoints and staged outputs."""
+        return self.home / "work"
+
+    @property
+    def cache(self) -> Path:
+        """Local copies of what lies in a remote store."""
+        return self.home / "cache"
+
+    @property
+    def outbox(self) -> Path:
+        """What the tracker has still to be told."""
+        return self.home / "outbox"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's artifacts when no server keeps them."""
+        return self.home / "mlruns"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the steps that the CLI started."""
+        return self.home / "logs"

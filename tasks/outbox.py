@@ -1,0 +1,146 @@
+"""What the tracker has to be told, kept on disk until it has been told: nothing lost or doubled.
+
+An outbox belongs to one step of one run: `identity.json`, a file of JSON lines that only grows,
+copies of artifacts, and `sent`, the number of lines that the tracker has confirmed. Each line
+carries the time at which it arose, so that a line that is sent twice is stored once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run of the tracker a step's lines belong to.
+
+    Attributes:
+        run_key: one parent run per key.
+        run_name: the parent's name.
+        task: the step's name within its run.
+        point: the sweep point's name, or empty.
+        step: the kind of step.
+        spec_hash: one child run per hash and run key.
+        made_up: everything may be shown.
+    """
+
+    run_key: str
+    run_name: str
+    task: str
+    point: str
+    step: str
+    spec_hash: str
+    made_up: bool
+
+    def key(self, target: str) -> str:
+        """Return the unique tag of the run that `target` (parent, point or step) names."""
+        parts = {
+            "parent": [self.run_key],
+            "point": [self.run_key, self.point],
+            "step": [self.run_key, self.spec_hash, "step"],
+        }[target]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Outbox:
+    """The lines of one step; several processes may hold it, one at a time sends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lines = folder / "lines.jsonl"
+        self._sent = folder / "sent"
+
+    @classmethod
+    def create(cls, parent: Path, identity: Identity) -> Outbox:
+        """Open the outbox of a step, making it if need be."""
+        outbox = cls(parent / identity.key("step")[:32])
+        (outbox.folder / "files").mkdir(parents=True, exist_ok=True)
+        _replace(outbox.folder / "identity.json", json.dumps(asdict(identity)))
+        return outbox
+
+    @classmethod
+    def all(cls, parent: Path) -> list[Outbox]:
+        """Return the outboxes that still hold something."""
+        return [cls(f.parent) for f in sorted(parent.glob("*/identity.json"))]
+
+    @property
+    def identity(self) -> Identity:
+        """Return whose lines these are."""
+        return Identity(**json.loads((self.folder / "identity.json").read_text()))
+
+    def add(self, **line: Any) -> None:
+        """Append one line, with the time."""
+        line.setdefault("time", int(time.time() * 1000))
+        with self._lines.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write(json.dumps(line) + "\n")
+
+    def keep(self, file: Path) -> str:
+        """Keep a file until it is sent; return its name here."""
+        name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+        kept = self.folder / "files" / name / file.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_name(f"{kept.name}.partial")
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(file, temporary)
+        except OSError:  # another disk
+            shutil.copyfile(file, temporary)
+        temporary.replace(kept)
+        return f"{name}/{file.name}"
+
+    def file(self, name: str) -> Path:
+        """Return where a kept file lies."""
+        return self.folder / "files" / name
+
+    def unsent(self) -> tuple[int, list[Line]]:
+        """Return how many lines were sent, and the whole lines that were not."""
+        sent = int(self._sent.read_text()) if self._sent.exists() else 0
+        content = self._lines.read_text() if self._lines.exists() else ""
+        whole = content[: content.rfind("\n") + 1].splitlines()
+        return sent, [json.loads(line) for line in whole[sent:]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the step has ended and every line has arrived."""
+        sent, lines = self.unsent()
+        last = self._lines.read_text().splitlines()[-1] if sent and not lines else "{}"
+        return bool(json.loads(last).get("kind") == "end")
+
+    def confirm(self, sent: int) -> None:
+        """Record that the first `sent` lines have arrived."""
+        _replace(self._sent, str(sent))
+
+    def remove(self) -> None:
+        """Forget an outbox whose lines have all arrived."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def sending(self) -> Iterator[bool]:
+        """Hold the right to send; yields False when another process holds it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def _replace(file: Path, content: str) -> None:
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    temporary.write_text(content)
+    temporary.replace(file)

@@ -1,0 +1,34 @@
+"""How far a step is: JSON lines for programs, and now and then a line for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+_PATIENCE = 10.0  # seconds between lines for people
+
+
+class Progress:
+    """Reports progress; notes must be fit for publication.
+
+    Args:
+        label: the step's name in lines for people.
+        file: where programs read JSON lines `{"done", "total", "note"}`; none if None.
+    """
+
+    def __init__(self, label: str, file: Path | None) -> None:
+        self._label, self._file = label, file
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Report that `done` of `total` pieces of work are behind us."""
+        if self._file is not None:
+            line = json.dumps({"done": done, "total": total, "note": note}, ensure_ascii=False)
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+        now = time.monotonic()
+        if now >= self._next or done >= total:
+            self._next = now + _PATIENCE
+            print(f"{self._label}: {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)

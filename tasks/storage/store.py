@@ -1,0 +1,140 @@
+"""The store: one folder or bucket prefix under which every step writes, and no step elsewhere.
+
+A folder becomes visible file by file, each one whole, with `checksums.json` after them;
+the step contract then writes `result.json` last, and only that makes it count.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from dp_core.errors import BadInput
+from tasks.storage.backend import Missing
+from tasks.storage.local import LocalBackend
+from tasks.storage.uris import backend_for, is_remote, local_path
+
+CHECKSUMS = "checksums.json"
+_BLOCK = 1 << 20
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file, in hex, reading it in blocks."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Store:
+    """Everything below one root URI.
+
+    Args:
+        root: a path, `file://` or `gs://` URI.
+        cache: local folder for copies of remote files.
+    """
+
+    def __init__(self, root: str, cache: Path) -> None:
+        self.root = root.rstrip("/")
+        self._cache = cache
+        self._backend = backend_for(self.root)
+
+    def key(self, uri: str) -> str:
+        """Return the URI's place below the root.
+
+        Raises:
+            BadInput: the URI is not below the root.
+        """
+        if is_remote(self.root):
+            inside = uri.startswith(f"{self.root}/") and ".." not in uri.split("/")
+            key = uri.removeprefix(f"{self.root}/")
+        else:
+            root = local_path(self.root).resolve()
+            path = local_path(uri).resolve() if not is_remote(uri) else Path("/")
+            inside = path != root and path.is_relative_to(root)
+            key = path.relative_to(root).as_posix() if inside else ""
+        if not inside:
+            raise BadInput(
+                "a URI that is not below this deployment's store",
+                where="storage",
+                fix="Set CONFIDE_STORE to the store that the spec names as its root.",
+            )
+        return key
+
+    def read(self, uri: str) -> bytes | None:
+        """Return an object's content, or None if there is no such object."""
+        try:
+            return self._backend.read(self.key(uri))
+        except Missing:
+            return None
+
+    def write(self, uri: str, content: bytes) -> None:
+        """Replace an object at once."""
+        self._backend.write(self.key(uri), content)
+
+    def publish(self, folder: Path, uri: str) -> None:
+        """Copy a finished local folder below the root, in place of what was left there."""
+        key = self.key(uri)
+        for old in self._backend.sizes(key):
+            self._backend.delete(old)
+        checksums = {}
+        for file in sorted(f for f in folder.rglob("*") if f.is_file()):
+            name = file.relative_to(folder).as_posix()
+            checksums[name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+            self._backend.put(file, f"{key}/{name}")
+        self._backend.write(f"{key}/{CHECKSUMS}", json.dumps(checksums, indent=1).encode())
+
+    def local_copy(self, uri: str) -> Path:
+        """Return a published folder as a local path: itself, or a checked copy in the cache.
+
+        Raises:
+            BadInput: the folder is missing, incomplete or damaged.
+        """
+        key = self.key(uri)
+        try:
+            checksums = json.loads(self._backend.read(f"{key}/{CHECKSUMS}"))
+        except (Missing, ValueError) as error:
+            raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
+                error
+            )
+        if isinstance(self._backend, LocalBackend):
+            folder = self._backend.path(key)
+            for name, expected in checksums.items():
+                file = self._backend.path(f"{key}/{name}")
+                if not file.is_file() or file.stat().st_size != expected["bytes"]:
+                    raise _damaged(uri, name)
+            return folder
+        return self._download(key, uri, checksums)
+
+    def _download(self, key: str, uri: str, checksums: dict[str, dict[str, str]]) -> Path:
+        mark = hashlib.sha256(json.dumps([uri, checksums], sort_keys=True).encode()).hexdigest()
+        folder = self._cache / mark[:32]
+        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._cache / f"{mark[:32]}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.is_dir():
+                return folder
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for name, expected in checksums.items():
+                file = LocalBackend(partial).path(name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._backend.get(f"{key}/{name}", file)
+                except Missing as error:
+                    raise _damaged(uri, name) from error
+                if sha256_of(file) != expected["sha256"]:
+                    raise _damaged(uri, name)
+            partial.mkdir(parents=True, exist_ok=True)
+            partial.rename(folder)
+        return folder
+
+
+def _damaged(uri: str, name: str) -> BadInput:
+    return BadInput(
+        f"{name} is missing or damaged", where=uri, fix="Delete the folder and run its step again."
+    )

@@ -1,0 +1,286 @@
+"""The only place that talks to MLflow: it delivers outboxes.
+
+One parent run per run key; below it one run per step (and one per sweep point, above the point's
+steps). Runs are found again by a unique tag, so a retry continues its run; metrics that MLflow
+already has are not sent again. What an operator alone may see has its own experiment, with the
+same tree of runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.deployment import Deployment
+from tasks.outbox import Identity, Line, Outbox
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run  # noqa: TID251 - this is the place
+    from mlflow.tracking import MlflowClient  # noqa: TID251
+
+PUBLIC, OPERATOR = "confide", "confide-operator"
+EXPERIMENTS = (PUBLIC, OPERATOR)
+KEY_TAG = "confide.key"
+KINDS = ("begin", "metric", "param", "tag", "artifact", "dataset", "model", "end")
+_AT_ONCE = 1000  # metrics that MLflow takes in one request
+
+
+class TrackingDown(Exception):
+    """MLflow cannot be reached; what was to be sent stays on disk."""
+
+
+def _client(deployment: Deployment) -> MlflowClient:
+    # A step must not wait minutes for a tracker that is down: it will ask again later.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from mlflow.tracking import MlflowClient  # noqa: TID251
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=deployment.tracking, registry_uri=deployment.tracking)
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn whatever a tracker that is down raises into `TrackingDown`."""
+    from mlflow.exceptions import MlflowException  # noqa: TID251
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise TrackingDown(type(error).__name__) from error
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process of this machine create databases, experiments and runs at a time."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "creating.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Delivery:
+    """Sends outboxes to one MLflow, remembering the runs it has found."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._mlflow: MlflowClient | None = None
+        self._runs: dict[str, Run] = {}
+        self._known: dict[str, set[tuple[str, int]]] = {}
+
+    def deliver(self, outbox: Outbox) -> bool:
+        """Send what is unsent; return whether this process was the one to send.
+
+        Raises:
+            TrackingDown: MLflow did not take it all; the rest stays.
+        """
+        with outbox.sending() as mine:
+            if not mine or not (outbox.folder / "identity.json").exists():
+                return False
+            sent, lines = outbox.unsent()
+            with _faults():
+                if self._mlflow is None:
+                    with _one_at_a_time(self._deployment.outbox):
+                        self._mlflow = _client(self._deployment)
+                for start in range(0, len(lines), _AT_ONCE):
+                    window = lines[start : start + _AT_ONCE]
+                    for group in _groups(window):
+                        self._send(outbox, group)
+                    outbox.confirm(sent + start + len(window))
+            if outbox.complete:
+                outbox.remove()
+            return True
+
+    def url(self, identity: Identity, target: str) -> str:
+        """Return the address of a run's page, or '' when no server shows it."""
+        if not self._deployment.tracking_ui:
+            return ""
+        with _faults():
+            run = self._run(identity, PUBLIC, target)
+        place = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+        return f"{self._deployment.tracking_ui}/#/{place}"
+
+    # --- runs
+
+    @property
+    def _api(self) -> MlflowClient:
+        if self._mlflow is None:
+            self._mlflow = _client(self._deployment)
+        return self._mlflow
+
+    def _experiment(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException  # noqa: TID251
+
+        found = self._api.get_experiment_by_name(name)
+        if found is None:
+            served = self._deployment.tracking.startswith(("http://", "https://"))
+            place = None if served else (self._deployment.artifacts / name).as_uri()
+            try:
+                return str(self._api.create_experiment(name, artifact_location=place))
+            except MlflowException:  # another machine was faster
+                found = self._api.get_experiment_by_name(name)
+        if found is None:
+            raise TrackingDown("no experiment")
+        return str(found.experiment_id)
+
+    def _run(self, identity: Identity, experiment: str, target: str) -> Run:
+        """Return the run of a step, point or parent, creating it and those above it once."""
+        key = identity.key(target)
+        known = self._runs.get(f"{experiment}/{key}")
+        if known is not None:
+            return known
+        tags = {KEY_TAG: key, "confide.run_key": identity.run_key}
+        if identity.made_up:
+            tags["data"] = "made-up"
+        if target == "parent":
+            name = identity.run_name
+        else:
+            above = "point" if target == "step" and identity.point else "parent"
+            tags["mlflow.parentRunId"] = self._run(identity, experiment, above).info.run_id
+            name = identity.point if target == "point" else identity.task
+            if identity.point:
+                tags["confide.point"] = identity.point
+        if target == "step":
+            tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
+        with _one_at_a_time(self._deployment.outbox):
+            run = self._find_or_create(self._experiment(experiment), key, name, tags)
+        self._runs[f"{experiment}/{key}"] = run
+        return run
+
+    def _find_or_create(self, experiment: str, key: str, name: str, tags: dict[str, str]) -> Run:
+        first = self._first(experiment, key)
+        if first is not None:
+            return first
+        made = self._api.create_run(experiment, run_name=name, tags=tags)
+        # Another machine may have done the same at the same moment: the earlier run stays.
+        first = self._first(experiment, key) or made
+        if first.info.run_id != made.info.run_id:
+            self._api.delete_run(made.info.run_id)
+        return first
+
+    def _first(self, experiment: str, key: str) -> Run | None:
+        runs = self._api.search_runs(
+            [experiment],
+            f"tags.`{KEY_TAG}` = '{key}'",
+            order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
+            max_results=1,
+        )
+        return runs[0] if runs else None
+
+    # --- lines
+
+    def _send(self, outbox: Outbox, batch: list[Line]) -> None:
+        identity, first = outbox.identity, batch[0]
+        if first["kind"] == "end":
+            self._end(identity, batch[-1])
+            return
+        run = self._run(identity, first["experiment"], first["target"])
+        run_id = run.info.run_id
+        match first["kind"]:
+            case "begin":
+                self._api.update_run(run_id, status="RUNNING")
+            case "metric":
+                self._send_metrics(run_id, batch)
+            case "param":
+                self._send_params(run_id, batch)
+            case "tag":
+                for line in batch:
+                    self._api.set_tag(run_id, line["key"], line["value"])
+            case "artifact":
+                for line in batch:
+                    self._api.log_artifact(run_id, str(outbox.file(line["file"])), line["folder"])
+            case "dataset":
+                for line in batch:
+                    self._send_dataset(run_id, line)
+            case "model":
+                for line in batch:
+                    self._register(run, line)
+
+    def _send_metrics(self, run_id: str, batch: list[Line]) -> None:
+        from mlflow.entities import Metric  # noqa: TID251
+
+        known = self._known.setdefault(run_id, set())
+        for key in {line["key"] for line in batch} - {k for k, _ in known}:
+            known |= {(key, m.step) for m in self._api.get_metric_history(run_id, key)}
+        fresh: dict[tuple[str, int], Metric] = {}
+        for line in batch:
+            place = (line["key"], line["step"])
+            if place not in known:
+                fresh[place] = Metric(line["key"], line["value"], line["time"], line["step"])
+        if fresh:
+            self._api.log_batch(run_id, metrics=list(fresh.values()))
+        known |= set(fresh)
+
+    def _send_params(self, run_id: str, batch: list[Line]) -> None:
+        from mlflow.entities import Param  # noqa: TID251
+
+        stored = self._api.get_run(run_id).data.params
+        fresh = {x["key"]: Param(x["key"], x["value"]) for x in batch if x["key"] not in stored}
+        params = list(fresh.values())
+        for start in range(0, len(params), 100):  # as many as MLflow takes
+            self._api.log_batch(run_id, params=params[start : start + 100])
+
+    def _send_dataset(self, run_id: str, line: Line) -> None:
+        from mlflow.entities import Dataset, DatasetInput  # noqa: TID251
+
+        data = Dataset(line["name"], line["digest"], "confide", '{"ledger": true}')
+        self._api.log_inputs(run_id, [DatasetInput(data, [])])
+
+    def _register(self, run: Run, line: Line) -> None:
+        from mlflow.exceptions import MlflowException  # noqa: TID251
+
+        name, run_id = line["name"], run.info.run_id
+        if self._api.search_model_versions(f"run_id = '{run_id}'"):
+            return
+        try:
+            self._api.create_registered_model(name)
+        except MlflowException:  # it exists
+            self._api.get_registered_model(name)
+        source = f"{run.info.artifact_uri}/{line['folder']}"
+        self._api.create_model_version(
+            name, source, run_id, tags=line["tags"], description=line["description"]
+        )
+
+    def _end(self, identity: Identity, line: Line) -> None:
+        for experiment in line["experiments"]:
+            for target in line["targets"]:
+                run = self._run(identity, experiment, target)
+                self._api.set_terminated(run.info.run_id, line["status"], line["time"])
+
+
+def _groups(lines: list[Line]) -> list[list[Line]]:
+    """Return the lines grouped by kind and run; a run begins before, and ends after, the rest."""
+    groups: dict[tuple[str, str, str], list[Line]] = {}
+    for line in lines:
+        place = (line["kind"], line.get("experiment", ""), line.get("target", ""))
+        groups.setdefault(place, []).append(line)
+    return [groups[place] for place in sorted(groups, key=lambda p: KINDS.index(p[0]))]
+
+
+def send_all(deployment: Deployment) -> int:
+    """Send what earlier steps could not; return how many outboxes still hold something."""
+    delivery, left = Delivery(deployment), 0
+    for outbox in Outbox.all(deployment.outbox):
+        try:
+            delivery.deliver(outbox)
+        except TrackingDown:
+            left += 1
+    return left
+
+
+def reachable(deployment: Deployment) -> bool:
+    """Return whether MLflow answers, after a few seconds at most."""
+    try:
+        with _faults():
+            _client(deployment).search_experiments(max_results=1)
+    except TrackingDown:
+        return False
+    return True

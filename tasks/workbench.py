@@ -1,0 +1,165 @@
+"""What a step works with: its inputs, a place for its outputs, and somewhere to report to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput
+from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.seeds import SeedStore
+from tasks.deployment import Deployment
+from tasks.progress import Progress
+from tasks.specs import MetricRecord, ReleaseRecord, RunContext, StepResult
+from tasks.storage import Store
+from tasks.tracker import Tracker
+
+RESULT = "result.json"
+_TYPES: dict[Label, type[Labelled]] = {
+    Label.DP: Dp,
+    Label.PUBLIC: Public,
+    Label.OPERATOR: Operator,
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """An earlier step's output: what it answered, and its files on local disk."""
+
+    result: StepResult
+    folder: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the step said of its output."""
+        return self.result.facts
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of the output folder that people look at in the tracker."""
+
+    file: str
+    label: Label
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step hands back when its output folder is complete.
+
+    Attributes:
+        outputs: name -> path inside the output folder; '' is the folder itself.
+        releases: releases of private data that the output holds, also inherited ones.
+        facts: small facts, fit for publication.
+        artifacts: files to show in the tracker.
+        model: name under which the output is registered as a model; '' for none.
+    """
+
+    outputs: dict[str, str]
+    releases: list[ReleaseRecord] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    artifacts: list[Artifact] = field(default_factory=list)
+    model: str = ""
+
+
+def labelled(record: MetricRecord) -> Labelled:
+    """Return a recorded number as a value of its label's type."""
+    return _TYPES[Label(record.label)](record.value)
+
+
+def read_result(store: Store, uri: str) -> StepResult | None:
+    """Return what the step of an output folder answered, or None if it has not.
+
+    Raises:
+        BadInput: the file is there and is not a result.
+    """
+    content = store.read(f"{uri}/{RESULT}")
+    if content is None:
+        return None
+    try:
+        return StepResult.model_validate_json(content)
+    except ValidationError as error:
+        raise BadInput("not a result of this version", where=f"{uri}/{RESULT}") from error
+
+
+def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
+    """Return each release once, in the order of first appearance."""
+    return list({r.ledger_id: r for r in releases}.values())
+
+
+class Workbench:
+    """One step's bench.
+
+    Attributes:
+        out: empty local folder; what the step leaves in it is published.
+        durable: local folder that survives a retry, for checkpoints.
+        spec_hash: the step's own hash.
+        made_up: every input is made up or public.
+    """
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment,
+        store: Store,
+        context: RunContext,
+        spec_hash: str,
+        made_up: bool,
+        durable: Path,
+        tracker: Tracker,
+        progress: Progress,
+    ) -> None:
+        self.deployment, self.store, self.context = deployment, store, context
+        self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable
+        self.tracker, self.progress = tracker, progress
+        self.out = durable / "out"
+        self._measured = durable / "metrics.jsonl"
+
+    def input(self, uri: str) -> Input:
+        """Return an earlier step's output.
+
+        Raises:
+            BadInput: it is not there, or it is private and this step's spec says otherwise.
+        """
+        result = read_result(self.store, uri)
+        if result is None:
+            raise BadInput("no result there", where=uri, fix="Run the step that makes it first.")
+        if self.made_up and not result.facts.get("made_up", False):
+            raise BadInput(
+                "an input is private, but the spec calls everything made up",
+                where=uri,
+                fix="Set made_up to false.",
+            )
+        return Input(result, self.store.local_copy(uri))
+
+    def measure(self, name: str, value: Labelled, step: int = 0) -> None:
+        """Record a number: in the result, and in the tracker as soon as it can be sent."""
+        record = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
+        with self._measured.open("a") as stream:
+            stream.write(record.model_dump_json() + "\n")
+        self.tracker.labelled(name, value, step)
+
+    def measured(self) -> list[MetricRecord]:
+        """Return every number of this step, also of an attempt that this one continues."""
+        if not self._measured.exists():
+            return []
+        records: dict[tuple[str, int], MetricRecord] = {}
+        for line in self._measured.read_text().splitlines():
+            record = MetricRecord.model_validate(json.loads(line))
+            records[record.name, record.step] = record
+        return [records[place] for place in sorted(records, key=lambda p: (p[0], p[1]))]
+
+    @property
+    def seeds(self) -> SeedStore:
+        """Return the operator's store of secret seeds."""
+        return SeedStore(self.deployment.seeds)
+
+    def content_key(self) -> bytes:
+        """Return the secret under which contents are digested: nobody can confirm a guess."""
+        return self.seeds.create("content-digests").derive("content-digest")
