@@ -1,0 +1,189 @@
+"""What a report is told: plain frozen values with their labels; nothing of how they look.
+
+Free text (notes, statements, facts' notes) is shown in every edition: keep figures out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from dp_core.audit.exposure import ExposureRow
+from dp_core.privacy.labels import Label, Labelled
+from dp_core.privacy.units import PrivacyUnit
+
+
+class Edition(StrEnum):
+    """Who a report is for: anyone, or those who may see values that no noise protects."""
+
+    PUBLISHABLE = "publishable"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """An operator value that the publishable edition left out."""
+
+    label = Label.OPERATOR
+
+
+Value = Labelled | Withheld | None  # None: not measured
+
+Kind = Literal["public", "dp", "nonprivate"]
+
+
+@dataclass(frozen=True)
+class Exposures:
+    """One model's exposure to all groups of canaries; the label is the model's own."""
+
+    label: Label
+    rows: tuple[ExposureRow, ...]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model of the comparison. ε may be `math.inf`; accuracies and F1 are within 0 … 1."""
+
+    kind: Kind
+    name: str
+    epsilon_vocabulary: float
+    epsilon_training: float  # 0 for a model that never read private rows
+    epsilon_total: float  # composed, at `delta`
+    delta: float  # of the total
+    mlm_public: Value = None  # masked-token accuracy on held-out public text
+    mlm_private: Value = None  # the same on held-out private units
+    f1: Value = None  # strict entity F1, micro
+    f1_by_type: Mapping[str, Value] = field(default_factory=dict)
+    exposures: Exposures | Withheld | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one model over its updates, with the ε spent so far where there is one."""
+
+    kind: Kind
+    quantity: Literal["loss", "mlm_public"]  # nats a prediction | accuracy 0 … 1
+    label: Label
+    updates: tuple[int, ...]
+    values: tuple[float, ...]
+    epsilon: tuple[float, ...] = ()  # empty, or one for each update: a function of settings
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One named fact for a list: a number or words, with its label and an explanation."""
+
+    name: str
+    value: float | int | str | Withheld
+    label: Label
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One release of private data as the ledger holds it."""
+
+    entry: str
+    release: str  # in words, for example `word histogram` or `DP pre-training`
+    mechanism: str  # in words, parameters included
+    epsilon: float  # PLD, at `delta`
+    epsilon_rdp: float | None
+    delta: float
+    state: str  # reserved | settled
+    seed_hash: str = ""  # salted
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """A data set's account: all that was ever released from it, and what is left."""
+
+    dataset: str
+    unit: PrivacyUnit
+    lines: tuple[LedgerLine, ...]
+    spent_epsilon: float
+    spent_delta: float
+    budget_epsilon: float | None = None  # None: no budget set
+    budget_delta: float | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The privacy statement: paragraphs for people, and the same as data."""
+
+    words: tuple[str, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """Everything the report of one job shows."""
+
+    title: str
+    run_key: str
+    created: str  # date and time, ISO 8601
+    made_up: bool  # all private input is made up or public: nothing is withheld
+    known_seed: bool  # a fixed privacy seed was used: nothing here is private
+    private_dataset: str
+    public_dataset: str
+    entities_dataset: str
+    unit: PrivacyUnit
+    declared_units: int
+    model_size: str  # in words, for example `BERT, 2 layers × 128`
+    statement: Statement
+    models: tuple[ModelRow, ...]
+    curves: tuple[Curve, ...] = ()
+    training: tuple[Fact, ...] = ()
+    vocabulary: tuple[Fact, ...] = ()
+    ledger: LedgerView | None = None
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    public_seeds: Mapping[str, int] = field(default_factory=dict)
+    repeat: tuple[str, ...] = ()  # shell commands
+    notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
+
+    def model(self, kind: Kind) -> ModelRow | None:
+        """Return the model of that kind, if the job trained one."""
+        return next((row for row in self.models if row.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One point of a sweep; each is a release of its own."""
+
+    name: str
+    noise_multiplier: float
+    batch_size: int
+    epochs: float
+    epsilon_training: float  # the paper's ε_T
+    epsilon_total: float  # with the vocabulary, at `delta`
+    delta: float
+    f1: Value = None
+    mlm_public: Value = None
+    mlm_private: Value = None
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Everything the report of a sweep shows."""
+
+    title: str
+    run_key: str
+    created: str
+    made_up: bool
+    known_seed: bool
+    private_dataset: str
+    public_dataset: str
+    entities_dataset: str
+    unit: PrivacyUnit
+    declared_units: int
+    model_size: str
+    statement: Statement  # what releasing every point costs together
+    points: tuple[SweepRow, ...]
+    ledger: LedgerView | None = None
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    public_seeds: Mapping[str, int] = field(default_factory=dict)
+    repeat: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
