@@ -1,0 +1,104 @@
+"""Hoory et al. 2021, end to end: a BERT of confidential text, and what it remembers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from airflow.sdk import TriggerRule, dag, get_current_context, task
+
+from dags import launcher
+from dags.launcher import TRAINING
+from tasks.specs import JobSettings, StepSpec, SweepPoint, dp_bert_steps
+
+
+def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
+    """Return the specs of this job's steps for a run's parameters."""
+    return dp_bert_steps(launcher.settings_from(JobSettings, params), root)
+
+
+step = partial(launcher.step, plan=plan)
+training = partial(step, pool=TRAINING)
+
+
+@dag(
+    dag_id="dp_bert",
+    dag_display_name="dp_bert · train privately, then measure",
+    description="Private corpus → DP vocabulary → DP pre-training → entity F1 and exposure",
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    params=launcher.form(JobSettings),
+    default_args=launcher.defaults(),
+    tags=["confide", "differential privacy", "training"],
+    doc_md="""
+### Train a BERT on confidential text under differential privacy, and measure what it keeps
+
+Follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained Language
+Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
+pre-training** on the private rows (ε_T), **fine-tuning** for entity extraction (F1), and the
+**exposure** of canaries planted among the private rows. The same is measured for the public-only
+model and, for comparison, for one trained without privacy.
+
+The defaults run on made-up notes. *Trigger* opens the form; wrong values are refused there or by
+the first task. Every task is one `python -m tasks …`; a task whose result is there already answers
+at once, and nothing is charged twice. Results: the **report** task's output, and MLflow.
+""",
+)
+def dp_bert() -> None:
+    """Describe the job: read from top to bottom like the paper's method section."""
+
+    @task(retries=0, doc_md="Checks the form's values again: Airflow lets unknown keys through.")
+    def settings() -> None:
+        launcher.settings_from(JobSettings, get_current_context()["params"])
+
+    # The data: confidential notes, public text, and sentences with labelled entities.
+    private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
+    public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
+    entities = step("entities", doc_md="Reads sentences with entity labels: training and test.")
+    settings() >> [private_corpus, public_corpus, entities]
+
+    # A WordPiece vocabulary learned from a noised histogram alone: the first release (ε_V).
+    vocabulary = step("vocabulary", doc_md="Noised word histogram → WordPiece. **Charged: ε_V.**")
+    private_corpus >> vocabulary
+
+    # Canaries are drawn after the vocabulary, so they cannot shape it, and planted by unit.
+    canaries = step("canaries", doc_md="Draws canaries from the vocabulary with public coins.")
+    private_store = step("private_store", doc_md="Private rows of token ids, canaries planted.")
+    public_store = step("public_store", doc_md="Public rows of token ids.")
+    vocabulary >> canaries >> private_store
+    [vocabulary, public_corpus] >> public_store
+
+    # Pre-training: on public text, then on private rows with DP-SGD: the second release (ε_T).
+    # Without privacy too, for comparison; that model stays with the operator.
+    public_pretraining = training("public_pretraining", doc_md="Masked language model, public.")
+    dp_pretraining = training("dp_pretraining", doc_md="DP-SGD from there. **Charged: ε_T.**")
+    nonprivate_pretraining = training(
+        "nonprivate_pretraining", doc_md="The same rows without privacy; never exported."
+    )
+    [public_store, private_store] >> public_pretraining
+    public_pretraining >> [dp_pretraining, nonprivate_pretraining]
+
+    # What the models are good for (strict entity F1), and what they remember (exposure).
+    measured = []
+    for mode, model in {
+        "public": public_pretraining,
+        "dp": dp_pretraining,
+        "nonprivate": nonprivate_pretraining,
+    }.items():
+        finetuning = training(f"{mode}_finetuning", doc_md="Entity extraction; strict F1.")
+        exposure = training(f"{mode}_exposure", doc_md="How well it remembers its canaries.")
+        [model, entities] >> finetuning
+        model >> exposure
+        measured += [finetuning, exposure]
+
+    report = step(
+        "report",
+        trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off
+        doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement.",
+    )
+    measured >> report
+
+
+dp_bert()

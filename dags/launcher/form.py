@@ -1,0 +1,65 @@
+"""Between settings and Airflow's trigger form, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from airflow.sdk import Param
+from airflow.sdk.exceptions import AirflowFailException
+from pydantic import BaseModel, ValidationError
+
+from tasks.specs import one_line
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+_PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
+_BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+}
+
+
+def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:
+    """Return the trigger form of a settings model, section by section.
+
+    Args:
+        model: its fields' titles, descriptions, ranges, choices and patterns become the form.
+        overrides: defaults that a deployment's configuration replaces.
+    """
+    properties = model.model_json_schema()["properties"]
+    defaults = {name: field.get("default") for name, field in properties.items()}
+    defaults |= dict(overrides or {})
+    in_order = sorted(properties, key=lambda name: str(properties[name].get("section", "")))
+    return {name: _param(properties[name], defaults[name]) for name in in_order}
+
+
+def _param(field: Mapping[str, Any], default: Any) -> Param:
+    schema = {key: field[key] for key in _PASSED_ON if key in field}
+    bounds = {key: field[key] for key in _BOUNDS if key in field}
+    if bounds:
+        # Inside `allOf` the server checks them and answers with the reason. Beside `type` the
+        # browser would also clamp the value without a word, and another job would run.
+        schema["allOf"] = [bounds]
+    if schema.get("type") == "string" and default == "":
+        schema["type"] = ["null", "string"]  # the form sends null for a field left empty
+    limits = ", ".join(_BOUNDS[key].format(f"{value:g}") for key, value in bounds.items())
+    words = [field.get("description", ""), f"({limits})" if limits else ""]
+    return Param(default, description=" ".join(filter(None, words)) or field["title"], **schema)
+
+
+def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
+    """Return the settings that a run was triggered with, checked once more.
+
+    Airflow lets unknown keys of a run's conf through; here they are refused.
+
+    Raises:
+        AirflowFailException: what is wrong, in one line; trying again cannot help.
+    """
+    given = {name: value for name, value in params.items() if value is not None}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise AirflowFailException(f"settings refused: {one_line(error)}") from None

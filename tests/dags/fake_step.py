@@ -1,0 +1,55 @@
+"""A stand-in for the task environment's Python: honours the step contract, and does no work.
+
+Called as `PYTHON -m tasks NAME --spec URI`. The variables FAKE_* say how it misbehaves.
+"""
+
+import base64
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+sys.path.insert(0, str(Path.cwd()))
+from tasks.specs import MetricRecord, StepResult, spec_from_json  # noqa: E402
+
+
+def read(uri: str) -> bytes:
+    """Return the spec's text: a data: URI, or a file for what is too long for an argument."""
+    if uri.startswith("data:"):
+        return base64.b64decode(uri.partition(",")[2])
+    return Path(uri).read_bytes()
+
+
+_, module, name, _, uri = sys.argv[1:]
+spec = spec_from_json(read(uri))
+context = json.loads(os.environ["CONFIDE_RUN_CONTEXT"])
+task = context["task"]
+print(f"{task}: working", file=sys.stderr)
+print(json.dumps(dict(os.environ)), file=Path(os.environ["CONFIDE_PROGRESS"] + ".env").open("w"))
+for done in range(1, 3):
+    with Path(os.environ["CONFIDE_PROGRESS"]).open("a") as file:
+        print(json.dumps({"done": done, "total": 2, "note": "pretending"}), file=file)
+    time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
+
+fails = dict(item.split("=") for item in filter(None, os.environ.get("FAKE_EXIT", "").split(";")))
+code = fails.get(task) or fails.get(f"{task}@{context['point'].split(' ')[0].removeprefix('σ')}")
+if code:
+    print(f"confide: {name}: made to fail with {code}", file=sys.stderr)
+    sys.exit(int(code))
+
+output = Path(unquote(urlparse(spec.output).path))
+output.mkdir(parents=True, exist_ok=True)
+result = StepResult(
+    step=spec.step,
+    spec_hash=spec.digest(),
+    outputs={},
+    metrics=[
+        MetricRecord(name="epsilon", value=1.5, label="dp"),
+        MetricRecord(name="loss", value=9.0, label="operator"),
+    ],
+)
+(output / "result.json").write_text(result.model_dump_json())
+(output / "spec.json").write_text(spec.model_dump_json())
+print(f"{spec.output}/result.json")
