@@ -1,0 +1,73 @@
+"""BERT's encoder: post-norm Transformer blocks over the sum of three embeddings.
+
+M rows, S tokens, D hidden, H heads, W = D / H. Rows never meet: no statistic runs over M, which
+is what makes per-row gradients meaningful (docs/privacy.md, independence of rows).
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from dp_core.bert.config import BertConfig
+from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.parameters import POSITION, TYPE, WORD
+
+_FAR_BELOW = -1e9  # added to a padded key's score: its softmax weight is exactly 0 in float32
+
+
+def encode(
+    layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, types: Tensor | None = None
+) -> Tensor:
+    """Return the last hidden states.
+
+    Args:
+        layers: the layers, which hold the parameters.
+        config: the shape.
+        ids: (M, S) int32 piece ids; S is static.
+        lengths: (M,) int32; tokens from there on are padding that nobody attends to.
+        types: (M, S) int32 token types; zeros if None.
+
+    Returns:
+        (M, S, D) float32.
+    """
+    m, s = ids.shape
+    padding = _FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
+    bias = padding[:, None, None, :]  # (M, 1, 1, S)
+    kinds = tf.zeros_like(ids) if types is None else types
+    x = layers.embed(ids, kinds, WORD, POSITION, TYPE)
+    x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
+    x = layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon)
+    for i in range(config.layers):
+        x = _block(layers, config, f"layer_{i}", x, bias, (m, s))
+    return tf.reshape(x, (m, s, config.hidden))
+
+
+def _block(
+    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    attended = _attention(layers, config, name, x, bias, shape)
+    x = layers.layer_norm(f"{name}/attention_norm", x + attended, config.layer_norm_epsilon)
+    inner = gelu(layers.linear(f"{name}/intermediate", x))  # (M·S, F)
+    outer = layers.linear(f"{name}/output", inner)  # (M·S, D)
+    return layers.layer_norm(f"{name}/output_norm", x + outer, config.layer_norm_epsilon)
+
+
+def _attention(
+    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    m, s = shape
+    heads, width = config.heads, config.hidden // config.heads
+    qkv = layers.linear(f"{name}/qkv", x)  # (M·S, 3D)
+    qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
+    q, k, v = tf.unstack(qkv)  # each (M, H, S, W)
+    scores = tf.matmul(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias  # (M, H, S, S)
+    mixed = tf.matmul(tf.nn.softmax(scores), v)  # (M, H, S, W)
+    mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * s, config.hidden))
+    return layers.linear(f"{name}/attention_output", mixed)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x·Φ(x), exactly (Hendrycks and Gimpel 2016), as Hugging Face's `gelu` computes it."""
+    return tf.nn.gelu(x, approximate=False)

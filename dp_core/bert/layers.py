@@ -1,0 +1,58 @@
+"""The few layers a BERT is made of, each reading its parameters by name.
+
+The forward pass is written once against this class; `dp_core.privacy.clipping` gives a subclass
+that also notes down what went in and what came out of each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+Tensor = Any  # tf.Tensor: TensorFlow ships no types
+Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
+
+
+class Layers:
+    """Ordinary layers over named parameters. N stands for any leading shape."""
+
+    def __init__(self, parameters: Variables) -> None:
+        self._parameters = parameters
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """(N, in) -> (N, out) by `name/kernel` and `name/bias`."""
+        return tf.matmul(x, self._parameters[f"{name}/kernel"]) + self._parameters[f"{name}/bias"]
+
+    def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
+        """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""
+        return (
+            standardise(x, epsilon) * self._parameters[f"{name}/gain"]
+            + self._parameters[f"{name}/bias"]
+        )
+
+    def embed(self, ids: Tensor, types: Tensor, word: str, position: str, kind: str) -> Tensor:
+        """(M, S) word and type ids -> (M, S, D): the sum of three tables' rows."""
+        return embedding_sum(self._parameters, ids, types, word, position, kind)
+
+    def tied_projection(self, x: Tensor, table: str, bias: str) -> Tensor:
+        """(N, D) -> (N, V): logits by the word table itself, transposed."""
+        return tf.matmul(x, self._parameters[table], transpose_b=True) + self._parameters[bias]
+
+
+def standardise(x: Tensor, epsilon: float) -> Tensor:
+    """(N, D) -> (N, D) with mean 0 and variance 1 along the last axis."""
+    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+    return centred * tf.math.rsqrt(variance + epsilon)
+
+
+def embedding_sum(
+    parameters: Variables, ids: Tensor, types: Tensor, word: str, position: str, kind: str
+) -> Tensor:
+    """(M, S) ids -> (M, S, D)."""
+    length = ids.shape[-1]
+    words = tf.gather(parameters[word], ids)  # (M, S, D)
+    kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)
+    return words + tf.matmul(kinds, parameters[kind]) + parameters[position][:length]

@@ -1,0 +1,38 @@
+"""The norm of xᵀg without xᵀg: ‖xᵀg‖² = Σ (xxᵀ ∘ ggᵀ), with a bound on what rounding may hide.
+
+Nearly equal tokens make the sum cancel: in float32 the computed norm can fall below the true one
+by several percent, and the clip would let through more than it promises. So a proven bound on the
+rounding error is added before the root.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from dp_core.bert.layers import Tensor
+
+_UNIT_ROUNDOFF = 2.0**-24  # float32, round to nearest
+
+
+def gram_squared_norms(x: Tensor, g: Tensor) -> Tensor:
+    """Bound ‖xᵤᵀgᵤ‖² from above, tightly: (U, T, in), (U, T, out) -> (U,).
+
+    With γ_n = n·u/(1−n·u), every entry of xxᵀ is off by at most γ_in·|x_s||x_t| and of ggᵀ by
+    γ_out·|g_s||g_t|, in whatever order the terms are added (Higham 2002, 3.5, and Cauchy-Schwarz);
+    one more rounding for their product, and γ_2T for adding first along one axis, then along the
+    other. Together at most γ_(in+out+2T+4) · (Σ_t |x_t||g_t|)², the factor 4 covering the
+    products' rounding and that of the bound's own square roots and sums.
+    """
+    _, t, d_in = x.shape
+    d_out = g.shape[2]
+    products = tf.matmul(x, x, transpose_b=True) * tf.matmul(g, g, transpose_b=True)  # (U, T, T)
+    computed = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)  # (U,)
+    lengths = tf.sqrt(tf.reduce_sum(tf.square(x), 2) * tf.reduce_sum(tf.square(g), 2))  # (U, T)
+    scale = tf.square(tf.reduce_sum(lengths, axis=1))
+    return tf.maximum(computed, 0.0) + rounding_factor(d_in, d_out, t) * scale
+
+
+def rounding_factor(d_in: int, d_out: int, tokens: int) -> float:
+    """γ_n of the docstring above, for n = 2·(in + out + 2T + 4): twice, as the scale is rounded."""
+    n = 2 * (d_in + d_out + 2 * tokens + 4)
+    return n * _UNIT_ROUNDOFF / (1 - n * _UNIT_ROUNDOFF)

@@ -1,0 +1,75 @@
+"""Rule for logits by the word table, and the cross term with the lookup in the same table.
+
+The table E is read twice: e = E[ids] below and logits = h·Eᵀ + b on top. Its gradient is the SUM
+of both parts, so its squared norm has a cross term: for a unit, with token gradients g (T, D) and
+logit gradients l (K, V), it is 2·Σₜₖ (g_t · h_k) · l_k[id_t].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from dp_core.bert.layers import Tensor
+from dp_core.privacy.clipping.embedding import EmbeddingTap
+from dp_core.privacy.clipping.gram import gram_squared_norms
+from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
+from dp_core.privacy.clipping.rule import UnitGradients
+
+
+@dataclass(frozen=True)
+class TiedProjectionTap:
+    """The output projection's input and its logits, with N = U·K predictions."""
+
+    table: str
+    bias: str
+    units: int
+    x: Tensor  # (N, D)
+    output: Tensor  # (N, V)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Table and bias."""
+        return (self.table, self.bias)
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(N, V) -> the units' gradients: few predictions, a wide table, so always by Gram."""
+        x = tf.reshape(self.x, (self.units, -1, self.x.shape[1]))  # (U, K, D)
+        g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
+        biases = tf.reduce_sum(g, axis=1)  # (U, V)
+
+        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+            x, g, biases = parts
+            weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
+            flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
+            return {
+                self.table: tf.matmul(flat, weighted, transpose_a=True),
+                self.bias: weighted_sum(factors, biases),
+            }
+
+        norms = gram_squared_norms(x, g) + squared_norms(biases)
+        return UnitGradients(norms, (x, g, biases), combine)
+
+
+def cross_term(
+    lookup: EmbeddingTap, lookup_g: Tensor, projection: TiedProjectionTap, projection_g: Tensor
+) -> Tensor:
+    """Return what the squared norm of the table's gradient has beyond the two parts': (U,).
+
+    Args:
+        lookup: the embedding's tap.
+        lookup_g: (M, S, D), its output's gradient.
+        projection: the projection's tap.
+        projection_g: (N, V), its logits' gradient.
+    """
+    units = lookup.units
+    h = tf.reshape(projection.x, (units, -1, projection.x.shape[1]))  # (U, K, D)
+    logit_g = tf.reshape(projection_g, (units, -1, projection_g.shape[1]))  # (U, K, V)
+    g = tf.reshape(lookup_g, (units, -1, lookup_g.shape[-1]))  # (U, T, D)
+    k = h.shape[1]
+    ids = lookup.unit_ids()  # (U, T)
+    ids = tf.repeat(ids[:, None, :], k, axis=1)  # (U, K, T)
+    at_words = tf.gather(logit_g, ids, batch_dims=2)  # (U, K, T)
+    alignment = tf.matmul(h, g, transpose_b=True)  # (U, K, T)
+    return 2.0 * tf.reduce_sum(alignment * at_words, axis=(1, 2))

@@ -1,0 +1,78 @@
+"""From a device's name to a TensorFlow distribution strategy: one code path for all of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+
+_MOCK = re.compile(r"mock-tpu:([1-9][0-9]?)")
+
+
+def replicas(device: str) -> int:
+    """Return N of `mock-tpu:N`, and 1 for `cpu`; other devices know it once they are there."""
+    mock = _MOCK.fullmatch(device)
+    return int(mock[1]) if mock else 1
+
+
+def configure(device: str) -> None:
+    """Prepare TensorFlow for a device. Call it first of all: it must come before any operation.
+
+    `mock-tpu:N` splits the CPU into N logical devices.
+
+    Raises:
+        BadInput: TensorFlow is already running with fewer devices.
+    """
+    wanted = replicas(device)
+    if wanted == 1:
+        return
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    current = tf.config.get_logical_device_configuration(cpu)
+    if current is not None and len(current) >= wanted:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(wanted)]
+        )
+    except RuntimeError:
+        raise BadInput(
+            "TensorFlow is already running with fewer devices",
+            where=device,
+            fix="Call configure() before any TensorFlow operation.",
+        ) from None
+
+
+def strategy_for(device: str) -> Any:
+    """Return the distribution strategy of `cpu`, `gpu`, `tpu` or `mock-tpu:N`.
+
+    Raises:
+        BadInput: an unknown name, or a device that is not there.
+    """
+    if device == "cpu":
+        return tf.distribute.OneDeviceStrategy("/cpu:0")
+    if _MOCK.fullmatch(device):
+        configure(device)
+        names = [f"/cpu:{i}" for i in range(replicas(device))]
+        if len(tf.config.list_logical_devices("CPU")) < len(names):
+            raise BadInput("not that many logical devices", where=device)
+        return tf.distribute.MirroredStrategy(
+            names, cross_device_ops=tf.distribute.ReductionToOneDevice()
+        )
+    if device == "gpu":
+        if not tf.config.list_logical_devices("GPU"):
+            raise BadInput("no GPU that TensorFlow can use", where=device, fix="Choose cpu.")
+        return tf.distribute.MirroredStrategy()
+    if device == "tpu":
+        return _tpu_strategy()
+    raise BadInput(f"{device!r} is no device", fix="Use cpu, gpu, tpu or mock-tpu:N.")
+
+
+def _tpu_strategy() -> Any:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
+    except (ValueError, tf.errors.OpError):
+        raise BadInput("no TPU found", where="tpu", fix="Choose cpu or mock-tpu:N.") from None
+    return tf.distribute.TPUStrategy(resolver)
