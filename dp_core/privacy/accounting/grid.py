@@ -1,0 +1,94 @@
+"""How finely privacy losses are discretised: fine enough to be tight, coarse enough to be quick.
+
+Connect-the-dots with spacing h adds at most h²/4 to the variance of one step's loss, so k steps
+blur the total by √k·h/2. Any spacing gives a valid upper bound; only tightness is at stake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from dp_core.privacy.accounting.rdp import rdp_curve
+from dp_core.privacy.events import (
+    Composed,
+    FixedSizeGaussian,
+    Gaussian,
+    MechanismEvent,
+    PoissonGaussian,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+)
+
+_BLUR = 2e-3  # blur allowed, as a share of ε
+_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)  # whole numbers: quick
+_DELTA = 1e-6  # at which the scale of ε is guessed
+_LARGEST_STEP_GRID = 1 << 20
+_LARGEST_TOTAL_GRID = 1 << 22
+
+
+def interval_for(event: MechanismEvent) -> float:
+    """Return the spacing of the privacy-loss grid for `event`: 1, 2 or 5 times a power of ten."""
+    epsilon = max(_scale(event), 1e-3)
+    steps = sum(times for times, _ in _steps(event))
+    reach = max(r for _, r in _steps(event))
+    wanted = min(1e-4 * max(1.0, epsilon / 5), 2 * _BLUR * epsilon / math.sqrt(steps))
+    affordable = max(reach / _LARGEST_STEP_GRID, 4 * epsilon / _LARGEST_TOTAL_GRID)
+    return _round_down(max(wanted, affordable))
+
+
+def _scale(event: MechanismEvent) -> float:
+    """Return roughly the ε of `event` at δ = 1e-6, from whole Rényi orders."""
+    curve = np.zeros(len(_ORDERS))
+    for leaf in _leaves(event):
+        if isinstance(leaf, TruncatedPoissonGaussian):
+            leaf = PoissonGaussian(leaf.phases)
+        if isinstance(leaf, ThresholdedHistogram):
+            leaf = Gaussian(leaf.sigma / math.sqrt(leaf.words_per_unit))
+        part = rdp_curve(leaf, _ORDERS)
+        if part is not None:
+            curve = curve + part
+    orders = np.asarray(_ORDERS, dtype=np.float64)
+    return float(np.min(curve + math.log(1 / _DELTA) / (orders - 1)))
+
+
+def _leaves(event: MechanismEvent) -> Iterator[MechanismEvent]:
+    if isinstance(event, Composed):
+        for part in event.events:
+            yield from _leaves(part)
+    else:
+        yield event
+
+
+def _steps(event: MechanismEvent) -> Iterator[tuple[int, float]]:
+    """Yield (times, largest privacy loss of one) for every phase of every part."""
+    for leaf in _leaves(event):
+        match leaf:
+            case PoissonGaussian(phases=phases):
+                yield from ((n, _reach(rate, 1 / sigma)) for rate, sigma, n in phases)
+            case TruncatedPoissonGaussian(phases=phases):
+                yield from ((n, _reach(rate, 2 / sigma)) for rate, sigma, n in phases)
+            case FixedSizeGaussian(slots=slots, phases=phases):
+                yield from ((n, _reach(b / slots, 2 / sigma)) for b, sigma, n in phases)
+            case Gaussian(noise_multiplier=sigma, count=n):
+                yield 1, _reach(1.0, math.sqrt(n) / sigma)
+            case ShuffledGaussian(noise_multiplier=sigma, participations=n):
+                yield 1, _reach(1.0, math.sqrt(n) / sigma)
+            case ThresholdedHistogram(words_per_unit=n, sigma=sigma):
+                yield 1, _reach(1.0, math.sqrt(n) / sigma)
+
+
+def _reach(rate: float, mu: float) -> float:
+    """Return the largest loss of a subsampled Gaussian, 10 standard deviations out, twice."""
+    loss = mu * mu / 2 + 10 * mu
+    amplified = loss + math.log(rate) if loss > 700 else math.log1p(rate * math.expm1(loss))
+    return 2 * max(amplified, -math.log1p(-min(rate, 0.999999)))
+
+
+def _round_down(value: float) -> float:
+    exponent = math.floor(math.log10(value))
+    mantissa = value / 10**exponent
+    return float(max(m for m in (1, 2, 5) if m <= mantissa * (1 + 1e-9)) * 10.0**exponent)

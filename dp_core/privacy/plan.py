@@ -1,0 +1,276 @@
+"""One object couples sampling, clipping, noise and accounting, so that they cannot disagree.
+
+A `TrainingPlan` yields both what the trainer executes (rate, noise, denominator, step by step)
+and the event that is charged. A plan whose ε would not be earned cannot be built: `PlanError`
+says which two parts contradict each other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dp_core.errors import PlanError
+from dp_core.privacy.events import (
+    FixedSizeGaussian,
+    MechanismEvent,
+    PoissonGaussian,
+    Relation,
+    ShuffledGaussian,
+    TruncatedPoissonGaussian,
+)
+from dp_core.privacy.samplings import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+from dp_core.privacy.units import PrivacyUnit
+
+NoisePlacement = Literal["update", "per-draw"]
+Denominator = Literal["expected", "realised"]
+
+
+@dataclass(frozen=True)
+class BatchPhase:
+    """A stretch of updates with one expected batch, in units (not rows)."""
+
+    steps: int
+    expected_batch: float
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A DP-SGD run: g̃ = (Σ clip(gᵢ, C) + N(0, (σC)²)) / B, one gᵢ per sampled *unit*.
+
+    *Formal guarantee.* If updates follow the plan, `event()` describes the mechanism, and its ε
+    (see `accounting`) holds for `unit` under `relation`, for everything that training releases.
+
+    Attributes:
+        unit: what is protected as a whole.
+        declared_units: public upper bound on the number of units (the number of
+            slots where `needs_exact_units`).
+        sampling: how batches are drawn.
+        clip_norm: bound C on one unit's gradient, summed over the unit's rows.
+        noise_multiplier: *effective* σ of one whole update, in units of C.
+        schedule: phases of updates with their expected batch.
+        delta: δ at which ε is stated.
+        shards: parallel shards P. accumulation: micro-batches T summed in time for an update.
+        noise_placement: "update": one draw after the cross-device sum (default). "per-draw":
+            each of the P·T micro-batches adds its own σ/√(P·T) (paper mode; Hoory 2021, Eq. 3).
+        examples_per_step: rows of a sampled unit that one update reads; clipped together.
+        max_examples_per_unit: rows of a unit that the store keeps (None: the store bounds them).
+        denominator: what sums are divided by; only the expected batch is private.
+        amplification: the sampling whose ε is claimed; None means the one that is run.
+        noise_multiplier_per_draw_stated: what the trainer was told each draw adds, if someone
+            else computed it; it must agree.
+
+    Raises:
+        PlanError: the parts contradict each other.
+    """
+
+    unit: PrivacyUnit
+    declared_units: int
+    sampling: Sampling
+    clip_norm: float
+    noise_multiplier: float
+    schedule: tuple[BatchPhase, ...]
+    delta: float
+    shards: int = 1
+    accumulation: int = 1
+    noise_placement: NoisePlacement = "update"
+    examples_per_step: int = 1
+    max_examples_per_unit: int | None = None
+    denominator: Denominator = "expected"
+    amplification: str | None = None
+    noise_multiplier_per_draw_stated: float | None = None
+    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        object.__setattr__(self, "schedule", tuple(self.schedule))
+        self._check_numbers()
+        ends = itertools.accumulate(phase.steps for phase in self.schedule)
+        object.__setattr__(self, "_ends", tuple(ends))
+        self._check_noise()
+        self._check_claims()
+
+    # --- constructors: the usual ways to state a plan
+
+    @classmethod
+    def poisson(
+        cls,
+        *,
+        unit: PrivacyUnit,
+        declared_units: int,
+        expected_batch: float,
+        steps: int,
+        noise_multiplier: float,
+        clip_norm: float,
+        delta: float,
+        **more: Any,
+    ) -> TrainingPlan:
+        """Return a plan with Poisson sampling at rate expected_batch / declared_units."""
+        return cls(
+            unit=unit,
+            declared_units=declared_units,
+            sampling=PoissonSampling(),
+            schedule=(BatchPhase(steps, expected_batch),),
+            noise_multiplier=noise_multiplier,
+            clip_norm=clip_norm,
+            delta=delta,
+            **more,
+        )
+
+    # --- what the trainer executes
+
+    @property
+    def steps(self) -> int:
+        """Number of updates, over all phases."""
+        return self._ends[-1]
+
+    def expected_batch(self, t: int) -> float:
+        """Return the denominator B of update t (0-based), in units."""
+        if not 0 <= t < self.steps:
+            raise IndexError(f"update {t} is outside 0..{self.steps - 1}")
+        return self.schedule[bisect.bisect_right(self._ends, t)].expected_batch
+
+    def sampling_rate(self, t: int) -> float:
+        """Return the rate q at which each unit enters update t: expected batch / declared."""
+        return self.expected_batch(t) / self.declared_units
+
+    def noise_draws(self) -> int:
+        """Return how many independent noise draws make up one update's noise."""
+        return self.shards * self.accumulation if self.noise_placement == "per-draw" else 1
+
+    def noise_multiplier_per_draw(self) -> float:
+        """Return σ of each draw: σ/√draws, so that the draws of one update sum to σ."""
+        return self.noise_multiplier / math.sqrt(self.noise_draws())
+
+    @property
+    def needs_exact_units(self) -> bool:
+        """Whether batches must be drawn from exactly `declared_units` slots.
+
+        True for fixed-size and shuffled batches: with fewer slots each unit would be drawn more
+        often than is accounted. Units fill the first slots; the rest stay empty.
+        """
+        return isinstance(self.sampling, FixedSizeSampling | ShuffledSampling)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Whole batches in one pass over `declared_units`; the remainder sits the epoch out."""
+        return int(self.declared_units // self.schedule[0].expected_batch)
+
+    # --- what is charged
+
+    @property
+    def relation(self) -> Relation:
+        """The neighbouring relation of the guarantee."""
+        return self.event().relation
+
+    def event(self) -> MechanismEvent:
+        """Return the mechanism that executing this plan is."""
+        sigma = self.noise_multiplier
+        match self.sampling:
+            case PoissonSampling():
+                return PoissonGaussian(self._phases(self.declared_units), unit=self.unit)
+            case TruncatedPoissonSampling(cap=cap):
+                phases = self._phases(self.declared_units)
+                return TruncatedPoissonGaussian(self.declared_units, cap, phases, unit=self.unit)
+            case FixedSizeSampling():
+                return FixedSizeGaussian(self.declared_units, self._phases(1), unit=self.unit)
+            case ShuffledSampling():
+                epochs = math.ceil(self.steps / self.batches_per_epoch)
+                return ShuffledGaussian(sigma, epochs, unit=self.unit)
+
+    def _phases(self, divisor: int) -> tuple[tuple[float, float, int], ...]:
+        return tuple(
+            (phase.expected_batch / divisor, self.noise_multiplier, phase.steps)
+            for phase in self.schedule
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON data."""
+        body = {k: v for k, v in asdict(self).items() if k != "_ends"}
+        body["sampling"] = {"kind": self.sampling.kind, **asdict(self.sampling)}
+        body["schedule"] = [asdict(phase) for phase in self.schedule]
+        return body | {"unit": self.unit.value}
+
+    def digest(self) -> str:
+        """Return SHA-256 over the whole plan, in hex: part of the run's manifest."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    # --- what cannot be built
+
+    def _check_numbers(self) -> None:
+        _refuse(self.declared_units < 1, "declared_units must be 1 or more", "declared_units")
+        _refuse(
+            not 0 < self.delta * self.declared_units < 1,
+            f"delta {self.delta} is not between 0 and 1/declared_units: at 1/n and above, "
+            "publishing one unit whole would count as private",
+            "delta",
+        )
+        for name in ("clip_norm", "noise_multiplier"):
+            value = getattr(self, name)
+            _refuse(
+                not (math.isfinite(value) and value > 0), f"{value} is not finite and > 0", name
+            )
+        for name in ("shards", "accumulation", "examples_per_step"):
+            _refuse(getattr(self, name) < 1, f"{getattr(self, name)} is below 1", name)
+        kept = self.max_examples_per_unit
+        _refuse(
+            kept is not None and kept < self.examples_per_step,
+            f"{self.examples_per_step} rows a step, but a unit keeps {kept}",
+            "examples_per_step",
+        )
+        _refuse(not self.schedule, "a schedule needs at least one phase", "schedule")
+        for phase in self.schedule:
+            _refuse(phase.steps < 1, f"{phase.steps} updates in a phase", "schedule")
+            _refuse(
+                not 0 < phase.expected_batch <= self.declared_units,
+                f"expected batch {phase.expected_batch} is not above 0 and at most the "
+                f"{self.declared_units} declared units: the sampling rate would pass 1",
+                "schedule",
+            )
+            self.sampling.check_batch(phase.expected_batch)
+
+    def _check_noise(self) -> None:
+        _refuse(
+            self.noise_placement not in ("update", "per-draw"),
+            "unknown placement",
+            "noise_placement",
+        )
+        stated, each = self.noise_multiplier_per_draw_stated, self.noise_multiplier_per_draw()
+        _refuse(
+            stated is not None and not math.isclose(stated, each, rel_tol=1e-9),
+            f"each of {self.noise_draws()} draws would add σ={stated}, which makes the update's "
+            f"σ={(stated or 0) * math.sqrt(self.noise_draws()):.6g}, not the plan's "
+            f"{self.noise_multiplier:.6g}: noise of all shards and micro-batches counts once each",
+            "noise_multiplier_per_draw_stated",
+        )
+
+    def _check_claims(self) -> None:
+        _refuse(
+            self.denominator != "expected",
+            "dividing by the realised batch makes every gradient depend on who else was drawn, "
+            "which no accounting here covers: divide by the expected batch",
+            "denominator",
+        )
+        claimed = self.amplification or self.sampling.kind
+        _refuse(
+            claimed != self.sampling.kind,
+            f"the ε of {claimed} sampling does not hold for {self.sampling.kind} batches",
+            "amplification",
+        )
+
+
+def _refuse(wrong: bool, what: str, where: str) -> None:
+    if wrong:
+        raise PlanError(what, where=f"plan.{where}")
