@@ -6,8 +6,8 @@ integers, so no NumPy release can change a batch and no rate is off by more than
 
 The size of the data set is private. Poisson sampling does not need it. The other samplers work on
 `declared_units` slots, of which the units fill the first and the rest stay empty: their
-probabilities are those of the declared, public size, whatever the true one is, and neighbours
-differ in whether one slot is filled (zero-out adjacency).
+probabilities are those of the declared, public size, whatever the true one is, and an empty slot
+is a unit like any other, whose gradient is 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
-from dp_core.privacy.plan import (
+from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.samplings import (
     FixedSizeSampling,
     PoissonSampling,
     ShuffledSampling,
-    TrainingPlan,
     TruncatedPoissonSampling,
 )
 from dp_core.privacy.seeds import PrivacySeed
@@ -129,9 +129,9 @@ class FixedSizeSampler:
 
 @dataclass(frozen=True)
 class ShuffledSampler:
-    """Each epoch deals a new permutation of the slots into ⌊slots / size⌋ disjoint batches.
+    """Each epoch deals a new permutation of the slots into ⌈slots / size⌉ disjoint batches.
 
-    The remainder of an epoch sits out, so every unit takes part at most once in it.
+    The last batch of an epoch may be short; every unit takes part exactly once in an epoch.
     """
 
     seed: PrivacySeed
@@ -141,7 +141,7 @@ class ShuffledSampler:
 
     def batch(self, t: int) -> Indices:
         """Return the sorted indices of the units in the slots dealt to update `t`."""
-        epoch, place = divmod(t, self.slots // self.size)
+        epoch, place = divmod(t, -(-self.slots // self.size))
         order = _permutation(self.slots, _words(self.seed, "shuffle", epoch))
         dealt = np.sort(order[place * self.size : (place + 1) * self.size])
         return dealt[dealt < self.n_units]
