@@ -1,0 +1,313 @@
+"""Fills the slots of note templates from one patient's state; entities keep their label.
+
+Labels follow the i2b2 2010 guideline in outline: problems (also negated ones), tests (also vital
+signs and laboratory values' names) and treatments (drugs without their doses, procedures).
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from dp_core.corpus.synthetic.conditions import CONDITIONS, Condition
+from dp_core.corpus.synthetic.grammar import Piece, expand, phrase, pick
+from dp_core.corpus.synthetic.lexicon import (
+    COMPLICATED_BY,
+    FACILITIES,
+    IMAGING,
+    LABS,
+    LESION,
+    SEVERITY,
+    SPECIALTIES,
+    SYMPTOM_QUALITY,
+    TEST_MODIFIERS,
+    WARDS,
+)
+from dp_core.corpus.synthetic.patient import Medication, Patient, surname
+from dp_core.corpus.synthetic.pharmacy import frequency_and_reason
+
+PROBLEM, TEST, TREATMENT = "problem", "test", "treatment"
+_LAB_NAMES = tuple(LABS)
+
+
+class Narrator:
+    """What one clinician writes of one patient on one day.
+
+    Args:
+        patient: whose state fills the slots.
+        rng: the note's own coins.
+    """
+
+    def __init__(self, patient: Patient, rng: Random) -> None:
+        self.patient, self.rng = patient, rng
+        self._month, self._day = rng.randint(1, 12), rng.randint(1, 28)
+        self._year = rng.randint(2101, 2190)
+
+    def fill(self, name: str) -> list[Piece]:
+        """Return the pieces for a slot: the method `slot_name` makes them."""
+        made = getattr(self, f"slot_{name}")()
+        return [(made, "")] if isinstance(made, str) else made
+
+    # --- people, places, times
+
+    def slot_pt(self) -> str:
+        p = self.patient
+        title = "Ms." if p.female else "Mr."
+        return pick(self.rng, ("the patient", "patient", self.slot_he(), f"{title} {p.surname}"))
+
+    def slot_fullname(self) -> str:
+        return f"{self.patient.first_name} {self.patient.surname}"
+
+    def slot_he(self) -> str:
+        return "she" if self.patient.female else "he"
+
+    def slot_his(self) -> str:
+        return "her" if self.patient.female else "his"
+
+    def slot_sex(self) -> str:
+        return pick(self.rng, ("female", "woman") if self.patient.female else ("male", "man"))
+
+    def slot_age(self) -> str:
+        return str(self.patient.age)
+
+    def slot_doctor(self) -> str:
+        return f"Dr. {self.patient.physician if self.rng.random() < 0.6 else surname(self.rng)}"
+
+    def slot_relative(self) -> str:
+        return self.patient.relative
+
+    def slot_work(self) -> str:
+        return self.patient.occupation
+
+    def slot_facility(self) -> str:
+        return self.patient.facility if self.rng.random() < 0.7 else pick(self.rng, FACILITIES)
+
+    def slot_ward(self) -> str:
+        return pick(self.rng, WARDS)
+
+    def slot_specialty(self) -> str:
+        return pick(self.rng, SPECIALTIES)
+
+    def slot_date(self) -> str:
+        form = self.rng.random()
+        if form < 0.5:
+            return f"{self._month}/{self.rng.randint(1, 28)}"
+        if form < 0.8:
+            return f"{self._month:02d}/{self._day:02d}/{self._year}"
+        return f"{self._year}-{self._month}-{self._day}"
+
+    def slot_time(self) -> str:
+        return f"{self.rng.randint(0, 23):02d}{self.rng.choice(('00', '15', '30', '45'))}"
+
+    def slot_span(self) -> str:
+        unit = pick(self.rng, ("day", "day", "week", "month", "hour", "year"))
+        number = self.rng.choice((1, 2, 2, 3, 3, 4, 5, 7, 10))
+        return f"{number} {unit}{'s' if number > 1 else ''}"
+
+    def slot_small(self) -> str:
+        return str(self.rng.randint(2, 9))
+
+    def slot_size(self) -> str:
+        return f"{self.rng.randint(1, 4)}.{self.rng.randint(1, 9)} cm"
+
+    def slot_phone(self) -> str:
+        return f"{self.rng.randint(200, 999)}-{self.rng.randint(1000, 9999)}"
+
+    # --- problems
+
+    def slot_reason(self) -> list[Piece]:
+        """The disease that brings the patient in."""
+        return [(self._qualified(self.patient.condition_names[0]), PROBLEM)]
+
+    def slot_problem(self) -> list[Piece]:
+        """One of the patient's diseases, under one of its names."""
+        return [(self._qualified(self._condition_name()), PROBLEM)]
+
+    def slot_history(self) -> list[Piece]:
+        """Two or three of the patient's diseases as a list."""
+        names = list(self.patient.condition_names[1:]) or [self.patient.condition_names[0]]
+        return self._listed([(name, PROBLEM) for name in names[:3]])
+
+    def slot_symptom(self) -> list[Piece]:
+        text = pick(self.rng, self.patient.symptoms)
+        if self.rng.random() < 0.35:
+            text = f"{pick(self.rng, SYMPTOM_QUALITY)} {text}"
+        return [(text, PROBLEM)]
+
+    def slot_symptoms(self) -> list[Piece]:
+        n = min(len(self.patient.symptoms), self.rng.randint(2, 3))
+        return self._listed([(s, PROBLEM) for s in self.rng.sample(self.patient.symptoms, n)])
+
+    def slot_denied(self) -> list[Piece]:
+        """Symptoms of diseases that the patient does not have."""
+        found: dict[str, Piece] = {}
+        for _ in range(self.rng.randint(1, 4)):
+            condition = CONDITIONS[self.rng.randrange(len(CONDITIONS))]
+            text = phrase(pick(self.rng, condition.symptoms), self.rng)
+            found[text] = (text, PROBLEM)
+        return self._listed(list(found.values()), "or")
+
+    def slot_finding(self) -> list[Piece]:
+        if self.rng.random() < 0.3:
+            return self.slot_lesion()
+        return [(pick(self.rng, self.patient.findings), PROBLEM)]
+
+    def slot_nofinding(self) -> list[Piece]:
+        condition = CONDITIONS[self.rng.randrange(len(CONDITIONS))]
+        return [(phrase(pick(self.rng, condition.findings), self.rng), PROBLEM)]
+
+    def slot_lesion(self) -> list[Piece]:
+        pieces = expand(LESION, self.rng, self)
+        return [(self._article("".join(text for text, _ in pieces)), PROBLEM)]
+
+    def slot_complication(self) -> list[Piece]:
+        return [(pick(self.rng, COMPLICATED_BY), PROBLEM)]
+
+    # --- tests
+
+    def slot_test(self) -> list[Piece]:
+        condition = self._condition()
+        name = pick(self.rng, condition.tests)
+        return [(phrase(TEST_MODIFIERS, self.rng) + name, TEST)]
+
+    def slot_imaging(self) -> list[Piece]:
+        text = phrase(IMAGING, self.rng)
+        return [(phrase(TEST_MODIFIERS, self.rng) + text, TEST)]
+
+    def slot_lab(self) -> list[Piece]:
+        """The name of a laboratory value and its number: `potassium 3.1`."""
+        name, value, _ = self._lab()
+        return [(name, TEST), (pick(self.rng, (" ", " ", " of ", " was ")) + value, "")]
+
+    def slot_trend(self) -> list[Piece]:
+        """A laboratory value now and before: `creatinine 2.1, up from 1.4`."""
+        name, value, _ = self._lab()
+        decimals = len(value.partition(".")[2].split()[0]) if "." in value else 0
+        before = float(value.split()[0]) * self.rng.choice((0.5, 0.7, 0.85, 1.2, 1.6, 2.0))
+        way = "up" if float(value.split()[0]) > before else "down"
+        return [(name, TEST), (f" {value}, {way} from {before:.{decimals}f}", "")]
+
+    def slot_labs(self) -> list[Piece]:
+        return self._listed([piece for _ in range(3) for piece in self._pair()], "", step=2)
+
+    def slot_labword(self) -> list[Piece]:
+        """A laboratory value in words: an abnormal one is itself a problem."""
+        name, _, direction = self._lab()
+        if direction:
+            word = ("elevated", "rising", "high") if direction > 0 else ("low", "decreased")
+            return [(f"{pick(self.rng, word)} {name}", PROBLEM)]
+        return [(pick(self.rng, ("normal ", "stable ", "pending ")), ""), (name, TEST)]
+
+    def slot_vitals(self) -> list[Piece]:
+        p, rng = self.patient, self.rng
+        pulse, upper = p.heart_rate + rng.randint(-8, 8), p.systolic + rng.randint(-10, 10)
+        long_form = rng.random() < 0.4
+        names = (
+            ("temperature", "blood pressure", "heart rate", "respiratory rate", "oxygen saturation")
+            if long_form
+            else ("T", "BP", "HR", "RR", "O2 sat")
+        )
+        values = (
+            f"{rng.gauss(98.4, 0.7):.1f}",
+            f"{upper}/{round(upper * 0.58)}",
+            str(pulse),
+            str(rng.randint(12, 24)),
+            f"{rng.randint(90, 100)}% on {pick(rng, ('room air', '2L nc', '4L', 'ra'))}",
+        )
+        out: list[Piece] = []
+        for name, value in zip(names, values, strict=True):
+            out += [(name, TEST), (f" {value}, ", "")]
+        return [*out[:-1], (out[-1][0].removesuffix(", "), "")]
+
+    # --- treatments
+
+    def slot_drug(self) -> list[Piece]:
+        return [(self._medication().drug.name, TREATMENT)]
+
+    def slot_dosed(self) -> list[Piece]:
+        """A drug with its dose, route and frequency, of which the name alone is the entity."""
+        return self._dosed(self._medication())
+
+    def slot_medlist(self) -> list[Piece]:
+        """A numbered list of the patient's medications."""
+        meds = self.patient.medications
+        chosen = self.rng.sample(meds, min(len(meds), self.rng.randint(3, 6)))
+        out: list[Piece] = []
+        for number, medication in enumerate(chosen, 1):
+            out += [(f"{number}. ", ""), *self._dosed(medication), ("\n", "")]
+        return out[:-1]
+
+    def slot_procedure(self) -> list[Piece]:
+        return [(phrase(pick(self.rng, self._condition().procedures), self.rng), TREATMENT)]
+
+    def slot_treatment(self) -> list[Piece]:
+        return self.slot_drug() if self.rng.random() < 0.5 else self.slot_procedure()
+
+    def slot_allergy(self) -> list[Piece]:
+        if self.patient.allergy is None:
+            return [(pick(self.rng, ("no known drug allergies", "nkda")), "")]
+        drug, reaction = self.patient.allergy
+        joint = pick(self.rng, (" causes ", " - ", ", reaction: "))
+        return [(drug, TREATMENT), (joint, ""), (reaction, PROBLEM)]
+
+    # --- helpers
+
+    def _condition(self) -> Condition:
+        # The reason for admission is what most of the note is about.
+        if self.rng.random() < 0.55:
+            return self.patient.conditions[0]
+        return self.rng.choice(self.patient.conditions)
+
+    def _condition_name(self) -> str:
+        i = self.rng.randrange(len(self.patient.conditions))
+        if self.rng.random() < 0.7:
+            return self.patient.condition_names[i]
+        return pick(self.rng, self.patient.conditions[i].names)
+
+    def _qualified(self, name: str) -> str:
+        return f"{pick(self.rng, SEVERITY)} {name}" if self.rng.random() < 0.25 else name
+
+    def _medication(self) -> Medication:
+        return self.rng.choice(self.patient.medications)
+
+    def _dosed(self, medication: Medication) -> list[Piece]:
+        drug, rng = medication.drug, self.rng
+        form = pick(rng, drug.forms)
+        if form and rng.random() < 0.3:
+            tail = f" {medication.strength} {form} {drug.route} "
+        else:
+            tail = f" {medication.strength} {drug.route} "
+        return [
+            (drug.name, TREATMENT),
+            (tail + frequency_and_reason(medication.frequency, rng), ""),
+        ]
+
+    def _lab(self) -> tuple[str, str, int]:
+        """Return a laboratory value's name, its number as text, and -1, 0 or 1: low to high."""
+        own = sorted(self.patient.abnormal_labs)
+        key = pick(self.rng, own) if own and self.rng.random() < 0.6 else pick(self.rng, _LAB_NAMES)
+        names, low, high, unit, decimals, direction = LABS[key]
+        width = high - low
+        if key in self.patient.abnormal_labs:
+            shift = self.rng.random() * (3 * width if direction > 0 else 0.6 * low)
+            value = high + shift if direction > 0 else low - shift
+        else:
+            value, direction = low + self.rng.random() * width, 0
+        return pick(self.rng, names), f"{max(value, 0):.{decimals}f}{unit}", direction
+
+    def _pair(self) -> list[Piece]:
+        name, value, _ = self._lab()
+        return [(name, TEST), (f" {value}", "")]
+
+    def _listed(self, items: list[Piece], word: str = "and", step: int = 1) -> list[Piece]:
+        """Join pieces (each item being `step` of them) with commas and a last word."""
+        out: list[Piece] = []
+        count = len(items) // step
+        for i in range(count):
+            if i:
+                last = i == count - 1 and word
+                out.append((f" {word} " if last else ", ", ""))
+            out += items[i * step : (i + 1) * step]
+        return out
+
+    def _article(self, noun: str) -> str:
+        return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -1,0 +1,31 @@
+"""A sentence with entity labels, as every reader yields it: tokens and IOB2 tags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Tokens and their tags, one each.
+
+    Args:
+        tokens: the words.
+        tags: `O`, `B-type` or `I-type`; strict IOB2: an entity starts with `B-`.
+        document_id: where it comes from; empty where the source does not say.
+    """
+
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...]
+    document_id: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.tags):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
+
+
+def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
+    """Return every tag that the entity types of the sentences can need, `O` first, then sorted."""
+    types = {tag[2:] for s in sentences for tag in s.tags if tag != "O"}
+    return ("O", *(f"{p}-{t}" for t in sorted(types) for p in "BI"))
