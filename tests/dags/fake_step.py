@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.specs import MetricRecord, StepResult, spec_from_json  # noqa: E402
+from tasks.specs import MetricRecord, StepResult, spec_from_json
 
 
 def read(uri: str) -> bytes:
@@ -27,14 +27,14 @@ spec = spec_from_json(read(uri))
 context = json.loads(os.environ["CONFIDE_RUN_CONTEXT"])
 task = context["task"]
 print(f"{task}: working", file=sys.stderr)
-print(json.dumps(dict(os.environ)), file=Path(os.environ["CONFIDE_PROGRESS"] + ".env").open("w"))
+Path(os.environ["CONFIDE_PROGRESS"] + ".env").write_text(json.dumps(dict(os.environ)))
 for done in range(1, 3):
     with Path(os.environ["CONFIDE_PROGRESS"]).open("a") as file:
         print(json.dumps({"done": done, "total": 2, "note": "pretending"}), file=file)
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
 
 fails = dict(item.split("=") for item in filter(None, os.environ.get("FAKE_EXIT", "").split(";")))
-code = fails.get(task) or fails.get(f"{task}@{context['point'].split(' ')[0].removeprefix('σ')}")
+code = fails.get(task) or fails.get(f"{task}@{context['point'].split(' ')[0].removeprefix('σ=')}")
 if code:
     print(f"confide: {name}: made to fail with {code}", file=sys.stderr)
     sys.exit(int(code))

@@ -1,0 +1,89 @@
+"""A grid of σ × batch size × epochs over dp_bert's back half: the paper's Fig. 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from airflow.sdk import TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
+
+from dags import configuration, launcher
+from dags.launcher import TRAINING
+from tasks.specs import StepSpec, SweepPoint, SweepSettings, sweep_point_steps, sweep_report
+
+
+def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
+    """Return the specs of a point's steps, and of what all points share."""
+    settings = launcher.settings_from(SweepSettings, params)
+    own = sweep_point_steps(settings, point or settings.points()[0], root)
+    return {**own, "report": sweep_report(settings, root)}
+
+
+step = partial(launcher.step, plan=plan)
+training = partial(step, pool=TRAINING)
+BY_POINT = "{{ point_name }}"
+
+
+@dag(
+    dag_id="dp_sweep",
+    dag_display_name="dp_sweep · ε and F1 over a grid",
+    description="σ × batch size × epochs: one training a point, all of them charged",
+    schedule=configuration.sweep_schedule(),
+    catchup=False,
+    max_active_runs=1,
+    params=launcher.form(SweepSettings, configuration.sweep_settings()),
+    default_args=launcher.defaults(),
+    tags=["confide", "differential privacy", "sweep"],
+    doc_md="""
+### Train over a grid, and draw ε and F1 against each setting
+
+The grid stands in the form's first section; everything before the private training is done once
+and shared (and is shared with `dp_bert` where the settings agree). **Every point is a release of
+its own and is charged as such.** A point that fails does not stop the others: the report holds
+those that finished, and the run ends as failed so that nobody overlooks it.
+
+To run it by schedule: `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a JSON file).
+""",
+)
+def dp_sweep() -> None:
+    """Describe the sweep."""
+
+    @task(retries=0, doc_md="Checks the form's values again, and lays out the grid.")
+    def grid() -> list[dict[str, float]]:
+        settings = launcher.settings_from(SweepSettings, get_current_context()["params"])
+        return [point.model_dump() for point in settings.points()]
+
+    # What all points share: data, vocabulary, canaries, token stores, the public model.
+    points = grid()
+    private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
+    entities, vocabulary, canaries = step("entities"), step("vocabulary"), step("canaries")
+    private_store, public_store = step("private_store"), step("public_store")
+    public_pretraining = training("public_pretraining")
+    points >> [private_corpus, public_corpus, entities]
+    private_corpus >> vocabulary >> canaries >> private_store
+    [vocabulary, public_corpus] >> public_store
+    [public_store, private_store] >> public_pretraining
+
+    # Each point: train with DP, fine-tune, measure.
+    @task_group
+    def point(coordinates: dict[str, float]) -> None:
+        named = {"point": coordinates, "map_index_template": BY_POINT}
+        dp_pretraining = training("dp_pretraining", **named)
+        dp_pretraining >> [training("dp_finetuning", **named), training("dp_exposure", **named)]
+
+    every_point = point.expand(coordinates=points)
+    [public_pretraining, entities] >> every_point
+
+    report = step("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
+    every_point >> report
+
+    @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
+    def points_that_failed() -> None:
+        raise AirflowFailException("a point failed (red, above); the report holds the others")
+
+    [every_point, report] >> points_that_failed()
+
+
+dp_sweep()

@@ -1,0 +1,127 @@
+"""The few calls of Airflow's REST API that the local stack needs. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+# Loopback: a proxy that the environment names for the world must not get these calls.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_TIMEOUT = 30.0
+
+
+class AirflowRefused(Exception):
+    """Airflow answered, and said no; the message is Airflow's own."""
+
+
+class AirflowAway(Exception):
+    """Nothing answers there, or not yet."""
+
+
+class AirflowApi:
+    """A logged-in client of one Airflow.
+
+    Args:
+        url: for example http://127.0.0.1:8080.
+    """
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self._url = url
+        self._login = {"username": user, "password": password}
+        self._token = ""
+
+    def health(self) -> dict[str, str]:
+        """Return each component's status."""
+        answer = self._call("GET", "/api/v2/monitor/health", login=False)
+        return {name: str(part.get("status")) for name, part in answer.items() if part}
+
+    def ensure_pool(self, name: str, slots: int, description: str) -> None:
+        """Make the pool, unless it is there (and then leave its size to whoever changed it)."""
+        body = {"name": name, "slots": slots, "description": description}
+        try:
+            self._call("GET", f"/api/v2/pools/{name}")
+        except AirflowRefused:
+            self._call("POST", "/api/v2/pools", body)
+
+    def dag_parsed_at(self, dag: str) -> str:
+        """Return when the DAG's file was last read, as ISO time; empty if it never was."""
+        try:
+            return str(self._call("GET", f"/api/v2/dags/{dag}").get("last_parsed_time") or "")
+        except AirflowRefused:
+            return ""
+
+    def import_errors(self) -> list[str]:
+        """Return one line for each DAG file that could not be read: its name and last line."""
+        errors = self._call("GET", "/api/v2/importErrors")["import_errors"]
+        return [f"{e['filename']}: {e['stack_trace'].strip().splitlines()[-1]}" for e in errors]
+
+    def trigger(self, dag: str, run_id: str, conf: dict[str, Any]) -> None:
+        """Start a run of the DAG.
+
+        Raises:
+            AirflowRefused: for example a setting out of range.
+        """
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": conf}
+        self._call("POST", f"/api/v2/dags/{dag}/dagRuns", body)
+
+    def unfinished_runs(self, dag: str) -> list[str]:
+        """Return the ids of the DAG's runs that are queued or running."""
+        query = "?state=running&state=queued&limit=100"
+        runs = self._call("GET", f"/api/v2/dags/{dag}/dagRuns{query}")["dag_runs"]
+        return [run["dag_run_id"] for run in runs]
+
+    def fail_run(self, dag: str, run_id: str) -> None:
+        """Mark a run as failed, which ends its running tasks."""
+        self._call("PATCH", self._run(dag, run_id), {"state": "failed"})
+
+    def run_state(self, dag: str, run_id: str) -> str:
+        """Return queued, running, success or failed."""
+        return str(self._call("GET", self._run(dag, run_id))["state"])
+
+    def task_instances(self, dag: str, run_id: str) -> list[dict[str, Any]]:
+        """Return the run's task instances as Airflow describes them."""
+        answer = self._call("GET", f"{self._run(dag, run_id)}/taskInstances?limit=1000")
+        instances: list[dict[str, Any]] = answer["task_instances"]
+        return instances
+
+    @staticmethod
+    def _run(dag: str, run_id: str) -> str:
+        return f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run_id, safe='')}"
+
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, login: bool = True
+    ) -> dict[str, Any]:
+        if login and not self._token:
+            self._token = self._call("POST", "/auth/token", self._login, login=False)[
+                "access_token"
+            ]
+        request = urllib.request.Request(  # noqa: S310 - http on loopback
+            self._url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {self._token}"} if login else {}),
+        )
+        try:
+            with _OPENER.open(request, timeout=_TIMEOUT) as answer:
+                return dict(json.loads(answer.read() or b"{}"))
+        except urllib.error.HTTPError as error:
+            if error.code == 401 and login and self._token:
+                self._token = ""  # it has run out
+                return self._call(method, path, body)
+            raise AirflowRefused(_detail(error)) from None
+        except (OSError, ValueError) as error:
+            raise AirflowAway(str(error)) from None
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """Return Airflow's own words on one line."""
+    try:
+        detail = json.loads(error.read()).get("detail", "")
+    except (OSError, ValueError):
+        detail = ""
+    words = detail if isinstance(detail, str) else json.dumps(detail)
+    return " ".join(words.split()) or f"HTTP {error.code}"

@@ -1,0 +1,127 @@
+"""What the local stack's processes are told: ports, secrets, Airflow's settings."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_core.errors import BadInput
+from tasks.deployment import CHECKOUT, Deployment
+
+USER = "admin"
+HOST = "127.0.0.1"
+PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
+_UNWANTED = re.compile(r"AIRFLOW_.*|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Made on first use and kept in a file for its owner alone."""
+
+    password: str
+    jwt: str
+    session: str
+    fernet: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Secrets:
+        """Return the folder's secrets, making them where there are none."""
+        file = folder / "secrets.json"
+        if not file.exists():
+            made = {
+                "password": secrets.token_urlsafe(12),
+                "jwt": secrets.token_urlsafe(48),
+                "session": secrets.token_urlsafe(48),
+                "fernet": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            }
+            write_private(file, json.dumps(made))
+            write_private(folder / "passwords.json", json.dumps({USER: made["password"]}) + "\n")
+        return cls(**json.loads(file.read_text()))
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
+    part.replace(file)
+
+
+def free_port(service: str) -> int:
+    """Return the service's port: the one the environment names, the usual one, or any free one.
+
+    Raises:
+        BadInput: the environment names one, and it is taken.
+    """
+    variable, usual = PORTS[service]
+    named = os.environ.get(variable, "")
+    if named and not named.isdigit():
+        raise BadInput(f"{named!r} is not a port", where=variable, fix="Give a number.")
+    for port in (int(named),) if named else (usual, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise BadInput(f"port {named} is taken", where=variable, fix="Name another, or none.")
+
+
+def environment(
+    deployment: Deployment, secret: Secrets, ports: Mapping[str, int]
+) -> dict[str, str]:
+    """Return the variables of the stack's processes.
+
+    The port stands in three settings that must agree: with the first alone, every task fails.
+    """
+    airflow = f"http://{HOST}:{ports['airflow']}"
+    folder = airflow_home(deployment)
+    kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
+    return kept | {
+        "PYTHONPATH": str(CHECKOUT),
+        "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY", "")),
+        "no_proxy": _with_loopback(os.environ.get("no_proxy", "")),
+        "CONFIDE_HOME": str(deployment.home),
+        "CONFIDE_STORE": deployment.store,
+        "CONFIDE_TRACKING_UI": f"http://{HOST}:{ports['mlflow']}",
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW__API__HOST": HOST,
+        "AIRFLOW__API__PORT": str(ports["airflow"]),
+        "AIRFLOW__API__BASE_URL": airflow,
+        "AIRFLOW__API__SECRET_KEY": secret.session,
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API_AUTH__JWT_SECRET": secret.jwt,
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{airflow}/execution/",
+        "AIRFLOW__CORE__FERNET_KEY": secret.fernet,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow.db'}",
+        # Reading the DAGs costs seconds of a core: not every half minute beside a training.
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
+        "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(deployment.logs / "airflow"),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+
+
+def airflow_home(deployment: Deployment) -> Path:
+    """Return the folder of Airflow's database and of the stack's secrets and state."""
+    return deployment.home / "airflow"
+
+
+def _with_loopback(no_proxy: str) -> str:
+    return ",".join(filter(None, [no_proxy, HOST, "localhost"]))
