@@ -1,0 +1,43 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dp_core.privacy.labels import Label
+from dp_core.report.cells import Cell
+from dp_core.report.tables import Table
+
+_MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
+_STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
+LEGEND = "ᵈ dp: protected by the guarantee   ° operator: no noise protects it   unmarked: public"
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return the table for `rich.print`: the label is a mark and a colour, neither alone."""
+    shown = RichTable(
+        title=table.caption,
+        title_justify="left",
+        caption="\n".join((LEGEND, *table.notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for header in table.headers:
+        shown.add_column(
+            f"{header.name}\n{header.unit}" if header.unit else header.name,
+            justify="right" if header.numeric else "left",
+            no_wrap=not header.numeric,
+        )
+    for row in table.rows:
+        shown.add_row(*(_text(cell) for cell in row))
+    return shown
+
+
+def _text(cell: Cell) -> Text:
+    if cell.label is None:
+        return Text(cell.text)
+    style = "bold red" if cell.alarm else _STYLES[cell.label]
+    return Text(cell.text + _MARKS[cell.label], style="dim" if cell.withheld else style)
