@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
-_SUMMED_UP_TO = 20_000.0  # largest s whose tail is summed term by term
+_SUMMED_UP_TO = 4_000.0  # largest s whose tail is summed term by term
 _REACH = 14.0  # standard deviations summed; beyond lies less than 1e-42
 
 
 class DiscreteGaussianTail:
     """T(k) = Pr[X ≥ k], as bounds from above and below that enclose it.
 
-    Up to s = 20,000 the terms are summed and both bounds are the sum. Above, where no array holds
+    Up to s = 4,000 the terms are summed and both bounds are the sum. Above, where no array holds
     them, convexity of the density beyond s gives midpoint (above) and trapezoid (below) bounds;
     within s the midpoint rule errs by at most (∫|f''| + ∫|f'''|)/24 < 0.05/s².
     """

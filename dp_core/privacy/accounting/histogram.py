@@ -65,7 +65,7 @@ class HistogramProfile:
         eps = np.asarray(epsilon, dtype=np.float64)
         stay = math.log1p(-self.tail)  # log-probability that a lone word stays hidden
         with_unit, without_unit = np.zeros_like(eps), np.zeros_like(eps)
-        for first, last in self._blocks():
+        for first, last in lone_word_blocks(self.words_per_unit):
             # In a block of ℓ both bounds only grow by taking the shared words of its first
             # member and the lone words of its last.
             shared = _SharedWords(self.words_per_unit - first, self.sigma)
@@ -75,10 +75,19 @@ class HistogramProfile:
             without_unit = np.maximum(without_unit, shared.delta(eps + last * stay))
         return with_unit, without_unit
 
-    def _blocks(self) -> list[tuple[int, int]]:
-        n = self.words_per_unit
-        width = math.ceil(n / _BLOCKS)
-        return [(0, 0)] + [(a, min(a + width - 1, n)) for a in range(1, n + 1, width)]
+
+def lone_word_blocks(words_per_unit: int) -> list[tuple[int, int]]:
+    """Return the (first, last) ℓ of each block; every ℓ by itself where N is small."""
+    width = math.ceil(words_per_unit / _BLOCKS)
+    starts = range(1, words_per_unit + 1, width)
+    return [(0, 0)] + [(a, min(a + width - 1, words_per_unit)) for a in starts]
+
+
+def shared_deltas(words_per_unit: int, sigma: float, epsilon: float) -> NDArray[np.float64]:
+    """Return δ_{N−ℓ}(ε) for the first ℓ of each block of `lone_word_blocks`."""
+    eps = np.asarray([epsilon])
+    firsts = [first for first, _ in lone_word_blocks(words_per_unit)]
+    return np.array([_SharedWords(words_per_unit - ell, sigma).delta(eps)[0] for ell in firsts])
 
 
 class _SharedWords:
@@ -113,10 +122,11 @@ def histogram_pld(event: ThresholdedHistogram, interval: float) -> PrivacyLossDi
     mu = math.sqrt(event.words_per_unit) / event.sigma
     reach = math.ceil((mu * mu / 2 + 10 * mu) / interval) + 1
     stride = max(1, math.ceil(2 * reach / _POINTS))
-    side = np.arange(stride, reach + stride, stride)
-    dots = np.concatenate([-side[::-1], [0], side])
-    with_unit, without_unit = profile.directions(dots * interval)
-    return PrivacyLossDistribution(
-        pmf_remove=pld_pmf.create_pmf_pessimistic_connect_dots(interval, dots, with_unit),
-        pmf_add=pld_pmf.create_pmf_pessimistic_connect_dots(interval, dots, without_unit),
+    above = np.arange(stride, reach + stride, stride)
+    dots = np.concatenate([-above[::-1], [0], above])
+    # A profile never rises; where a bound does, by rounding, the larger value stands.
+    falling = [np.maximum.accumulate(d[::-1])[::-1] for d in profile.directions(dots * interval)]
+    remove, add = (
+        pld_pmf.create_pmf_pessimistic_connect_dots(interval, dots, side) for side in falling
     )
+    return PrivacyLossDistribution(pmf_remove=remove, pmf_add=add)

@@ -1,4 +1,4 @@
-"""What can be claimed with no amplification by sampling: for comparison, and for shuffled epochs."""
+"""What can be claimed without amplification by sampling: for comparison, and for epochs."""
 
 from __future__ import annotations
 
