@@ -1,0 +1,19 @@
+"""The privacy ledger: every release of private data is an entry, reserved before the data is read.
+
+    ledger = Ledger.open("sqlite:///ledger.db")
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, budget_epsilon=8.0, budget_delta=1e-5)
+    entry = ledger.reserve(Reservation("notes", unit, event, delta, spec_hash))
+    ...                                      # only now may the data be read
+    seed = ledger.seed(entry, seed_store, manifest)
+    ...                                      # sample, clip, add noise
+    ledger.settle(entry.id)
+
+What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
+"""
+
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State
+from dp_core.privacy.ledger.filter import Cost, Remaining
+from dp_core.privacy.ledger.renyi import Charge
+from dp_core.privacy.ledger.store import Ledger
+
+__all__ = ["Budget", "Charge", "Cost", "Entry", "Ledger", "Remaining", "Reservation", "State"]

@@ -1,0 +1,78 @@
+"""What a reservation must agree with, apart from the budget's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, canonical, is_accounted
+
+
+def refuse_foreign(reservation: Reservation, budget: Budget) -> None:
+    """Refuse what cannot be added up with the rest of the budget.
+
+    Raises:
+        BadInput: another unit, or another neighbour relation.
+    """
+    if budget.made_up or not is_accounted(reservation.event):
+        return
+    if reservation.unit is not budget.unit:
+        raise BadInput(
+            f"its budget protects the unit {budget.unit}, this release {reservation.unit}",
+            where=f"data set {reservation.dataset}",
+            fix="Guarantees for different units do not add up: use the budget's unit.",
+        )
+    if reservation.event.relation is not budget.relation:
+        raise BadInput(
+            f"its budget is for {budget.relation} neighbours, this release for "
+            f"{reservation.event.relation}",
+            where=f"data set {reservation.dataset}",
+            fix="Use a sampler with the budget's relation.",
+        )
+
+
+def refuse_different(reservation: Reservation, entry: Entry) -> None:
+    """Refuse a reservation that is not the one the entry was made for.
+
+    Raises:
+        BadInput: same spec hash, other mechanism: the charge would not be that of the release.
+    """
+    asked = (reservation.unit, canonical(reservation.event), reservation.delta)
+    if asked != (entry.unit, canonical(entry.event), entry.delta):
+        raise BadInput(
+            "the same spec hash was reserved for another mechanism",
+            where=f"ledger entry {entry.id}",
+            fix="A spec hash must determine the mechanism.",
+        )
+
+
+def refuse_growth(held: Iterable[Entry], plan_key: str) -> None:
+    """Refuse to add to a plan that was registered whole, and so composed as one.
+
+    Raises:
+        BadInput: it was.
+    """
+    if any(entry.whole_plan and entry.plan_key == plan_key for entry in held):
+        raise BadInput(
+            "the plan was registered whole and has grown since",
+            where=f"ledger plan {plan_key}",
+            fix="Register what is new as a plan of its own.",
+        )
+
+
+def refuse_rebinding(entry: Entry, seed_hash: str, manifest_hash: str) -> None:
+    """Refuse a second seed for one charge, or a second input for one noise.
+
+    Raises:
+        BadInput: the entry is bound to others.
+    """
+    for bound, given, what in (
+        (entry.seed_hash, seed_hash, "its seed is not the one it began with"),
+        (entry.manifest_hash, manifest_hash, "its inputs are not those it began with"),
+    ):
+        if bound and bound != given:
+            raise BadInput(
+                what,
+                where=f"ledger entry {entry.id}",
+                fix="One charge pays for one noise: reserve a new attempt, which is charged.",
+            )

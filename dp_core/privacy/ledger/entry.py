@@ -1,0 +1,175 @@
+"""What the ledger holds: budgets and entries, as values."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import is_unaccounted
+from dp_core.privacy.events import Composed, MechanismEvent, Relation
+from dp_core.privacy.units import PrivacyUnit
+
+
+class State(StrEnum):
+    """How far an entry has come. All three count as spent."""
+
+    PLANNED = "planned"  # part of a plan registered whole; its step has not begun
+    RESERVED = "reserved"  # the step may have read the data: unknown counts as spent
+    SETTLED = "settled"  # the step reported its release
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A release that is about to be made.
+
+    Attributes:
+        dataset: registered name of the private data set.
+        unit: what is protected.
+        event: the mechanism, with public parameters only.
+        delta: the δ at which this release states its own ε; 0 for a release without guarantee.
+        spec_hash: hash of the step's spec. The same data set, spec hash and attempt are the same
+            release, with the same seed, however often they are reserved.
+        plan_key: names the run or sweep that the release belongs to.
+        run: where people find it (a DAG run's id).
+        attempt: 0; a higher number asks for a fresh seed, and is a charge of its own.
+    """
+
+    dataset: str
+    unit: PrivacyUnit
+    event: MechanismEvent
+    delta: float
+    spec_hash: str
+    plan_key: str = ""
+    run: str = ""
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        if not self.dataset or not self.spec_hash:
+            raise BadInput("a reservation names its data set and its spec hash", where="ledger")
+        if not 0 <= self.delta < 1 or (self.delta == 0 and is_accounted(self.event)):
+            raise BadInput(f"delta {self.delta} is not in (0, 1)", where="ledger reservation")
+        if self.event.unit not in (None, self.unit):
+            raise BadInput(
+                f"the event protects the unit {self.event.unit}, the reservation {self.unit}",
+                where="ledger reservation",
+            )
+        object.__setattr__(self, "event", _stating(self.event, self.unit))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on one data set, or on several that may share people.
+
+    Attributes:
+        name: of the budget: that of the first data set registered with it.
+        unit, relation: what is protected, and which data sets are neighbours; None for made-up
+            data, where every unit may be tried.
+        epsilon, delta: the guarantee for everything released together; None: made-up data, on
+            which nothing needs a limit.
+        order: Rényi order of the filter, fixed here once and for all; ∞ adds (ε, δ).
+    """
+
+    id: int
+    name: str
+    unit: PrivacyUnit | None
+    relation: Relation | None
+    epsilon: float | None
+    delta: float | None
+    order: float
+
+    @property
+    def made_up(self) -> bool:
+        """Whether the data are made up, so that nothing is limited and nothing protected."""
+        return self.epsilon is None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release in the ledger. `event` is the record; every ε is computed from it when asked.
+
+    Attributes:
+        seed_key: name of its privacy seed in the seed store.
+        seed_hash: salted hash of that seed; empty until it is bound.
+        manifest_hash: keyed digest of everything the seed was used with; empty until bound.
+        known_seed: the seed was not secret: not private.
+        whole_plan: registered together with all entries of the same plan_key before any ran.
+    """
+
+    id: str
+    dataset: str
+    unit: PrivacyUnit
+    event: MechanismEvent
+    delta: float
+    spec_hash: str
+    attempt: int
+    state: State
+    plan_key: str
+    whole_plan: bool
+    run: str
+    seed_key: str
+    seed_hash: str
+    manifest_hash: str
+    known_seed: bool
+    reserved_at: str
+    settled_at: str
+
+    @property
+    def accounted(self) -> bool:
+        """False for a release without guarantee: the operator's, not charged but listed."""
+        return is_accounted(self.event)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as plain JSON data, for reports and scripts."""
+        return {
+            "id": self.id,
+            "dataset": self.dataset,
+            "unit": self.unit.value,
+            "relation": self.event.relation.value,
+            "event": self.event.to_json(),
+            "delta": self.delta,
+            "spec_hash": self.spec_hash,
+            "attempt": self.attempt,
+            "state": self.state.value,
+            "accounted": self.accounted,
+            "plan_key": self.plan_key,
+            "whole_plan": self.whole_plan,
+            "run": self.run,
+            "seed_hash": self.seed_hash,
+            "known_seed": self.known_seed,
+            "reserved_at": self.reserved_at,
+            "settled_at": self.settled_at,
+        }
+
+
+def _stating(event: MechanismEvent, unit: PrivacyUnit) -> MechanismEvent:
+    """Return the event with its unit written into it and all its parts."""
+    if isinstance(event, Composed):
+        return Composed(tuple(_stating(part, unit) for part in event.events), unit=unit)
+    return replace(event, unit=unit)
+
+
+def is_accounted(event: MechanismEvent) -> bool:
+    """Return whether the event has any guarantee at all."""
+    return not is_unaccounted(event)
+
+
+def canonical(event: MechanismEvent) -> str:
+    """Return the event as the one JSON text that equal events share."""
+    return json.dumps(event.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Refuse a budget that is none.
+
+    Raises:
+        BadInput: ε is not a positive number, or δ not in (0, 1).
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise BadInput(f"budget ε = {epsilon} is not a positive number", where="ledger register")
+    if not 0 < delta < 1:
+        raise BadInput(f"budget δ = {delta} is not in (0, 1)", where="ledger register")

@@ -1,0 +1,244 @@
+"""Whether one more release fits: a privacy filter, valid however the releases were chosen.
+
+The budget (ε, δ) is turned, once, when it opens, into a capacity (ρ, δ') at a fixed Rényi order.
+Releases add up; one that would pass either number is refused before the data is read.
+Feldman and Zrnic (2021, arXiv:2008.11193, Theorem 3.1) for the Rényi part; the coins of the
+approximate part add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for
+approximate zCDP; written out for one order in docs/adr/0005-ledger-composition.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.ledger.entry import Budget, Entry, State, canonical
+from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
+
+LARGEST_ORDER = 512
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """How a budget stands.
+
+    Attributes:
+        capacity, spent: at the budget's order; None for made-up data, which has no limit.
+        epsilon_so_far: the ε that `spent` amounts to at the budget's δ. Bookkeeping: what may be
+            claimed for everything together is the budget's own ε, fixed before the first release.
+        share: of the budget that is spent, from 0 to 1, by the scarcer of ρ and δ.
+        unsettled: entries planned or reserved whose step has not reported; they count as spent.
+        operator_releases: releases without guarantee, listed and not charged.
+    """
+
+    budget: Budget
+    capacity: Charge | None
+    spent: Charge | None
+    epsilon_so_far: float
+    share: float
+    charged_entries: int
+    unsettled: int
+    operator_releases: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data; an infinite order is the word "infinity"."""
+        return {
+            "budget": self.budget.name,
+            "unit": self.budget.unit,
+            "relation": self.budget.relation,
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "renyi_order": order_in_words(self.budget.order),
+            "capacity": None if self.capacity is None else vars(self.capacity),
+            "spent": None if self.spent is None else vars(self.spent),
+            "epsilon_so_far": self.epsilon_so_far,
+            "share": self.share,
+            "charged_entries": self.charged_entries,
+            "unsettled": self.unsettled,
+            "operator_releases": self.operator_releases,
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a planned release would cost, and what it would leave.
+
+    Attributes:
+        share: of the whole budget that it would take; 0 where there is no limit.
+        fits: whether it would be admitted now.
+        left_after: share of the budget left after it, not below 0.
+        more_of_the_same: how many such releases the budget admits from now on (0 if it does
+            not fit); None where there is no limit.
+    """
+
+    charge: Charge | None
+    share: float
+    fits: bool
+    left_after: float
+    more_of_the_same: int | None
+
+
+def best_order(epsilon: float, delta: float) -> float:
+    """Return the order at which (ε, δ) has room for most Gaussian releases.
+
+    ρ(α) of a Gaussian mechanism is a multiple of α, so that is the order with the largest
+    capacity per α. Where no order has room (ε tiny), ∞: sums of (ε, δ).
+    """
+    rooms = {order: _renyi_room(epsilon, delta / 2, order) for order in range(2, LARGEST_ORDER)}
+    best = max(rooms, key=lambda order: rooms[order] / order)
+    return float(best) if rooms[best] > 0 else math.inf
+
+
+def check_order(order: float) -> None:
+    """Refuse an order that the charges are not computed at.
+
+    Raises:
+        BadInput: neither ∞ nor a whole number from 2 to 512.
+    """
+    if not math.isinf(order) and not (2 <= order <= LARGEST_ORDER and order == int(order)):
+        raise BadInput(
+            f"Rényi order {order} is neither infinity nor a whole number from 2 to {LARGEST_ORDER}",
+            where="ledger register",
+        )
+
+
+def capacity(budget: Budget) -> Charge | None:
+    """Return what the budget's releases may add up to, or None without a limit.
+
+    At a finite order half of δ pays for turning ρ into ε, and half for the coins.
+    """
+    if budget.epsilon is None or budget.delta is None:
+        return None
+    if math.isinf(budget.order):
+        return Charge(budget.epsilon, budget.delta)
+    room = _renyi_room(budget.epsilon, budget.delta / 2, budget.order)
+    return Charge(max(0.0, room), budget.delta / 2)
+
+
+def _renyi_room(epsilon: float, delta: float, order: float) -> float:
+    """Return the ρ at which (α, ρ)-Rényi privacy still gives (ε, δ)-DP."""
+    return epsilon - conversion(delta, order)
+
+
+def conversion(delta: float, order: float) -> float:
+    """Return ε − ρ: what it costs to state (α, ρ)-Rényi privacy as (ε, δ)-DP.
+
+    ln(1 − 1/α) − (ln δ + ln α)/(α − 1): Canonne, Kamath and Steinke (2020), Proposition 12.
+    """
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
+    """Return the charged releases, those of one plan that was registered whole together."""
+    groups: dict[str, list[Release]] = {}
+    for entry in entries:
+        if entry.accounted:
+            key = f"plan {entry.plan_key}" if entry.whole_plan else f"entry {entry.id}"
+            groups.setdefault(key, []).append((canonical(entry.event), entry.delta))
+    return [tuple(sorted(releases)) for releases in groups.values()]
+
+
+def spent_on(groups: Sequence[tuple[Release, ...]], order: float) -> Charge:
+    """Return the sum of what the groups cost."""
+    return added([charge(group, order) for group in groups])
+
+
+def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> None:
+    """Refuse a release, or a plan as a whole, that does not fit beside what is held.
+
+    Raises:
+        BudgetExceeded: with the arithmetic.
+    """
+    room = capacity(budget)
+    if room is None or not more:
+        return
+    spent = spent_on(groups_of(held), budget.order)
+    cost = charge(more, budget.order)
+    total = spent + cost
+    if total.rho <= room.rho and total.delta <= room.delta:
+        return
+    terms = []
+    if not total.rho <= room.rho:
+        terms.append(f"{_currency(budget)} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
+    if not total.delta <= room.delta:
+        terms.append(f"δ {spent.delta:.3g} + {cost.delta:.3g} > {room.delta:.3g}")
+    raise BudgetExceeded(
+        f"the privacy budget (ε = {budget.epsilon:g}, δ = {budget.delta:g}) has no room: "
+        f"spent + asked > capacity is {' and '.join(terms)}",
+        where=f"data set {budget.name}",
+        fix="Nothing was read or charged. Use more noise or fewer updates, or stop here.",
+    )
+
+
+def _currency(budget: Budget) -> str:
+    if math.isinf(budget.order):
+        return "ε"
+    cost = conversion((budget.delta or 0.0) / 2, budget.order)
+    return (
+        f"ρ at Rényi order {budget.order:g} (capacity: ε = {budget.epsilon:g} less {cost:.5g} for "
+        f"the conversion at δ = {(budget.delta or 0.0) / 2:g})"
+    )
+
+
+def standing(budget: Budget, entries: Sequence[Entry]) -> Remaining:
+    """Return how the budget stands after these entries."""
+    room = capacity(budget)
+    spent = None if room is None else spent_on(groups_of(entries), budget.order)
+    return Remaining(
+        budget=budget,
+        capacity=room,
+        spent=spent,
+        epsilon_so_far=_epsilon(budget, spent),
+        share=_share(spent, room),
+        charged_entries=sum(e.accounted for e in entries),
+        unsettled=sum(e.accounted and e.state is not State.SETTLED for e in entries),
+        operator_releases=sum(not e.accounted for e in entries),
+    )
+
+
+def cost_of(budget: Budget, entries: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
+    """Return what the releases, as one plan, would cost beside the entries."""
+    room = capacity(budget)
+    if room is None or not more:
+        return Cost(None, 0.0, True, 1.0, None)
+    spent = spent_on(groups_of(entries), budget.order)
+    cost = charge(more, budget.order)
+    total = spent + cost
+    return Cost(
+        charge=cost,
+        share=_share(cost, room),
+        fits=total.rho <= room.rho and total.delta <= room.delta,
+        left_after=max(0.0, 1 - _share(total, room)),
+        more_of_the_same=min(
+            _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
+        ),
+    )
+
+
+def _times(room: float, cost: float) -> int:
+    if room < 0 or math.isinf(cost):
+        return 0
+    return 10**9 if cost <= room * 1e-9 else int(room / cost)
+
+
+def _share(part: Charge | None, whole: Charge | None) -> float:
+    if part is None or whole is None:
+        return 0.0
+    pairs = [(part.rho, whole.rho), (part.delta, whole.delta)]
+    return max((p / w if w > 0 else math.inf for p, w in pairs if p > 0), default=0.0)
+
+
+def _epsilon(budget: Budget, spent: Charge | None) -> float:
+    if spent is None or budget.delta is None or spent == Charge(0.0, 0.0):
+        return 0.0
+    if math.isinf(budget.order):
+        return spent.rho
+    return max(0.0, spent.rho + conversion(budget.delta / 2, budget.order))
+
+
+def order_in_words(order: float) -> float | str:
+    """Return the order as JSON can hold it."""
+    return "infinity" if math.isinf(order) else order

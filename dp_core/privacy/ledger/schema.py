@@ -1,0 +1,119 @@
+"""The tables, and how an older ledger becomes a newer one.
+
+One number, in the table `ledger_schema`, tells a ledger's version. `MIGRATIONS[v]` takes a
+database from version v to v + 1 in one transaction; a database from a newer release is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    inspect,
+    select,
+    update,
+)
+
+from dp_core.errors import BadInput
+
+METADATA = MetaData()
+
+VERSION = Table(
+    "ledger_schema",
+    METADATA,
+    Column("version", Integer, nullable=False),
+)
+
+BUDGETS = Table(
+    "budgets",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("unit", String(20)),  # NULL, like the next three: made-up data
+    Column("relation", String(40)),
+    Column("epsilon", Double),
+    Column("delta", Double),
+    Column("renyi_order", Double, nullable=False),
+    Column("opened_at", String(40), nullable=False),
+)
+
+DATASETS = Table(
+    "datasets",
+    METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("budget_id", ForeignKey("budgets.id"), nullable=False),
+    Column("registered_at", String(40), nullable=False),
+)
+
+ENTRIES = Table(
+    "entries",
+    METADATA,
+    Column("number", Integer, primary_key=True),  # the order of reservation
+    Column("id", String(32), nullable=False, unique=True),
+    Column("budget_id", ForeignKey("budgets.id"), nullable=False, index=True),
+    Column("dataset", ForeignKey("datasets.name"), nullable=False),
+    Column("unit", String(20), nullable=False),
+    Column("event", Text, nullable=False),  # JSON; the record from which every ε is computed
+    Column("delta", Double, nullable=False),
+    Column("spec_hash", String(128), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("plan_key", String(300), nullable=False),
+    Column("whole_plan", Boolean, nullable=False),
+    Column("run", String(300), nullable=False),
+    Column("seed_key", String(128), nullable=False),
+    Column("seed_hash", String(200), nullable=False),
+    Column("manifest_hash", String(128), nullable=False),
+    Column("known_seed", Boolean, nullable=False),
+    Column("reserved_at", String(40), nullable=False),
+    Column("settled_at", String(40), nullable=False),
+    UniqueConstraint("dataset", "spec_hash", "attempt"),
+)
+
+
+def _create(db: Connection) -> None:
+    METADATA.create_all(db)
+
+
+# Once a second version exists, version 1's tables are written out here as they were.
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create,)
+CURRENT = len(MIGRATIONS)
+
+
+def version_of(db: Connection) -> int:
+    """Return the schema version of a database; 0 for an empty one."""
+    if not inspect(db).has_table(VERSION.name):
+        return 0
+    return int(db.execute(select(VERSION.c.version)).scalar_one())
+
+
+def migrate(db: Connection) -> None:
+    """Bring the database to the current version, inside the caller's exclusive transaction.
+
+    Raises:
+        BadInput: a newer release of Confide made it.
+    """
+    found = version_of(db)
+    if found > CURRENT:
+        raise BadInput(
+            f"its schema has version {found}, this release knows {CURRENT}",
+            where="privacy ledger",
+            fix="Use the newer release of Confide that made it.",
+        )
+    for step in MIGRATIONS[found:]:
+        step(db)
+    if found == 0:
+        db.execute(VERSION.insert().values(version=CURRENT))
+    elif found < CURRENT:
+        db.execute(update(VERSION).values(version=CURRENT))
