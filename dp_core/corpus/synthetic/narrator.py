@@ -10,18 +10,7 @@ from random import Random
 
 from dp_core.corpus.synthetic.conditions import CONDITIONS, Condition
 from dp_core.corpus.synthetic.grammar import Piece, expand, phrase, pick
-from dp_core.corpus.synthetic.lexicon import (
-    COMPLICATED_BY,
-    FACILITIES,
-    IMAGING,
-    LABS,
-    LESION,
-    SEVERITY,
-    SPECIALTIES,
-    SYMPTOM_QUALITY,
-    TEST_MODIFIERS,
-    WARDS,
-)
+from dp_core.corpus.synthetic.lexicon import IMAGING, LABS, LESION, TEST_MODIFIERS, WORDS
 from dp_core.corpus.synthetic.patient import Medication, Patient, surname
 from dp_core.corpus.synthetic.pharmacy import frequency_and_reason
 
@@ -43,51 +32,55 @@ class Narrator:
         self._year = rng.randint(2101, 2190)
 
     def fill(self, name: str) -> list[Piece]:
-        """Return the pieces for a slot: the method `slot_name` makes them."""
-        made = getattr(self, f"slot_{name}")()
+        """Return the pieces for a slot: the method `_slot_name` makes them."""
+        made = getattr(self, f"_slot_{name}")()
         return [(made, "")] if isinstance(made, str) else made
 
     # --- people, places, times
 
-    def slot_pt(self) -> str:
+    def _slot_pt(self) -> str:
         p = self.patient
         title = "Ms." if p.female else "Mr."
-        return pick(self.rng, ("the patient", "patient", self.slot_he(), f"{title} {p.surname}"))
+        return pick(self.rng, ("the patient", "patient", self._slot_he(), f"{title} {p.surname}"))
 
-    def slot_fullname(self) -> str:
+    def _slot_fullname(self) -> str:
         return f"{self.patient.first_name} {self.patient.surname}"
 
-    def slot_he(self) -> str:
+    def _slot_he(self) -> str:
         return "she" if self.patient.female else "he"
 
-    def slot_his(self) -> str:
+    def _slot_his(self) -> str:
         return "her" if self.patient.female else "his"
 
-    def slot_sex(self) -> str:
+    def _slot_sex(self) -> str:
         return pick(self.rng, ("female", "woman") if self.patient.female else ("male", "man"))
 
-    def slot_age(self) -> str:
+    def _slot_age(self) -> str:
         return str(self.patient.age)
 
-    def slot_doctor(self) -> str:
+    def _slot_doctor(self) -> str:
         return f"Dr. {self.patient.physician if self.rng.random() < 0.6 else surname(self.rng)}"
 
-    def slot_relative(self) -> str:
+    def _slot_relative(self) -> str:
         return self.patient.relative
 
-    def slot_work(self) -> str:
+    def _slot_work(self) -> str:
         return self.patient.occupation
 
-    def slot_facility(self) -> str:
-        return self.patient.facility if self.rng.random() < 0.7 else pick(self.rng, FACILITIES)
+    def _slot_facility(self) -> str:
+        return (
+            self.patient.facility
+            if self.rng.random() < 0.7
+            else pick(self.rng, WORDS["facilities"])
+        )
 
-    def slot_ward(self) -> str:
-        return pick(self.rng, WARDS)
+    def _slot_ward(self) -> str:
+        return pick(self.rng, WORDS["wards"])
 
-    def slot_specialty(self) -> str:
-        return pick(self.rng, SPECIALTIES)
+    def _slot_specialty(self) -> str:
+        return pick(self.rng, WORDS["specialties"])
 
-    def slot_date(self) -> str:
+    def _slot_date(self) -> str:
         form = self.rng.random()
         if form < 0.5:
             return f"{self._month}/{self.rng.randint(1, 28)}"
@@ -95,49 +88,49 @@ class Narrator:
             return f"{self._month:02d}/{self._day:02d}/{self._year}"
         return f"{self._year}-{self._month}-{self._day}"
 
-    def slot_time(self) -> str:
+    def _slot_time(self) -> str:
         return f"{self.rng.randint(0, 23):02d}{self.rng.choice(('00', '15', '30', '45'))}"
 
-    def slot_span(self) -> str:
+    def _slot_span(self) -> str:
         unit = pick(self.rng, ("day", "day", "week", "month", "hour", "year"))
         number = self.rng.choice((1, 2, 2, 3, 3, 4, 5, 7, 10))
         return f"{number} {unit}{'s' if number > 1 else ''}"
 
-    def slot_small(self) -> str:
+    def _slot_small(self) -> str:
         return str(self.rng.randint(2, 9))
 
-    def slot_size(self) -> str:
+    def _slot_size(self) -> str:
         return f"{self.rng.randint(1, 4)}.{self.rng.randint(1, 9)} cm"
 
-    def slot_phone(self) -> str:
+    def _slot_phone(self) -> str:
         return f"{self.rng.randint(200, 999)}-{self.rng.randint(1000, 9999)}"
 
     # --- problems
 
-    def slot_reason(self) -> list[Piece]:
+    def _slot_reason(self) -> list[Piece]:
         """The disease that brings the patient in."""
         return [(self._qualified(self.patient.condition_names[0]), PROBLEM)]
 
-    def slot_problem(self) -> list[Piece]:
+    def _slot_problem(self) -> list[Piece]:
         """One of the patient's diseases, under one of its names."""
         return [(self._qualified(self._condition_name()), PROBLEM)]
 
-    def slot_history(self) -> list[Piece]:
+    def _slot_history(self) -> list[Piece]:
         """Two or three of the patient's diseases as a list."""
         names = list(self.patient.condition_names[1:]) or [self.patient.condition_names[0]]
         return self._listed([(name, PROBLEM) for name in names[:3]])
 
-    def slot_symptom(self) -> list[Piece]:
+    def _slot_symptom(self) -> list[Piece]:
         text = pick(self.rng, self.patient.symptoms)
         if self.rng.random() < 0.35:
-            text = f"{pick(self.rng, SYMPTOM_QUALITY)} {text}"
+            text = f"{pick(self.rng, WORDS['symptom quality'])} {text}"
         return [(text, PROBLEM)]
 
-    def slot_symptoms(self) -> list[Piece]:
+    def _slot_symptoms(self) -> list[Piece]:
         n = min(len(self.patient.symptoms), self.rng.randint(2, 3))
         return self._listed([(s, PROBLEM) for s in self.rng.sample(self.patient.symptoms, n)])
 
-    def slot_denied(self) -> list[Piece]:
+    def _slot_denied(self) -> list[Piece]:
         """Symptoms of diseases that the patient does not have."""
         found: dict[str, Piece] = {}
         for _ in range(self.rng.randint(1, 4)):
@@ -146,39 +139,39 @@ class Narrator:
             found[text] = (text, PROBLEM)
         return self._listed(list(found.values()), "or")
 
-    def slot_finding(self) -> list[Piece]:
+    def _slot_finding(self) -> list[Piece]:
         if self.rng.random() < 0.3:
-            return self.slot_lesion()
+            return self._slot_lesion()
         return [(pick(self.rng, self.patient.findings), PROBLEM)]
 
-    def slot_nofinding(self) -> list[Piece]:
+    def _slot_nofinding(self) -> list[Piece]:
         condition = CONDITIONS[self.rng.randrange(len(CONDITIONS))]
         return [(phrase(pick(self.rng, condition.findings), self.rng), PROBLEM)]
 
-    def slot_lesion(self) -> list[Piece]:
+    def _slot_lesion(self) -> list[Piece]:
         pieces = expand(LESION, self.rng, self)
         return [(self._article("".join(text for text, _ in pieces)), PROBLEM)]
 
-    def slot_complication(self) -> list[Piece]:
-        return [(pick(self.rng, COMPLICATED_BY), PROBLEM)]
+    def _slot_complication(self) -> list[Piece]:
+        return [(pick(self.rng, WORDS["complicated by"]), PROBLEM)]
 
     # --- tests
 
-    def slot_test(self) -> list[Piece]:
+    def _slot_test(self) -> list[Piece]:
         condition = self._condition()
         name = pick(self.rng, condition.tests)
         return [(phrase(TEST_MODIFIERS, self.rng) + name, TEST)]
 
-    def slot_imaging(self) -> list[Piece]:
+    def _slot_imaging(self) -> list[Piece]:
         text = phrase(IMAGING, self.rng)
         return [(phrase(TEST_MODIFIERS, self.rng) + text, TEST)]
 
-    def slot_lab(self) -> list[Piece]:
+    def _slot_lab(self) -> list[Piece]:
         """The name of a laboratory value and its number: `potassium 3.1`."""
         name, value, _ = self._lab()
         return [(name, TEST), (pick(self.rng, (" ", " ", " of ", " was ")) + value, "")]
 
-    def slot_trend(self) -> list[Piece]:
+    def _slot_trend(self) -> list[Piece]:
         """A laboratory value now and before: `creatinine 2.1, up from 1.4`."""
         name, value, _ = self._lab()
         decimals = len(value.partition(".")[2].split()[0]) if "." in value else 0
@@ -186,10 +179,10 @@ class Narrator:
         way = "up" if float(value.split()[0]) > before else "down"
         return [(name, TEST), (f" {value}, {way} from {before:.{decimals}f}", "")]
 
-    def slot_labs(self) -> list[Piece]:
+    def _slot_labs(self) -> list[Piece]:
         return self._listed([piece for _ in range(3) for piece in self._pair()], "", step=2)
 
-    def slot_labword(self) -> list[Piece]:
+    def _slot_labword(self) -> list[Piece]:
         """A laboratory value in words: an abnormal one is itself a problem."""
         name, _, direction = self._lab()
         if direction:
@@ -197,7 +190,7 @@ class Narrator:
             return [(f"{pick(self.rng, word)} {name}", PROBLEM)]
         return [(pick(self.rng, ("normal ", "stable ", "pending ")), ""), (name, TEST)]
 
-    def slot_vitals(self) -> list[Piece]:
+    def _slot_vitals(self) -> list[Piece]:
         p, rng = self.patient, self.rng
         pulse, upper = p.heart_rate + rng.randint(-8, 8), p.systolic + rng.randint(-10, 10)
         long_form = rng.random() < 0.4
@@ -220,14 +213,14 @@ class Narrator:
 
     # --- treatments
 
-    def slot_drug(self) -> list[Piece]:
+    def _slot_drug(self) -> list[Piece]:
         return [(self._medication().drug.name, TREATMENT)]
 
-    def slot_dosed(self) -> list[Piece]:
+    def _slot_dosed(self) -> list[Piece]:
         """A drug with its dose, route and frequency, of which the name alone is the entity."""
         return self._dosed(self._medication())
 
-    def slot_medlist(self) -> list[Piece]:
+    def _slot_medlist(self) -> list[Piece]:
         """A numbered list of the patient's medications."""
         meds = self.patient.medications
         chosen = self.rng.sample(meds, min(len(meds), self.rng.randint(3, 6)))
@@ -236,13 +229,13 @@ class Narrator:
             out += [(f"{number}. ", ""), *self._dosed(medication), ("\n", "")]
         return out[:-1]
 
-    def slot_procedure(self) -> list[Piece]:
+    def _slot_procedure(self) -> list[Piece]:
         return [(phrase(pick(self.rng, self._condition().procedures), self.rng), TREATMENT)]
 
-    def slot_treatment(self) -> list[Piece]:
-        return self.slot_drug() if self.rng.random() < 0.5 else self.slot_procedure()
+    def _slot_treatment(self) -> list[Piece]:
+        return self._slot_drug() if self.rng.random() < 0.5 else self._slot_procedure()
 
-    def slot_allergy(self) -> list[Piece]:
+    def _slot_allergy(self) -> list[Piece]:
         if self.patient.allergy is None:
             return [(pick(self.rng, ("no known drug allergies", "nkda")), "")]
         drug, reaction = self.patient.allergy
@@ -264,7 +257,7 @@ class Narrator:
         return pick(self.rng, self.patient.conditions[i].names)
 
     def _qualified(self, name: str) -> str:
-        return f"{pick(self.rng, SEVERITY)} {name}" if self.rng.random() < 0.25 else name
+        return f"{pick(self.rng, WORDS['severity'])} {name}" if self.rng.random() < 0.25 else name
 
     def _medication(self) -> Medication:
         return self.rng.choice(self.patient.medications)
@@ -285,14 +278,16 @@ class Narrator:
         """Return a laboratory value's name, its number as text, and -1, 0 or 1: low to high."""
         own = sorted(self.patient.abnormal_labs)
         key = pick(self.rng, own) if own and self.rng.random() < 0.6 else pick(self.rng, _LAB_NAMES)
-        names, low, high, unit, decimals, direction = LABS[key]
-        width = high - low
+        lab, direction = LABS[key], 0
         if key in self.patient.abnormal_labs:
-            shift = self.rng.random() * (3 * width if direction > 0 else 0.6 * low)
-            value = high + shift if direction > 0 else low - shift
+            direction = 1 if lab.rises else -1
+            shift = self.rng.random()
+            value = lab.high + shift * 3 * (lab.high - lab.low) if lab.rises else 0.0
+            value = value or lab.low * (1 - 0.6 * shift)
         else:
-            value, direction = low + self.rng.random() * width, 0
-        return pick(self.rng, names), f"{max(value, 0):.{decimals}f}{unit}", direction
+            value = lab.low + self.rng.random() * (lab.high - lab.low)
+        unit = f" {lab.unit}" if lab.unit else ""
+        return pick(self.rng, lab.names), f"{value:.{lab.decimals}f}{unit}", direction
 
     def _pair(self) -> list[Piece]:
         name, value, _ = self._lab()

@@ -7,16 +7,7 @@ from random import Random
 
 from dp_core.corpus.synthetic.conditions import CONDITIONS, Condition
 from dp_core.corpus.synthetic.grammar import phrase, pick
-from dp_core.corpus.synthetic.lexicon import (
-    ALLERGIES,
-    FACILITIES,
-    FIRST_NAMES,
-    OCCUPATIONS,
-    REACTIONS,
-    RELATIVES,
-    SURNAME_ENDS,
-    SURNAME_STARTS,
-)
+from dp_core.corpus.synthetic.lexicon import WORDS
 from dp_core.corpus.synthetic.pharmacy import CLASSES, DRUGS, Drug
 
 _FEMALE_ONLY, _MALE_ONLY = "breast cancer", "prostate cancer"
@@ -57,7 +48,7 @@ class Patient:
 
 def surname(rng: Random) -> str:
     """Return one of some thousands of surnames."""
-    return pick(rng, SURNAME_STARTS) + pick(rng, SURNAME_ENDS)
+    return pick(rng, WORDS["surname starts"]) + pick(rng, WORDS["surname ends"])
 
 
 def draw_patient(rng: Random) -> Patient:
@@ -72,7 +63,7 @@ def draw_patient(rng: Random) -> Patient:
     return Patient(
         female=female,
         age=min(94, max(19, round(rng.gauss(63, 15)))),
-        first_name=pick(rng, FIRST_NAMES["female" if female else "male"]),
+        first_name=pick(rng, WORDS["female first names" if female else "male first names"]),
         surname=surname(rng),
         physician=surname(rng),
         conditions=conditions,
@@ -81,10 +72,12 @@ def draw_patient(rng: Random) -> Patient:
         findings=tuple(phrase(f, rng) for c in main for f in c.findings),
         medications=tuple(by_name.values()),
         abnormal_labs=frozenset(lab for c in main for lab in c.labs),
-        allergy=(pick(rng, ALLERGIES), pick(rng, REACTIONS)) if rng.random() < 0.4 else None,
-        relative=pick(rng, RELATIVES),
-        occupation=pick(rng, OCCUPATIONS),
-        facility=pick(rng, FACILITIES),
+        allergy=(pick(rng, WORDS["allergies"]), pick(rng, WORDS["reactions"]))
+        if rng.random() < 0.4
+        else None,
+        relative=pick(rng, WORDS["relatives"]),
+        occupation=pick(rng, WORDS["occupations"]),
+        facility=pick(rng, WORDS["facilities"]),
         heart_rate=round(rng.gauss(84, 14)),
         systolic=round(rng.gauss(130, 18)),
     )

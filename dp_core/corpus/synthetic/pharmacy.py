@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from random import Random
 
 from dp_core.corpus.synthetic.conditions import CONDITIONS
+from dp_core.corpus.synthetic.lexicon import WORDS
 
-_ONSETS = ["bel", "cor", "dar", "fen", "gal", "iva", "kel", "lam", "mor", "nel", "ola", "per", "quin", "ras", "sel", "tor", "ula", "vel", "xan", "zol"]
-_MIDDLES = ["a", "e", "i", "o", "ta", "ri", "no", "ve", "mi", "lu", "da", "so"]
 _PER_CLASS = 14
 _STRENGTHS = (1, 2, 2.5, 4, 5, 6.25, 8, 10, 12.5, 15, 20, 25, 30, 40, 50, 60, 75, 80)
 _LARGE = (100, 125, 150, 200, 250, 300, 400, 500, 600, 750, 800, 1000)
@@ -27,24 +26,11 @@ _FREQUENCIES = (
     "weekly",
 )
 _INDICATIONS = {"every 6 hours as needed": ("for pain", "for nausea", "for anxiety", "for fever")}
-_IV = frozenset(
-    ["heparin", "vancomycin", "cefepime", "ceftriaxone", "zosyn", "meropenem", "norepinephrine", "gentamicin", "octreotide", "cefazolin", "daptomycin", "imipenem", "mannitol", "amphotericin", "alteplase", "nitroglycerin", "hydromorphone", "rituximab", "cytarabine", "carboplatin", "pemetrexed", "paclitaxel", "docetaxel", "herceptin"]
-)
-_SPECIAL_ROUTES = {
-    "insulin": "subcutaneously",
-    "lantus": "subcutaneously",
-    "enoxaparin": "subcutaneously",
-    "lovenox": "subcutaneously",
-    "epoetin": "subcutaneously",
-    "filgrastim": "subcutaneously",
-    "albuterol": "inhaled",
-    "ipratropium": "inhaled",
-    "tiotropium": "inhaled",
-    "advair": "inhaled",
-    "fluticasone": "inhaled",
-    "budesonide": "inhaled",
+_ROUTES = {
+    **dict.fromkeys(WORDS["intravenous drugs"], "iv"),
+    **dict.fromkeys(WORDS["subcutaneous drugs"], "subcutaneously"),
+    **dict.fromkeys(WORDS["inhaled drugs"], "inhaled"),
 }
-_UNITS = {"insulin": "units", "lantus": "units", "heparin": "units", "epoetin": "units"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +49,8 @@ def _drug(name: str) -> Drug:
     rng = Random(f"pharmacy {name}")  # noqa: S311
     scale = _STRENGTHS if rng.random() < 0.65 else _LARGE
     first = rng.randrange(len(scale) - 2)
-    unit = _UNITS.get(name, "mg")
-    route = "iv" if name in _IV else _SPECIAL_ROUTES.get(name, "po")
+    unit = "units" if name in WORDS["drugs in units"] else "mg"
+    route = _ROUTES.get(name, "po")
     forms = {"po": ("tablet", "capsule"), "inhaled": ("puff", "inhaler")}.get(route, ("",))
     return Drug(
         name,
@@ -79,8 +65,8 @@ def _made_up(suffix: str) -> list[str]:
     rng = Random(f"pharmacy class {suffix}")  # noqa: S311
     names: set[str] = set()
     while len(names) < _PER_CLASS:
-        middle = rng.choice(_MIDDLES) if rng.random() < 0.7 else ""
-        names.add(rng.choice(_ONSETS) + middle + suffix)
+        middle = rng.choice(WORDS["drug middles"]) if rng.random() < 0.7 else ""
+        names.add(rng.choice(WORDS["drug onsets"]) + middle + suffix)
     return sorted(names)
 
 

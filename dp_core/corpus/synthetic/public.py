@@ -8,7 +8,8 @@ from random import Random
 from dp_core.corpus.document import Document
 from dp_core.corpus.keyed_hash import generator, seed_key
 from dp_core.corpus.synthetic.grammar import Piece, expand, pick
-from dp_core.corpus.synthetic.public_topics import SHARED, TOPICS, Topic
+from dp_core.corpus.synthetic.public_topics import SHARED, TOPICS
+from dp_core.corpus.synthetic.tables import Block
 
 _SENTENCES = (6, 12)  # of a document, fewest and most
 _JOINTS = ("", "", "", "", "However, ", "Later, ", "Today, ", "Indeed, ", "In those years ")
@@ -32,7 +33,7 @@ def _article(rng: Random) -> str:
     author = _Author(topic, rng)
     sentences = []
     for _ in range(rng.randint(*_SENTENCES)):
-        text = "".join(t for t, _ in expand(pick(rng, topic.sentences), rng, author))
+        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author))
         joint = pick(rng, _JOINTS)
         sentences.append(joint + text if joint else text[0].upper() + text[1:])
     return ". ".join(sentences) + "."
@@ -41,10 +42,10 @@ def _article(rng: Random) -> str:
 class _Author:
     """Fills the slots of one article; returns to the same few names, as articles do."""
 
-    def __init__(self, topic: Topic, rng: Random) -> None:
+    def __init__(self, topic: Block, rng: Random) -> None:
         self._rng = rng
         self._words = {
-            name: rng.sample(words, min(len(words), 5)) for name, words in topic.words.items()
+            name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()
         }
 
     def fill(self, name: str) -> list[Piece]:
