@@ -81,7 +81,7 @@ def dp_sweep() -> None:
 
     @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
     def points_that_failed() -> None:
-        raise AirflowFailException("a point failed (red, above); the report holds the others")
+        raise AirflowFailException("a step or a point failed (red); the report holds the others")
 
     [every_point, report] >> points_that_failed()
 

@@ -85,6 +85,7 @@ def environment(
     """
     airflow = f"http://{HOST}:{ports['airflow']}"
     folder = airflow_home(deployment)
+    logs = str(deployment.logs / "airflow")
     kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
     return kept | {
         "PYTHONPATH": str(CHECKOUT),
@@ -114,6 +115,9 @@ def environment(
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
         "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(deployment.logs / "airflow"),
+        "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(
+            deployment.logs / "dags"
+        ),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 

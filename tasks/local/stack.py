@@ -81,6 +81,7 @@ def start(deployment: Deployment, names: Sequence[str], say: Callable[[str], Non
     """
     if not _ORCHESTRATOR.exists():
         raise BadInput("Airflow's environment is missing", fix="Run `make setup`.")
+    os.umask(0o077)  # logs and databases are for their owner alone
     deployment.prepare()
     stop(deployment)
     folder = airflow_home(deployment)
@@ -90,17 +91,13 @@ def start(deployment: Deployment, names: Sequence[str], say: Callable[[str], Non
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, say)
     began = datetime.now(UTC).isoformat()
-    mask = os.umask(0o077)  # logs and databases are for their owner alone
     components: dict[str, Started] = {}
-    try:
-        for name in names:
-            log = log_of(deployment, name)
-            pid = processes.start(_command(name, deployment, ports), variables, CHECKOUT, log)
-            components[name] = processes.identify(pid)
-            stack = Stack(dict(components), ports, secret.password)
-            _write(deployment, stack)  # after each: a stack killed while starting is found again
-    finally:
-        os.umask(mask)
+    for name in names:
+        log = log_of(deployment, name)
+        pid = processes.start(_command(name, deployment, ports), variables, CHECKOUT, log)
+        components[name] = processes.identify(pid)
+        stack = Stack(dict(components), ports, secret.password)
+        _write(deployment, stack)  # after each: a stack killed while starting is found again
     say(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)

@@ -1,0 +1,56 @@
+"""`confide demo`, `confide up`, `confide down`: the project on one machine, without Docker."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.console import Console
+
+from tasks.deployment import Deployment
+
+
+@click.group()
+def group() -> None:
+    """Run the project's own stack on this machine."""
+
+
+@group.command()
+@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
+def demo(words: tuple[str, ...]) -> None:
+    """Run the embedded job through Airflow and show what came out."""
+    from tasks.commands.report import show
+    from tasks.commands.settings import settings_from
+    from tasks.local.demo import run
+    from tasks.specs import JobSettings
+
+    started = time.monotonic()
+    console = Console()
+    report = run(Deployment.from_environment(), settings_from(JobSettings, None, words), console)
+    show(report)
+    console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
+
+
+@group.command()
+def up() -> None:
+    """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
+    from tasks.local import stack as local
+    from tasks.local.configuration import USER
+
+    console = Console(highlight=False)
+    deployment = Deployment.from_environment()
+    stack = local.running(deployment)
+    if stack is None or set(stack.components) != set(local.PAGES):
+        stack = local.start(deployment, local.PAGES, console.print)
+    console.print(f"Airflow  {stack.airflow_url}   user {USER}, password {stack.password}")
+    console.print(f"MLflow   {stack.mlflow_url}")
+    console.print("Both answer on this machine only. Stop them with `make down`.")
+
+
+@group.command()
+def down() -> None:
+    """Stop what `up` started, and what an earlier command may have left."""
+    from tasks.local.stack import stop
+
+    stopped = stop(Deployment.from_environment())
+    click.echo("Stopped." if stopped else "Nothing was running.")
