@@ -1,0 +1,179 @@
+"""Canaries (Carlini et al. 2019; Hoory et al. 2021, section 5.2): drawn, and planted by unit.
+
+A canary is a run of random pieces, all hints `H` but one secret `S`. Pieces come from the
+*released* vocabulary and all coins are public, so that what a model says about canaries in
+contexts of their own is covered by the model's own guarantee. A unit carries a canary with the
+canary's rate, by a coin of (seed, canary, unit) alone: planting in one unit says nothing about
+another, and the carrier stays an ordinary unit, bounded, sampled and clipped as any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tokenizers import Tokenizer
+
+from dp_core.corpus.keyed_hash import coin, generator, seed_key
+from dp_core.errors import BadInput
+from dp_core.vocab import wordpiece
+
+REFERENCES_PER_PATTERN = 32
+_WORD = re.compile(r"[a-z]{3,}")
+_PATTERN = re.compile(r"H*SH*")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One canary.
+
+    Args:
+        id: its name, for example `HSH-0.02-1`.
+        pattern: a string of H (hint) with one S (secret).
+        rate: probability that a unit carries it; 0 for a reference, which is never planted.
+        pieces: ids of the vocabulary, one for each letter of the pattern, all different.
+        secret_index: the place of the S.
+    """
+
+    id: str
+    pattern: str
+    rate: float
+    pieces: tuple[int, ...]
+    secret_index: int
+
+    @property
+    def secret(self) -> int:
+        """The id of the secret piece."""
+        return self.pieces[self.secret_index]
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is never planted."""
+        return self.rate == 0
+
+
+def candidates(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the pieces that a canary may hold: words of three letters or more."""
+    vocab = tokenizer.get_vocab()
+    return sorted(i for piece, i in vocab.items() if _WORD.fullmatch(piece))
+
+
+def draw(
+    vocabulary: Path | str,
+    patterns: Sequence[str],
+    rates: Sequence[float],
+    per_group: int,
+    seed: int,
+    *,
+    references: int = REFERENCES_PER_PATTERN,
+) -> list[Canary]:
+    """Return canaries for every pattern and rate, and references of every pattern.
+
+    Args:
+        vocabulary: folder of the released vocabulary.
+        patterns: strings of H with one S.
+        rates: probabilities in (0, 1] that a unit carries a canary.
+        per_group: canaries for each pattern and rate.
+        seed: public coins.
+        references: canaries for each pattern that are never planted.
+
+    Raises:
+        BadInput: a bad pattern or rate, or a vocabulary with too few words.
+    """
+    _check(patterns, rates)
+    pool = candidates(wordpiece.load(vocabulary))
+    longest = max(len(p) for p in patterns)
+    if len(pool) < 2 * longest:
+        raise BadInput(
+            f"the vocabulary has too few words for canaries of {longest} pieces",
+            where="vocabulary",
+            fix="Raise the vocabulary's ε, or its size.",
+        )
+    rng = generator(seed_key(seed), "canaries")
+    canaries = []
+    for pattern in patterns:
+        for rate in (*rates, 0.0):
+            for number in range(per_group if rate else references):
+                name = f"{pattern}-{rate:g}-{number}" if rate else f"{pattern}-reference-{number}"
+                pieces = tuple(rng.sample(pool, len(pattern)))
+                canaries.append(Canary(name, pattern, rate, pieces, pattern.index("S")))
+    return canaries
+
+
+def carries(canary: Canary, unit_id: str, seed: int) -> bool:
+    """Whether a unit carries a canary: true for the canary's rate of all units."""
+    return coin(seed_key(seed), "canary", canary.id, unit_id) < canary.rate
+
+
+def plant(
+    rows: Sequence[Sequence[int]],
+    canaries: Sequence[Canary],
+    unit_id: str,
+    seed: int,
+    sequence_length: int,
+) -> list[list[int]]:
+    """Return a unit's rows with its canaries planted, each at a random place of a random row.
+
+    Args:
+        rows: `[CLS] pieces [SEP]`, already bounded to what the unit may contribute.
+        canaries: all of them; the unit's own coins choose.
+        unit_id: whose rows these are.
+        seed: public coins, those of `draw`.
+        sequence_length: S; a row that would grow beyond it loses its last own pieces. No canary
+            is cut, nor placed inside another.
+
+    Raises:
+        BadInput: the unit carries more canaries than its rows have room for.
+    """
+    carried = [c for c in canaries if carries(c, unit_id, seed)]
+    if not carried or not rows:
+        return [list(row) for row in rows]
+    rng = generator(seed_key(seed), "canary places", unit_id)
+    room = sequence_length - 2
+    free = [room] * len(rows)
+    planted: list[list[Canary]] = [[] for _ in rows]
+    for canary in carried:
+        fitting = [i for i, left in enumerate(free) if left >= len(canary.pieces)]
+        if not fitting:
+            raise BadInput(
+                "a unit carries more canaries than its rows can hold",
+                where="canary rates",
+                fix="Lower the rates or the canaries per group, or raise the sequence length.",
+            )
+        row = rng.choice(fitting)
+        planted[row].append(canary)
+        free[row] -= len(canary.pieces)
+    return [
+        _insert(list(row), chosen, left, rng)
+        for row, chosen, left in zip(rows, planted, free, strict=True)
+    ]
+
+
+def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
+    """Return a row whose own pieces are cut to `room`, with canaries at random places."""
+    if not canaries:
+        return row
+    body = row[1:-1][:room]
+    places = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
+    for place, canary in places:  # from the end, so that earlier places stay what they are
+        body[place:place] = canary.pieces
+    return [row[0], *body, row[-1]]
+
+
+def _check(patterns: Sequence[str], rates: Sequence[float]) -> None:
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise BadInput(
+                f"{pattern!r} is not a string of H with one S",
+                where="canary patterns",
+                fix="Use for example HSH.",
+            )
+    if not patterns or not all(0 < rate <= 1 for rate in rates):
+        raise BadInput(
+            "there must be patterns, and rates above 0 and at most 1",
+            where="canaries",
+            fix="Use for example HS and 0.01.",
+        )

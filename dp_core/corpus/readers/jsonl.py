@@ -1,0 +1,82 @@
+"""JSON lines: one object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_core.corpus.document import Document
+from dp_core.corpus.readers.files import (
+    BOM,
+    LONGEST,
+    UNREADABLE,
+    bare_name,
+    bounded_lines,
+    input_files,
+    is_unicode,
+    open_bytes,
+    unreadable,
+)
+from dp_core.corpus.readers.quarantine import Quarantine, Reason
+
+
+@dataclass(frozen=True)
+class JsonlFields:
+    """What the fields are called. Only `text` must be there; ids may be strings or integers."""
+
+    text: str = "text"
+    document_id: str = "document_id"
+    patient_id: str = "patient_id"
+    admission_id: str = "admission_id"
+
+
+def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
+    """Yield the documents of a file or folder; see `read_corpus`.
+
+    A document without an id is named by its file and line.
+    """
+    for file in input_files(path, ".jsonl"):
+        try:
+            with open_bytes(file) as stream:
+                for number, line in enumerate(bounded_lines(stream), 1):
+                    place = f"{bare_name(file)}:{number}"
+                    found = _document(line, place, fields)
+                    if isinstance(found, Document):
+                        quarantine.take()
+                        yield found
+                    elif found is not None:
+                        quarantine.reject(found, place)
+        except UNREADABLE as error:
+            raise unreadable(file) from error
+
+
+def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document | Reason | None:
+    """Return a line's document, why there is none, or None for a blank line."""
+    if line is None:
+        return Reason.TOO_LONG
+    try:
+        decoded = line.decode().removeprefix(BOM)
+    except UnicodeDecodeError:
+        return Reason.ENCODING
+    if not decoded.strip():
+        return None
+    try:
+        row = json.loads(decoded)
+    except (ValueError, RecursionError):
+        return Reason.NOT_JSON
+    if not isinstance(row, dict):
+        return Reason.NOT_JSON
+    text = row.get(fields.text)
+    ids = [row.get(f, "") for f in (fields.document_id, fields.patient_id, fields.admission_id)]
+    if not isinstance(text, str) or not all(isinstance(i, str | int) for i in ids):
+        return Reason.WRONG_FIELD
+    if not text.strip():
+        return Reason.EMPTY
+    document, patient, admission = map(str, ids)
+    if not is_unicode(text + document + patient + admission):
+        return Reason.ENCODING
+    if len(text) > LONGEST:
+        return Reason.TOO_LONG
+    return Document(document or place, patient, text.replace("\r\n", "\n"), admission)

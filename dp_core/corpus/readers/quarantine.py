@@ -1,0 +1,94 @@
+"""What a reader did not take: how much of it, why, and where; never the text itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from dp_core.errors import BadInput
+
+_PLACES_KEPT = 20  # of each reason; a million bad lines must not fill the memory
+
+
+class Reason(StrEnum):
+    """Why an item was not taken."""
+
+    EMPTY = "no text"
+    ENCODING = "not UTF-8"
+    TOO_LONG = "longer than any note"
+    UNREADABLE = "unreadable or half-written"
+    NOT_JSON = "not a JSON object"
+    WRONG_FIELD = "a field is missing or of the wrong type"
+    WRONG_COLUMNS = "wrong number of columns, or broken quoting"
+    NO_PATIENT = "no patient id"
+    OFFSETS = "offsets do not fit the text"
+    TAG = "not a tag of the scheme"
+
+
+class Quarantine:
+    """Counts what was taken and what was not, and refuses a source that is mostly bad.
+
+    Counts of private input are for the operator alone.
+
+    Args:
+        largest_share: a source with more bad items than this share is refused as a whole.
+    """
+
+    def __init__(self, largest_share: float = 0.1) -> None:
+        self.largest_share = largest_share
+        self.taken = 0
+        self.left_out = 0  # marked by the source itself as not to be used
+        self.counts: Counter[Reason] = Counter()
+        self.places: dict[Reason, list[str]] = {}
+
+    @property
+    def rejected(self) -> int:
+        """Number of items that were not taken."""
+        return self.counts.total()
+
+    def take(self) -> None:
+        """Count an item that was taken."""
+        self.taken += 1
+
+    def leave_out(self) -> None:
+        """Count an item that its source marks as an error."""
+        self.left_out += 1
+
+    def reject(self, reason: Reason, place: str) -> None:
+        """Count an item that was not taken.
+
+        Args:
+            reason: why.
+            place: file and line; never any content.
+        """
+        self.counts[reason] += 1
+        places = self.places.setdefault(reason, [])
+        if len(places) < _PLACES_KEPT:
+            places.append(place)
+
+    def finish(self, where: str) -> None:
+        """Refuse the source if it had nothing good, or too much that was bad.
+
+        Raises:
+            BadInput: with the most frequent reason and the first place of it.
+        """
+        if not self.taken and not self.rejected:
+            raise BadInput("there is nothing to read", where=where, fix="Check path and format.")
+        if self.rejected <= self.largest_share * (self.taken + self.rejected) and self.taken:
+            return
+        reason, _ = self.counts.most_common(1)[0]
+        raise BadInput(
+            f"more than {self.largest_share:.0%} of the items cannot be used; mostly: {reason} "
+            f"(first at {self.places[reason][0]})",
+            where=where,
+            fix="Check the format, or repair the source.",
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Return counts and places, ready for JSON; for the operator alone."""
+        return {
+            "taken": self.taken,
+            "left_out": self.left_out,
+            "rejected": {str(r): n for r, n in sorted(self.counts.items())},
+            "places": {str(r): list(p) for r, p in sorted(self.places.items())},
+        }
