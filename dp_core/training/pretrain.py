@@ -14,17 +14,17 @@ from dp_core.bert.parameters import Bert, fresh
 from dp_core.bert.weights import load
 from dp_core.corpus.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.noise import noise_key
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.sampling import sampler_for
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.training.adamw import AdamW
 from dp_core.training.checkpoint import Checkpoint, CheckpointFolder, run_digest
 from dp_core.training.devices import strategy_for
+from dp_core.training.noise_blocks import Keys
 from dp_core.training.prefetch import prefetch
 from dp_core.training.recipe import Recipe
 from dp_core.training.rows import MicroBatch, OrdinaryBatches, PrivateBatches
-from dp_core.training.trainer import Clipping, Keys, Trainer
+from dp_core.training.trainer import Clipping, Trainer
 
 _AHEAD = 8  # micro-batches made in advance
 _REPORT_SECONDS = 1.0
@@ -111,7 +111,7 @@ def pretrain(
             t=t,
             rate=recipe.rate(t),
             divisor=_divisor(plan, recipe, t),
-            keys=_keys(plan, seed, manifest, t, trainer.names),
+            keys=_keys(trainer, plan, seed, manifest, t),
         )
         done = t + 1
         if done % recipe.checkpoint_every == 0 or done == recipe.updates:
@@ -196,16 +196,11 @@ def _divisor(plan: TrainingPlan | None, recipe: Recipe, t: int) -> float:
 
 
 def _keys(
-    plan: TrainingPlan | None,
-    seed: PrivacySeed | None,
-    manifest: bytes,
-    t: int,
-    names: list[str],
+    trainer: Trainer, plan: TrainingPlan | None, seed: PrivacySeed | None, manifest: bytes, t: int
 ) -> Keys | None:
     if plan is None or seed is None:
         return None
-    draws = range(plan.noise_draws())
-    return np.stack([[noise_key(seed, manifest, t, n, d) for d in draws] for n in names])
+    return trainer.noise.keys(seed, manifest, t, plan.noise_draws())
 
 
 def _resume(trainer: Trainer, folder: CheckpointFolder) -> int:

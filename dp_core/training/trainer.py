@@ -20,11 +20,10 @@ from dp_core.bert.heads import mlm_row_losses
 from dp_core.bert.layers import Layers, Tensor
 from dp_core.bert.parameters import Arrays
 from dp_core.privacy.clipping.engine import clipped_sum
-from dp_core.privacy.tf_noise import gaussian
 from dp_core.training.adamw import AdamW
+from dp_core.training.noise_blocks import Keys, NoiseBlocks
 from dp_core.training.rows import MicroBatch
 
-Keys = NDArray[np.int64]  # (variables, draws, 2)
 _MEAN, _SQUARE = "adam-mean/", "adam-square/"
 _TALLIES = 3  # sum of unit losses, units, clipped units
 
@@ -68,6 +67,7 @@ class Trainer:
         self._strategy, self._config = strategy, config
         self._optimizer, self._clipping = optimizer, clipping
         self.names = list(parameters)
+        self.noise = NoiseBlocks({n: a.shape for n, a in parameters.items()})
         with strategy.scope():
             self._weights = {n: tf.Variable(a, name=n) for n, a in parameters.items()}
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
@@ -76,6 +76,7 @@ class Trainer:
             self._tallies = _accumulator((_TALLIES,))
         self._add = tf.function(self._add_everywhere)
         self._move = tf.function(self._move_everywhere)
+        self._read = tf.function(self._read_everywhere)
 
     @property
     def devices(self) -> int:
@@ -99,16 +100,14 @@ class Trainer:
             t: number of the update.
             rate: learning rate.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
-            keys: noise keys (variables, draws, 2), in the order of `names`; None draws none.
+            keys: from `noise.keys`; None draws no noise.
         """
-        drawn = np.zeros((len(self.names), 0, 2), np.int64) if keys is None else keys
         scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor)]
-        self._move(*scalars, tf.constant(drawn))
+        self._move(*scalars, None if keys is None else tf.constant(keys))
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
-        loss, units, clipped = self._strategy.reduce("SUM", self._tallies, axis=None).numpy()
-        self._strategy.run(lambda: self._tallies.assign(tf.zeros((_TALLIES,))))
+        loss, units, clipped = self._read().numpy()
         return Tallies(float(loss), round(float(units)), round(float(clipped)))
 
     def weights(self) -> Arrays:
@@ -173,24 +172,25 @@ class Trainer:
         clipped = clipped_sum(unit_losses, self._weights, units, clip_norm)
         return clipped.sums, clipped.losses, clipped.norms > clip_norm
 
-    def _move_everywhere(self, rate: Tensor, step: Tensor, divisor: Tensor, keys: Tensor) -> None:
-        for i, name in enumerate(self.names):
-            total = self._strategy.reduce("SUM", self._sums[name], axis=None)
-            gradient = self._noised(total, keys[i]) / divisor
-            arguments = (self._means[name], self._squares[name], gradient)
+    def _read_everywhere(self) -> Tensor:
+        total = self._strategy.reduce("SUM", self._tallies, axis=None)
+        with tf.control_dependencies([total]):
+            self._strategy.run(lambda: self._tallies.assign(tf.zeros((_TALLIES,))))
+        return total
+
+    def _move_everywhere(
+        self, rate: Tensor, step: Tensor, divisor: Tensor, keys: Tensor | None
+    ) -> None:
+        totals = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
+        if keys is not None and self._clipping is not None:
+            noise = self.noise.draw(keys, self._clipping.noise_stddev)
+            totals = {name: total + noise[name] for name, total in totals.items()}
+        for name, total in totals.items():
+            arguments = (self._means[name], self._squares[name], total / divisor)
             self._strategy.extended.update(
                 self._weights[name], self._mover(name, rate, step), args=arguments
             )
         self._strategy.run(self._empty)
-
-    def _noised(self, total: Tensor, keys: Tensor) -> Tensor:
-        if self._clipping is None or keys.shape[0] == 0:
-            return total
-        stddev = self._clipping.noise_stddev
-        shape = total.shape.as_list()
-        if keys.shape[0] == 1:
-            return total + gaussian(shape, keys[0], stddev)
-        return tf.foldl(lambda sum_, key: sum_ + gaussian(shape, key, stddev), keys, total)
 
     def _mover(self, name: str, rate: Tensor, step: Tensor) -> Callable[..., None]:
         def move(weight: Any, mean: Any, square: Any, gradient: Tensor) -> None:
