@@ -27,7 +27,6 @@ _STYLE: dict[Any, Any] = {
     "xtick.labelsize": 10,
     "ytick.labelsize": 10,
     "legend.fontsize": 10,
-    "legend.frameon": False,
     "axes.edgecolor": "#9aa5b1",
     "axes.labelcolor": INK,
     "text.color": INK,

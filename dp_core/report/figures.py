@@ -39,13 +39,14 @@ def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
     return drawing.finish(
         figure,
         "exposure",
         "Exposure against occurrences",
         "How strongly each model favours planted secrets, by pattern (H: hint, S: secret) and by "
-        "the number of units expected to carry them. Bars: 95% intervals over canaries. The band "
+        "the number of units expected to carry them (after Hoory et al. 2021, Fig. 2). "
+        "Bars: 95% intervals over canaries. The band "
         "is where 95% of models that remember nothing would lie; the dotted line, a secret "
         "that is always ranked first.",
     )
@@ -112,7 +113,11 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
         if spending := next((c for c in own if c.epsilon), None):
             handles["ε spent by DP training"] = _epsilon_line(axes, spending)
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles)
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        frameon=False,
+        ncols=len(handles),
     )
     return drawing.finish(
         figure,
@@ -128,7 +133,7 @@ def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
     (line,) = right.plot(
         curve.updates, curve.epsilon, color=drawing.EPSILON_RED, linestyle="--", linewidth=1.6
     )
-    right.set_ylabel("ε", color=drawing.EPSILON_RED, rotation=0, labelpad=10)
+    right.set_ylabel("ε", color=drawing.EPSILON_RED, rotation=0, labelpad=10, fontsize=13)
     right.tick_params(axis="y", colors=drawing.EPSILON_RED)
     right.set_ylim(bottom=0)
     return line
@@ -170,7 +175,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_ylabel("Strict entity F1")
-    figure.legend(loc="outside lower center", ncols=len(measured))
+    figure.legend(loc="outside lower center", frameon=False, ncols=len(measured))
     return drawing.finish(
         figure,
         "entities",

@@ -71,7 +71,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         "Privacy and usefulness against each setting",
         "ε of the DP training (red circles, left axes) and strict entity F1 (blue squares, right "
         "axes) against noise multiplier, batch size and epochs. Strong lines hold the other two "
-        "settings at the middle of the grid, given above each panel; pale lines are the rest.",
+        "settings at the middle of the grid, given above each panel; pale lines are the rest. "
+        "After Hoory et al. 2021, Fig. 1.",
     )
 
 

@@ -21,7 +21,7 @@ from dp_core.report.model import (
     Withheld,
 )
 
-_CONTEXT_WORDS = {ALONE: "alone", EMBEDDED: "among random pieces"}
+_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random pieces"}
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,11 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
         headers=(
             Header("Model", numeric=False),
             Header("Pattern", "H hint, S secret", numeric=False),
-            Header("Shown", numeric=False),
-            Header("p", "per unit"),
-            Header("Occurrences", "expected"),
-            Header("Canaries"),
+            Header("Occurrences", "expected, units"),
             Header("Exposure", "bits, 95% interval"),
             Header("Without memory", "bits, 95% band"),
             Header("Probability", "by chance"),
-            Header("Rank exposure", "bits, of at most"),
+            Header("Rank exposure", "bits, against references"),
             Header("Remembered", numeric=False),
         ),
         rows=tuple(rows),
@@ -183,12 +180,14 @@ def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
     chance = f"<{cells.power_of_ten(1e-9)}" if row.p_value < 1e-9 else _probability(row.p_value)
     ranked = cells.bits(row.rank_exposure, label, detail=place)
     return (
-        cells.name(model),
-        cells.name(row.pattern),
-        cells.name(_CONTEXT_WORDS.get(row.context, row.context)),
-        cells.number(row.rate, Label.PUBLIC),
-        cells.number(row.expected_occurrences, Label.PUBLIC),
-        cells.number(row.canaries, Label.PUBLIC),
+        cells.name(model, _CONTEXT_WORDS.get(row.context, row.context)),
+        cells.name(row.pattern, f"{row.canaries} canaries"),
+        Cell(
+            cells.significant(row.expected_occurrences),
+            value=row.expected_occurrences,
+            label=Label.PUBLIC,
+            detail=f"p = {cells.significant(row.rate)}",
+        ),
         cells.bits(
             row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"
         ),

@@ -12,12 +12,40 @@ from dp_core.report.tables import Table
 
 _MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
 _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
-LEGEND = "ᵈ dp: protected by the guarantee   ° operator: no noise protects it   unmarked: public"
+LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
 
 
 def rich_table(table: Table) -> RichTable:
-    """Return the table for `rich.print`: the label is a mark and a colour, neither alone."""
-    shown = RichTable(
+    """Return the table for a wide terminal: the label is a mark and a colour, never colour alone.
+
+    Text that does not fit is folded, not cut.
+    """
+    shown = _frame(table)
+    for header in table.headers:
+        shown.add_column(
+            f"{header.name}\n{header.unit}" if header.unit else header.name,
+            justify="right" if header.numeric else "left",
+            overflow="fold",
+        )
+    for row in table.rows:
+        shown.add_row(*(_text(cell) for cell in row))
+    return shown
+
+
+def side_by_side(table: Table) -> RichTable:
+    """Return the table turned over, a column for each row: few models fit 80 columns so."""
+    shown = _frame(table)
+    shown.add_column(table.headers[0].name, overflow="fold")
+    for row in table.rows:
+        shown.add_column(row[0].text, justify="right", no_wrap=True)
+    for place, header in enumerate(table.headers[1:], start=1):
+        name = f"{header.name}, {header.unit}" if header.unit else header.name
+        shown.add_row(name, *(_text(row[place]) for row in table.rows))
+    return shown
+
+
+def _frame(table: Table) -> RichTable:
+    return RichTable(
         title=table.caption,
         title_justify="left",
         caption="\n".join((LEGEND, *table.notes)),
@@ -25,15 +53,6 @@ def rich_table(table: Table) -> RichTable:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for header in table.headers:
-        shown.add_column(
-            f"{header.name}\n{header.unit}" if header.unit else header.name,
-            justify="right" if header.numeric else "left",
-            no_wrap=not header.numeric,
-        )
-    for row in table.rows:
-        shown.add_row(*(_text(cell) for cell in row))
-    return shown
 
 
 def _text(cell: Cell) -> Text:

@@ -296,7 +296,6 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
         repeat=("./confide run dp_sweep",),
         notes=("F1 chose nothing here: picking a point by it would be a further leak.",),
     )
-    return report
 
 
 def public_scores(report: JobReport) -> JobReport:

@@ -1,0 +1,216 @@
+"""The report as people read it: one HTML file that needs nothing else, figures beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from dp_core.privacy.labels import Dp, Operator, Public
+from dp_core.report import cells, tables
+from dp_core.report.drawing import Drawing
+from dp_core.report.editions import job_edition, sweep_edition
+from dp_core.report.figures import entity_figure, exposure_figure, training_figure
+from dp_core.report.model import Curve, Edition, JobReport, Kind, LedgerView, SweepReport, Value
+from dp_core.report.sweep_figure import sweep_figure
+from dp_core.report.tables import Table
+from dp_core.report.verdict import Verdict, verdict
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A rendered report: the page, its figures, and its tables for whoever counts on them."""
+
+    html: str
+    drawings: tuple[Drawing, ...]
+    tables: tuple[Table, ...]
+
+    def write(self, folder: Path) -> Path:
+        """Write report.html, tables.json and every figure as .svg and .png; return the page."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in self.drawings:
+            (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
+            (folder / f"{drawing.key}.png").write_bytes(drawing.png)
+        record = {table.key: table.to_json() for table in self.tables}
+        text = json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False)
+        (folder / "tables.json").write_text(text + "\n", encoding="utf-8")
+        page = folder / "report.html"
+        page.write_text(self.html, encoding="utf-8")
+        return page
+
+
+def job_page(report: JobReport, edition: Edition) -> Page:
+    """Return the report of one job in that edition.
+
+    Raises:
+        BadInput: the publishable edition of a run on private data with a known privacy seed.
+    """
+    shown = job_edition(report, edition)
+    names = {model.kind: model.name for model in shown.models}
+    drawings = _drawn(
+        exposure_figure(shown.models),
+        training_figure(shown.curves, names),
+        entity_figure(shown.models),
+    )
+    content = {
+        "closing": tables.closing_table(shown.models, shown.unit),
+        "exposure": tables.exposure_table(shown.models),
+        "entities": tables.entity_table(shown.models),
+        "training": tables.facts_table("training", "Training facts", shown.training),
+        "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
+    }
+    html = _render(
+        "job.html.j2",
+        shown,
+        edition,
+        verdict(shown),
+        _job_marks(shown),
+        drawings=drawings,
+        chosen=names.get("dp"),
+        hidden_curves=_hidden(report.curves, shown.curves, names),
+        **content,
+    )
+    return Page(html, tuple(drawings.values()), _all_tables(content.values(), shown.ledger))
+
+
+def sweep_page(report: SweepReport, edition: Edition) -> Page:
+    """Return the report of a sweep in that edition; raises as `job_page` does."""
+    shown = sweep_edition(report, edition)
+    drawings = _drawn(sweep_figure(shown.points))
+    points = tables.sweep_table(shown.points, shown.unit)
+    said = Verdict(
+        "open",
+        "What noise, batch size and epochs do to privacy and to usefulness",
+        f"{len(shown.points)} models, one for each point of the grid. Every one is a release: "
+        "showing them all costs what they cost together.",
+    )
+    html = _render(
+        "sweep.html.j2",
+        shown,
+        edition,
+        said,
+        _sweep_marks(shown),
+        drawings=drawings,
+        points=points,
+    )
+    return Page(html, tuple(drawings.values()), _all_tables([points], shown.ledger))
+
+
+def _render(
+    template: str,
+    report: JobReport | SweepReport,
+    edition: Edition,
+    said: Verdict,
+    marks: list[dict[str, str]],
+    **content: Any,
+) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    record = dict(report.statement.record)
+    return environment.get_template(template).render(
+        report=report,
+        edition=edition.value,
+        verdict=said,
+        marks=marks,
+        style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
+        withheld_mark=cells.WITHHELD_MARK,
+        statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
+        ledger=None if report.ledger is None else tables.ledger_table(report.ledger),
+        spent=None if report.ledger is None else _spent(report.ledger),
+        **content,
+    )
+
+
+def _drawn(*drawings: Drawing | None) -> dict[str, Drawing]:
+    return {drawing.key: drawing for drawing in drawings if drawing is not None}
+
+
+def _all_tables(own: Iterable[Table], ledger: LedgerView | None) -> tuple[Table, ...]:
+    """Return the tables, and the ledger's; one without rows says nothing."""
+    last = () if ledger is None else (tables.ledger_table(ledger),)
+    return tuple(table for table in (*own, *last) if table.rows)
+
+
+def _job_marks(report: JobReport) -> list[dict[str, str]]:
+    """Return the few figures that stand in large type: those of the DP model."""
+    private = report.model("dp")
+    if private is None:
+        return []
+    found = [
+        _mark(cells.significant(private.epsilon_total), f"ε in total, per {report.unit}"),
+        _mark(cells.significant(private.delta, 2), "δ in total"),
+    ]
+    for text, value in (
+        ("entity F1, strict", private.f1),
+        ("MLM accuracy, public text", private.mlm_public),
+    ):
+        if (share := _share(value)) is not None:
+            found.append(_mark(f"{100 * share:.1f} %", text))
+    return found
+
+
+def _sweep_marks(report: SweepReport) -> list[dict[str, str]]:
+    epsilons = [point.epsilon_training for point in report.points]
+    scores = [share for point in report.points if (share := _share(point.f1)) is not None]
+    found = [_mark(str(len(report.points)), "points")]
+    if epsilons:
+        span = f"{cells.significant(min(epsilons))} – {cells.significant(max(epsilons))}"
+        found.append(_mark(span, f"ε of DP training, per {report.unit}"))
+    if scores:
+        found.append(
+            _mark(f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %", "entity F1, strict")
+        )
+    return found
+
+
+def _mark(text: str, name: str) -> dict[str, str]:
+    return {"text": text, "name": name}
+
+
+def _share(value: Value) -> float | None:
+    return value.value if isinstance(value, Dp | Public | Operator) else None
+
+
+def _hidden(
+    before: tuple[Curve, ...], after: tuple[Curve, ...], names: Mapping[Kind, str]
+) -> list[str]:
+    """Return in words which curves the edition left out."""
+    words = {"loss": "training loss", "mlm_public": "MLM accuracy on public text"}
+    kept = {(curve.kind, curve.quantity) for curve in after}
+    return [
+        f"{words[curve.quantity]}, {names[curve.kind]}"
+        for curve in before
+        if (curve.kind, curve.quantity) not in kept
+    ]
+
+
+def _spent(ledger: LedgerView) -> dict[str, str | int]:
+    """Return the account in figures fit for a sentence and a bar."""
+    budget = ledger.budget_epsilon
+    return {
+        "epsilon": cells.significant(ledger.spent_epsilon),
+        "delta": cells.significant(ledger.spent_delta, 2),
+        "budget": "" if budget is None else cells.significant(budget),
+        "budget_delta": (
+            "" if ledger.budget_delta is None else cells.significant(ledger.budget_delta, 2)
+        ),
+        "percent": (
+            0
+            if not budget
+            else 100
+            if math.isinf(ledger.spent_epsilon)
+            else min(100, round(100 * ledger.spent_epsilon / budget))
+        ),
+    }
