@@ -9,11 +9,16 @@ _NEVER_RETRIED = {BAD_INPUT: "bad input", BUDGET_EXCEEDED: "privacy budget excee
 
 
 def failure(step: str, exit_code: int, last_line: str) -> AirflowException:
-    """Return the exception for a step that did not answer 0: with or without another try."""
-    last_line = last_line.removeprefix("confide: ")
+    """Return the exception for a step that did not answer 0: with or without another try.
+
+    Args:
+        step: the step's name; its last line begins with it, after the program's.
+        exit_code: negative where a signal ended the process.
+        last_line: what the step said last: the reason, in one line.
+    """
+    reason = last_line.removeprefix(f"confide: {step}: ")
     if exit_code in _NEVER_RETRIED:
-        return AirflowFailException(
-            f"{step}: {_NEVER_RETRIED[exit_code]} (exit code {exit_code}, not retried): {last_line}"
-        )
+        how = f"exit code {exit_code}: {_NEVER_RETRIED[exit_code]}, not tried again"
+        return AirflowFailException(f"{reason} ({how})")
     how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-    return AirflowException(f"{step}: fault ({how}): {last_line}")
+    return AirflowException(f"{reason} ({how})")

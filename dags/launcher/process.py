@@ -50,7 +50,7 @@ class ProcessStep(BaseOperator):
         self.log.info("Output: %s", work.spec.output)
         exit_code, last_line = self._run(work, progress)
         if exit_code:
-            raise failure(work.context.task, exit_code, last_line)
+            raise failure(work.spec.step, exit_code, last_line)
         return work.answer(_numbers(work.spec.output))
 
     def _run(self, work: Work, progress: Path) -> tuple[int, str]:

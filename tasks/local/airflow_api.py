@@ -33,6 +33,10 @@ class AirflowApi:
         self._login = {"username": user, "password": password}
         self._token = ""
 
+    def warm_up(self) -> None:
+        """Have the server load what tasks talk to; otherwise the first task waits for it."""
+        self._call("GET", "/execution/health", login=False)
+
     def health(self) -> dict[str, str]:
         """Return each component's status."""
         answer = self._call("GET", "/api/v2/monitor/health", login=False)

@@ -114,10 +114,8 @@ def environment(
         # Reading the DAGs costs seconds of a core: not every half minute beside a training.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
         "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
-        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(deployment.logs / "airflow"),
-        "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(
-            deployment.logs / "dags"
-        ),
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": logs,
+        "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": f"{logs}/dags",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 

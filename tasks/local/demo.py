@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -83,7 +82,7 @@ def _reason(log: Path) -> str:
         for line in log.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
                 reason = str(json.loads(line)["error_detail"][0]["exc_value"])
-    return re.sub(r"^\w+: ", "", reason).rstrip(".")
+    return reason.rstrip(".")
 
 
 @contextlib.contextmanager
@@ -95,7 +94,7 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
         return
     with _signals_raise():
         try:
-            yield local.start(deployment, local.RUNNERS, console.print)
+            yield local.start(deployment, local.RUNNERS, console.print, end_with_us=True)
         finally:
             local.stop(deployment)
 

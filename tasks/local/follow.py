@@ -92,7 +92,7 @@ class Follower:
         if task["state"] in FINISHED:
             if name in self._bars:
                 bars.remove_task(self._bars.pop(name))
-            if name not in self._said:
+            if name not in self._said and task["state"] != "upstream_failed":
                 self._said.add(name)
                 self._say(task, name)
         elif task["state"] == "running":
@@ -102,8 +102,8 @@ class Follower:
 
     def _say(self, task: dict[str, Any], name: str) -> None:
         now = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._started))
-        mark = {"success": "[green]✓", "skipped": "[dim]–", "upstream_failed": "[dim]·"}
-        words = "" if task["state"] == "success" else f" {task['state'].replace('_', ' ')}"
+        mark = {"success": "[green]✓", "skipped": "[dim]–"}
+        words = "" if task["state"] == "success" else f" {task['state']}"
         took = f"{task['duration']:6.1f} s" if task.get("duration") else " " * 8
         self._console.print(
             f"{now}  {mark.get(task['state'], '[red]✗')}[/] {name:<28}{took}{words}",

@@ -8,14 +8,18 @@ own and end with their parent by themselves (`dags/launcher/process.py`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PATIENCE = 10.0  # seconds between SIGTERM and SIGKILL; Airflow's components need 0.4 to 4.2
 
 
@@ -27,8 +31,19 @@ class Started:
     birth: str  # kernel's start time of the process, in clock ticks since boot
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
-    """Start a command in a session of its own, with its output in `log`; return its pid."""
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    *,
+    end_with_us: bool,
+) -> Started:
+    """Start a command in a session of its own, with its output in `log`.
+
+    Args:
+        end_with_us: have the kernel send it SIGTERM when we die, be it by kill -9 (on Linux).
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - the stack's own commands
@@ -39,14 +54,10 @@ def start(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent if end_with_us else None,
         )
-    process.returncode = 0  # never waited for by this object: it is to outlive us
-    return process.pid
-
-
-def identify(pid: int) -> Started:
-    """Return what tells this process from a later one with the same pid."""
-    return Started(pid, _stat(pid).get("birth", ""))
+    process.returncode = 0  # this object must not wait for it: `is_alive` reaps
+    return Started(process.pid, _stat(process.pid).get("birth", ""))
 
 
 def is_alive(process: Started) -> bool:
@@ -96,6 +107,11 @@ def _taken_over(leader: Started) -> bool:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _end_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stat(pid: int) -> dict[str, str]:

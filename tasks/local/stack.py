@@ -70,10 +70,17 @@ def running(deployment: Deployment) -> Stack | None:
     return stack if stack and not stack.dead() else None
 
 
-def start(deployment: Deployment, names: Sequence[str], say: Callable[[str], None]) -> Stack:
+def start(
+    deployment: Deployment,
+    names: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    end_with_us: bool = False,
+) -> Stack:
     """Start the named components and wait until they are healthy.
 
-    What is left of an earlier stack is stopped first.
+    What is left of an earlier stack is stopped first. With `end_with_us` nothing outlives the
+    calling process, however that ends.
 
     Raises:
         BadInput: the orchestrator's environment is not there, or a port is taken.
@@ -94,8 +101,9 @@ def start(deployment: Deployment, names: Sequence[str], say: Callable[[str], Non
     components: dict[str, Started] = {}
     for name in names:
         log = log_of(deployment, name)
-        pid = processes.start(_command(name, deployment, ports), variables, CHECKOUT, log)
-        components[name] = processes.identify(pid)
+        components[name] = processes.start(
+            _command(name, deployment, ports), variables, CHECKOUT, log, end_with_us=end_with_us
+        )
         stack = Stack(dict(components), ports, secret.password)
         _write(deployment, stack)  # after each: a stack killed while starting is found again
     say(f"Starting {', '.join(names)} …")
@@ -176,6 +184,7 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
                 waiting = sick[0]
                 continue
             if not pooled:
+                api.warm_up()
                 api.ensure_pool(*TRAINING_POOL)
                 pooled = True
             unread = [dag for dag in DAGS if _time(api.dag_parsed_at(dag)) < _time(began)]
