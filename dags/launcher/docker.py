@@ -1,0 +1,180 @@
+"""Steps as containers of the task image, on the Docker engine of this deployment.
+
+What the containers are given comes from the scheduler's own environment:
+
+`CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
+`CONFIDE_DOCKER_NETWORK`  the network that they join
+`CONFIDE_DOCKER_MOUNTS`   `SOURCE:TARGET` or `SOURCE:TARGET:ro`, separated by spaces; a source
+                          that begins with `/` is a folder of the host, any other a volume
+`CONFIDE_DOCKER_MEMORY`   a bound such as `8g`
+`CONFIDE_DOCKER_GPUS`     `all`, or how many
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.providers.docker.operators.docker import DockerOperator, fetch_logs
+from airflow.sdk.exceptions import AirflowException
+from docker.errors import APIError
+from docker.types import DeviceRequest, Mount
+
+from dags.launcher.handed_on import handed_on
+from dags.launcher.outcome import failure
+from dags.launcher.work import Plan, Work, work_of
+
+GRACE_SECONDS = 4  # Airflow's supervisor escalates every 5 s
+LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
+SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
+RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
+
+
+class DockerStep(DockerOperator):
+    """Runs a step in a container that ends with the task, however that ends.
+
+    The task holds the container's standard input open as a lease: when the worker dies without
+    a chance to say so, the engine closes it, and the image's first process ends the step.
+    """
+
+    template_fields = ("point",)
+
+    def __init__(
+        self, *, plan: Plan, point: Mapping[str, float] | None = None, **options: Any
+    ) -> None:
+        super().__init__(
+            image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
+            network_mode=os.environ.get("CONFIDE_DOCKER_NETWORK") or None,
+            mem_limit=os.environ.get("CONFIDE_DOCKER_MEMORY") or None,
+            mounts=mounts(os.environ.get("CONFIDE_DOCKER_MOUNTS", "")),
+            device_requests=gpus(os.environ.get("CONFIDE_DOCKER_GPUS", "")),
+            mount_tmp_dir=False,
+            auto_remove="force",
+            **options,
+        )
+        self.plan = plan
+        self.point = point
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Start the step, pass its lines on to the task's log, and answer for its exit code."""
+        work = work_of(self.task_id, self.plan, context, self.point)
+        context["point_name"] = work.context.point
+        self.log.info("Output: %s", work.spec.output)
+        self.labels = {
+            RUN: work.context.run_key,
+            TASK: f"{self.task_id}.{context['ti'].map_index}",
+            SPEC: work.spec.digest(),
+        }
+        self._remove_left_behind()
+        try:
+            exit_code, last_line = self._run(work)
+        finally:
+            self._end()
+        if exit_code:
+            raise failure(work.context.task, exit_code, last_line)
+        return work.answer()
+
+    def _run(self, work: Work) -> tuple[int, str]:
+        if not self.cli.images(name=self.image):
+            raise AirflowException(f"no image {self.image} on this engine: build or pull it")
+        self.container = self._create(work)
+        identifier = self.container["Id"]
+        lease = self.cli.attach_socket(identifier, params={"stdin": 1, "stream": 1})
+        try:
+            output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True)
+            self.cli.start(identifier)
+            lines = [line for line in fetch_logs(output, self.log) if line]
+            exit_code = int(self.cli.wait(identifier)["StatusCode"])
+        finally:
+            lease.close()
+        if self.cli.inspect_container(identifier)["State"].get("OOMKilled"):
+            lines.append("out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller")
+        return exit_code, lines[-1] if lines else "no output"
+
+    def _create(self, work: Work) -> dict[str, Any]:
+        words = work.arguments()
+        long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
+        environment = handed_on(os.environ) | work.environment() | {"CONFIDE_LEASE": "stdin"}
+        if self.execution_timeout is not None:
+            environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
+        container: dict[str, Any] = self.cli.create_container(
+            image=self.image,
+            command=[*words[:-1], SPEC_FILE] if long else words,
+            environment=environment,
+            labels=self.labels,
+            stdin_open=True,
+            host_config=self.cli.create_host_config(
+                mounts=self.mounts,
+                network_mode=self.network_mode,
+                mem_limit=self.mem_limit,
+                device_requests=self.device_requests,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges:true"],
+                pids_limit=4096,
+            ),
+        )
+        if long:
+            spec = work.spec.model_dump_json().encode()
+            self.cli.put_archive(container["Id"], "/", archive(SPEC_FILE.lstrip("/"), spec))
+        return container
+
+    def _remove_left_behind(self) -> None:
+        """Remove what an earlier try of this task left, whatever state it is in."""
+        labels = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
+        for left in self.cli.containers(all=True, filters={"label": labels}):
+            self.log.info("Removing container %s of an earlier try", left["Id"][:12])
+            self.cli.remove_container(left["Id"], force=True)
+
+    def _end(self) -> None:
+        """Stop the container if it still runs, and remove it."""
+        if self.container is None:
+            return
+        identifier, self.container = self.container["Id"], None
+        with contextlib.suppress(APIError):  # it is gone already
+            self.cli.stop(identifier, timeout=GRACE_SECONDS)
+            self.cli.remove_container(identifier, force=True)
+
+    def on_kill(self) -> None:
+        """End the container: the task was cancelled."""
+        self._end()
+
+
+def mounts(words: str) -> list[Mount]:
+    """Return the mounts that `SOURCE:TARGET[:ro]` words describe.
+
+    Raises:
+        ValueError: a word of another form; Airflow shows it as the DAG's import error.
+    """
+    found = []
+    for word in words.split():
+        source, _, rest = word.partition(":")
+        target, _, mode = rest.partition(":")
+        if not source or not target.startswith("/") or mode not in ("", "ro"):
+            raise ValueError(
+                f"CONFIDE_DOCKER_MOUNTS: {word!r} is not SOURCE:TARGET or SOURCE:TARGET:ro"
+            )
+        kind = "bind" if source.startswith("/") else "volume"
+        found.append(Mount(target, source, type=kind, read_only=mode == "ro"))
+    return found
+
+
+def gpus(word: str) -> list[DeviceRequest] | None:
+    """Return the request for `all` GPUs or for so many; None for none."""
+    if not word:
+        return None
+    count = -1 if word == "all" else int(word)
+    return [DeviceRequest(count=count, capabilities=[["gpu"]])]
+
+
+def archive(name: str, content: bytes) -> bytes:
+    """Return a tar archive of one file that anyone inside the container may read."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode = len(content), 0o644
+        tar.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()

@@ -1,0 +1,29 @@
+# Airflow and the DAGs: they know the steps by their specs alone. No TensorFlow, no algorithms.
+FROM python:3.11-slim-bookworm AS environment
+ARG PIP_INDEX_URL
+WORKDIR /build
+COPY docker/install-lock requirements/installer.txt requirements/orchestrator.txt ./
+RUN --mount=type=cache,target=/root/.cache ./install-lock orchestrator.txt /opt/confide/environment
+
+FROM python:3.11-slim-bookworm
+RUN groupadd --gid 10000 airflow && useradd --uid 10000 --gid 10000 --no-create-home airflow \
+ && install -d -o airflow -g airflow -m 0750 /var/lib/airflow /var/lib/airflow/logs
+COPY --from=environment /opt/confide/environment /opt/confide/environment
+ENV PATH=/opt/confide/environment/bin:$PATH \
+    PYTHONPATH=/opt/confide \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    AIRFLOW_HOME=/var/lib/airflow \
+    AIRFLOW__CORE__DAGS_FOLDER=/opt/confide/dags \
+    AIRFLOW__CORE__LOAD_EXAMPLES=False \
+    AIRFLOW__LOGGING__BASE_LOG_FOLDER=/var/lib/airflow/logs
+WORKDIR /opt/confide
+COPY docker/airflow-component docker/healthy.py /usr/local/bin/
+COPY tasks/__init__.py ./tasks/__init__.py
+COPY tasks/specs ./tasks/specs
+COPY dags ./dags
+RUN python -m compileall -q tasks dags
+USER 10000:10000
+ENTRYPOINT ["airflow-component"]
+CMD ["api-server"]

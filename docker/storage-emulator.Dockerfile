@@ -1,0 +1,20 @@
+# An object store on a volume that answers the real google-cloud-storage client.
+FROM python:3.11-slim-bookworm AS environment
+ARG PIP_INDEX_URL
+WORKDIR /build
+COPY docker/install-lock requirements/installer.txt requirements/storage-emulator.txt ./
+RUN --mount=type=cache,target=/root/.cache ./install-lock storage-emulator.txt /opt/confide/environment
+
+FROM python:3.11-slim-bookworm
+RUN groupadd --gid 10003 storage && useradd --uid 10003 --gid 10003 --no-create-home storage \
+ && install -d -o storage -g storage -m 0700 /var/lib/storage
+COPY --from=environment /opt/confide/environment /opt/confide/environment
+ENV PATH=/opt/confide/environment/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    STORAGE_BASE=/var/lib/storage
+WORKDIR /var/lib/storage
+USER 10003:10003
+EXPOSE 9023
+ENTRYPOINT ["gcp-storage-emulator", "start", "--host=0.0.0.0", "--port=9023"]
+CMD ["--default-bucket=confide"]

@@ -1,0 +1,32 @@
+# The steps: TensorFlow, MLflow's client, the algorithms. No Airflow.
+# Dependencies change rarely and come first; the code comes last.
+FROM python:3.11-slim-bookworm AS environment
+ARG PIP_INDEX_URL
+WORKDIR /build
+COPY docker/install-lock requirements/installer.txt requirements/task.txt ./
+RUN --mount=type=cache,target=/root/.cache ./install-lock task.txt /opt/confide/environment
+
+FROM python:3.11-slim-bookworm
+# 10001 owns what the steps write and nothing else; the code belongs to root and is read only.
+RUN groupadd --gid 10001 confide && useradd --uid 10001 --gid 10001 --no-create-home confide \
+ && install -d -o confide -g confide -m 0700 /var/lib/confide /var/lib/confide-seeds
+COPY --from=environment /opt/confide/environment /opt/confide/environment
+ENV PATH=/opt/confide/environment/bin:$PATH \
+    PYTHONPATH=/opt/confide \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    TF_CPP_MIN_LOG_LEVEL=2 \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    HOME=/tmp \
+    CONFIDE_HOME=/var/lib/confide \
+    CONFIDE_SEEDS=/var/lib/confide-seeds \
+    CONFIDE_TASK_PYTHON=/opt/confide/environment/bin/python
+WORKDIR /opt/confide
+COPY docker/attend.py ./attend.py
+COPY dp_core ./dp_core
+COPY tasks ./tasks
+RUN python -m compileall -q attend.py dp_core tasks
+USER 10001:10001
+# Process 1 passes SIGTERM on, reaps, and ends the step at its deadline or with its lease.
+ENTRYPOINT ["python", "-S", "-E", "/opt/confide/attend.py", "python"]
+CMD ["-m", "tasks", "--help"]
