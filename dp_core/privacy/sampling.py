@@ -67,7 +67,9 @@ def sampler_for(plan: TrainingPlan, seed: PrivacySeed, n_units: int) -> UnitSamp
         case FixedSizeSampling(batch=batch):
             return FixedSizeSampler(seed, n_units, plan.declared_units, batch)
         case ShuffledSampling(batch=batch):
-            return ShuffledSampler(seed, n_units, plan.declared_units, batch)
+            return ShuffledSampler(
+                seed, n_units, plan.declared_units, batch, plan.batches_per_epoch
+            )
 
 
 @dataclass(frozen=True)
@@ -129,19 +131,20 @@ class FixedSizeSampler:
 
 @dataclass(frozen=True)
 class ShuffledSampler:
-    """Each epoch deals a new permutation of the slots into ⌈slots / size⌉ disjoint batches.
+    """Each epoch deals a new permutation of the slots into `per_epoch` disjoint batches.
 
-    The last batch of an epoch may be short; every unit takes part exactly once in an epoch.
+    What is left sits the epoch out, so that no unit takes part twice in one.
     """
 
     seed: PrivacySeed
     n_units: int
     slots: int
     size: int
+    per_epoch: int
 
     def batch(self, t: int) -> Indices:
         """Return the sorted indices of the units in the slots dealt to update `t`."""
-        epoch, place = divmod(t, -(-self.slots // self.size))
+        epoch, place = divmod(t, self.per_epoch)
         order = _permutation(self.slots, _words(self.seed, "shuffle", epoch))
         dealt = np.sort(order[place * self.size : (place + 1) * self.size])
         return dealt[dealt < self.n_units]

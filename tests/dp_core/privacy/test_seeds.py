@@ -1,0 +1,140 @@
+import copy
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_core.errors import BadInput
+from dp_core.privacy.seeds import PrivacySeed, SeedStore
+
+PARTS = st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_seed_comes_from_the_operating_system_and_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        seed = SeedStore(tmp_path / "seeds").create("a")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "seeds") == 0o700
+    assert mode(tmp_path / "seeds" / "a.json") == 0o600
+    assert not seed.known
+    body = json.loads((tmp_path / "seeds" / "a.json").read_text())
+    assert len(bytes.fromhex(body["secret"])) == 32
+    other = SeedStore(tmp_path / "seeds").create("b")
+    assert other.salted_hash() != seed.salted_hash()
+
+
+def test_creating_again_gives_the_same_seed_and_leaves_nothing_else(tmp_path: Path) -> None:
+    store = SeedStore(tmp_path / "seeds")
+    first = store.create("a")
+    assert store.create("a").derive("x") == first.derive("x") == store.get("a").derive("x")
+    assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["a.json"]
+
+
+def create_in_a_process(directory: Path) -> str:
+    return SeedStore(directory).create("contended").salted_hash()
+
+
+def test_many_processes_create_one_seed(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        hashes = pool.map(create_in_a_process, [tmp_path / "seeds"] * 32, chunksize=1)
+    assert len(set(hashes)) == 1
+    assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["contended.json"]
+
+
+def test_the_secret_does_not_show(tmp_path: Path) -> None:
+    seed = SeedStore(tmp_path / "seeds").create("a")
+    secret = json.loads((tmp_path / "seeds" / "a.json").read_text())["secret"]
+    for shown in (repr(seed), str(seed), f"{seed}", seed.salted_hash(), str([seed])):
+        assert secret not in shown
+        assert secret[:16] not in shown
+    assert repr(PrivacySeed.fixed(1)) == "PrivacySeed(known)"
+    with pytest.raises(TypeError, match="does not leave its process"):
+        copy.deepcopy(seed)  # as pickling would
+
+
+def test_the_hash_is_salted(tmp_path: Path) -> None:
+    one, two = (
+        PrivacySeed(b"x" * 32, b"1" * 16, known=True),
+        PrivacySeed(b"x" * 32, b"2" * 16, known=True),
+    )
+    assert one.salted_hash() != two.salted_hash()
+    assert one.salted_hash().split(":")[1] != two.salted_hash().split(":")[1]
+    assert one.derive("p") == two.derive("p")
+
+
+@pytest.mark.parametrize("right", [0o640, 0o604, 0o666])
+def test_a_seed_that_others_can_read_is_refused(tmp_path: Path, right: int) -> None:
+    store = SeedStore(tmp_path / "seeds")
+    store.create("a")
+    (tmp_path / "seeds" / "a.json").chmod(right)
+    with pytest.raises(BadInput, match="chmod 600"):
+        store.get("a")
+
+
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "seeds").mkdir(mode=0o755)
+    with pytest.raises(BadInput, match="chmod 700"):
+        SeedStore(tmp_path / "seeds").create("a")
+    assert list((tmp_path / "seeds").iterdir()) == []
+
+
+def test_a_lost_seed_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="new charge"):
+        SeedStore(tmp_path).get("gone")
+
+
+def test_a_broken_file_is_refused_without_showing_it(tmp_path: Path) -> None:
+    store = SeedStore(tmp_path / "seeds")
+    store.create("a")
+    path = tmp_path / "seeds" / "a.json"
+    secret = json.loads(path.read_text())["secret"]
+    for broken in (path.read_text()[:-5], json.dumps({"version": 2, "secret": secret})):
+        path.write_text(broken)
+        with pytest.raises(BadInput) as caught:
+            store.get("a")
+        assert secret[:8] not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("key", ["", "../a", "a/b", ".hidden", "x" * 129, "a\n"])
+def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
+    with pytest.raises(BadInput):
+        SeedStore(tmp_path).create(key)
+
+
+def test_a_fixed_seed_repeats_and_says_so() -> None:
+    assert PrivacySeed.fixed(7).derive("x") == PrivacySeed.fixed(7).derive("x")
+    assert PrivacySeed.fixed(7).derive("x") != PrivacySeed.fixed(8).derive("x")
+    assert PrivacySeed.fixed(7).known
+    assert not PrivacySeed.draw().known
+
+
+def test_too_short_a_secret_is_refused() -> None:
+    with pytest.raises(BadInput, match="128 bits"):
+        PrivacySeed(b"x" * 15, b"", known=True)
+
+
+@given(st.lists(PARTS, max_size=4), st.lists(PARTS, max_size=4))
+def test_different_contexts_give_different_bytes(
+    one: list[bytes | str | int], two: list[bytes | str | int]
+) -> None:
+    seed = PrivacySeed.fixed(0)
+    same = [(type(p), p) for p in one] == [(type(p), p) for p in two]
+    assert (seed.derive("p", *one) == seed.derive("p", *two)) == same
+
+
+def test_derived_bytes_do_not_change_between_releases() -> None:
+    # A changed encoding would redraw the noise of a run that is resumed after an upgrade.
+    derived = PrivacySeed.fixed(0).derive("noise", b"manifest", 3, "variable", 0)
+    assert derived.hex() == "4f9982721147012903da9546f4b153d3a780e7609030ec3ef718dbf4ad451be9"
