@@ -105,6 +105,8 @@ def draw(
 
 def carries(canary: Canary, unit_id: str, seed: int) -> bool:
     """Whether a unit carries a canary: true for the canary's rate of all units."""
+    if canary.is_reference:
+        return False
     return coin(seed_key(seed), "canary", canary.id, unit_id) < canary.rate
 
 

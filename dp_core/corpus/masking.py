@@ -159,7 +159,7 @@ def _lowest(
     tagged = np.sort(tagged, axis=1)
     positions = (tagged[:, :k] & _POSITION).astype(np.int64)
     taken = np.arange(k)[None, :] < wanted[:, None]
-    if whole and more > k:
+    if whole:
         word = tagged & ~_POSITION
         following = np.take_along_axis(word, np.minimum(wanted, more - 1)[:, None], 1)
         cut = taken & (word[:, :k] == following)

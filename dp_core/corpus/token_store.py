@@ -22,6 +22,7 @@ from dp_core.errors import BadInput
 
 _VERSION = 1
 _MARK, _TOKENS = "store.json", "tokens.bin"
+_FLUSH = 1 << 23  # bytes
 _ARRAYS = ("lengths", "unit_rows", "unit_keys")
 
 
@@ -130,7 +131,8 @@ class TokenStoreWriter:
         self._length, self._vocabulary = sequence_length, vocabulary_size
         self._key, self._pad = key, pad
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-        self._tokens = (self._folder / _TOKENS).open("wb")
+        self._pending = bytearray()
+        (self._folder / _TOKENS).write_bytes(b"")
         self._lengths: list[int] = []
         self._offsets: list[int] = [0]
         self._keys: list[int] = []
@@ -157,7 +159,9 @@ class TokenStoreWriter:
                 where="token store",
                 fix="Use the tokenizer of this vocabulary.",
             )
-        self._tokens.write(block.astype(self._dtype).tobytes())
+        self._pending += block.astype(self._dtype).tobytes()
+        if len(self._pending) >= _FLUSH:
+            self._flush()
         self._lengths += lengths
         self._offsets.append(self._offsets[-1] + len(rows))
         self._keys.append(digest64(self._key, "unit", unit_id))
@@ -168,7 +172,7 @@ class TokenStoreWriter:
         Raises:
             BadInput: no unit had a row.
         """
-        self._tokens.close()
+        self._flush()
         if not self._lengths:
             raise BadInput("there is no text", where="token store", fix="Check the corpus.")
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -191,6 +195,11 @@ class TokenStoreWriter:
         mark.write_text(json.dumps(about) + "\n")
         mark.replace(self._folder / _MARK)
         return TokenStore.open(self._folder)
+
+    def _flush(self) -> None:
+        with (self._folder / _TOKENS).open("ab") as file:
+            file.write(self._pending)
+        self._pending.clear()
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:

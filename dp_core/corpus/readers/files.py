@@ -25,9 +25,13 @@ def input_files(path: Path, suffix: str) -> list[Path]:
     Raises:
         BadInput: the path does not exist, or the folder has no such file.
     """
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+    try:
+        if path.is_file():
+            return [path]
+        folder = path.is_dir()
+    except OSError:  # a name that the file system cannot hold
+        folder = False
+    if not folder:
         raise BadInput("no such file or folder", where=str(path), fix="Check the path.")
     endings = (suffix, *(suffix + c for c in _COMPRESSED))
     found = sorted(p for p in path.rglob("*") if p.name.lower().endswith(endings) and p.is_file())

@@ -69,14 +69,23 @@ def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document |
     if not isinstance(row, dict):
         return Reason.NOT_JSON
     text = row.get(fields.text)
-    ids = [row.get(f, "") for f in (fields.document_id, fields.patient_id, fields.admission_id)]
-    if not isinstance(text, str) or not all(isinstance(i, str | int) for i in ids):
+    ids = [_id(row.get(f)) for f in (fields.document_id, fields.patient_id, fields.admission_id)]
+    if not isinstance(text, str) or None in ids:
         return Reason.WRONG_FIELD
     if not text.strip():
         return Reason.EMPTY
-    document, patient, admission = map(str, ids)
+    document, patient, admission = (i or "" for i in ids)
     if not is_unicode(text + document + patient + admission):
         return Reason.ENCODING
     if len(text) > LONGEST:
         return Reason.TOO_LONG
     return Document(document or place, patient, text.replace("\r\n", "\n"), admission)
+
+
+def _id(value: object) -> str | None:
+    """Return an id as text, empty where there is none; None if it is not a string or integer."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return str(value)
