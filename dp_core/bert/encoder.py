@@ -7,11 +7,12 @@ is what makes per-row gradients meaningful (docs/privacy.md, independence of row
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.layers import Layers, Tensor, shape_of
 from dp_core.bert.parameters import POSITION, TYPE, WORD
 
 _FAR_BELOW = -1e9  # added to a padded key's score: its softmax weight is exactly 0 in float32
@@ -25,14 +26,14 @@ def encode(
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
-        ids: (M, S) int32 piece ids; S is static.
+        ids: (M, S) int32 piece ids.
         lengths: (M,) int32; tokens from there on are padding that nobody attends to.
         types: (M, S) int32 token types; zeros if None.
 
     Returns:
         (M, S, D) float32.
     """
-    m, s = ids.shape
+    m, s = shape_of(ids)
     padding = _FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
     bias = padding[:, None, None, :]  # (M, 1, 1, S)
     kinds = tf.zeros_like(ids) if types is None else types
@@ -45,7 +46,7 @@ def encode(
 
 
 def _block(
-    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[int, int]
+    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[Any, Any]
 ) -> Tensor:
     attended = _attention(layers, config, name, x, bias, shape)
     x = layers.layer_norm(f"{name}/attention_norm", x + attended, config.layer_norm_epsilon)
@@ -55,7 +56,7 @@ def _block(
 
 
 def _attention(
-    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[int, int]
+    layers: Layers, config: BertConfig, name: str, x: Tensor, bias: Tensor, shape: tuple[Any, Any]
 ) -> Tensor:
     m, s = shape
     heads, width = config.heads, config.hidden // config.heads

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from dp_core.bert.config import BertConfig
 from dp_core.bert.encoder import encode, gelu
-from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.layers import Layers, Tensor, shape_of
 from dp_core.bert.parameters import MLM_BIAS, TAGGER, WORD
 
 
@@ -66,6 +66,7 @@ def mlm_row_losses(
 
 def tag_logits(layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor) -> Tensor:
     """(M, S) ids -> (M, S, tags) logits of the token classifier."""
-    m, s = ids.shape
+    m, s = shape_of(ids)
     hidden = tf.reshape(encode(layers, config, ids, lengths), (m * s, config.hidden))
-    return tf.reshape(layers.linear(TAGGER, hidden), (m, s, -1))
+    logits = layers.linear(TAGGER, hidden)  # (M·S, tags)
+    return tf.reshape(logits, (m, s, logits.shape[1]))

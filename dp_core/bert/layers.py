@@ -41,6 +41,12 @@ class Layers:
         return tf.matmul(x, self._parameters[table], transpose_b=True) + self._parameters[bias]
 
 
+def shape_of(x: Tensor) -> tuple[Any, ...]:
+    """Return the shape: numbers where they are static, scalar tensors where they are not."""
+    dynamic = tf.shape(x)
+    return tuple(dynamic[i] if size is None else size for i, size in enumerate(x.shape))
+
+
 def standardise(x: Tensor, epsilon: float) -> Tensor:
     """(N, D) -> (N, D) with mean 0 and variance 1 along the last axis."""
     centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -52,7 +58,7 @@ def embedding_sum(
     parameters: Variables, ids: Tensor, types: Tensor, word: str, position: str, kind: str
 ) -> Tensor:
     """(M, S) ids -> (M, S, D)."""
-    length = ids.shape[-1]
+    length = shape_of(ids)[-1]
     words = tf.gather(parameters[word], ids)  # (M, S, D)
     kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)
     return words + tf.matmul(kinds, parameters[kind]) + parameters[position][:length]

@@ -24,10 +24,17 @@ TAGGER = "tagger"
 
 @dataclass(frozen=True)
 class Bert:
-    """A model outside of training: its shape and its parameters as arrays, by name."""
+    """A model outside of training.
+
+    Attributes:
+        config: its shape.
+        parameters: arrays by name.
+        labels: the tags of its token classifier in order of id, if it has one.
+    """
 
     config: BertConfig
     parameters: Arrays
+    labels: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -37,7 +38,8 @@ def save(model: Bert, folder: Path, vocabulary: Path | None = None) -> None:
     about = model.config.to_hf()
     if f"{TAGGER}/kernel" in model.parameters:
         about["architectures"] = ["BertForTokenClassification"]
-        about["num_labels"] = int(model.parameters[f"{TAGGER}/kernel"].shape[1])
+        about["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
+        about["label2id"] = {label: i for i, label in enumerate(model.labels)}
     tensors = to_hf(model.parameters, model.config)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
@@ -53,7 +55,8 @@ def load(folder: Path) -> Bert:
     Raises:
         BadInput: files missing, not a BERT, or tensors that do not fit the config.
     """
-    config = read_config(folder)
+    about = _read_config(folder)
+    config = BertConfig.from_hf(about)
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError, TypeError) as error:
@@ -72,8 +75,7 @@ def load(folder: Path) -> Bert:
             )
     missing = {name: shape for name, shape in shapes.items() if name not in found}
     fresh = initial_values(missing, config.initializer_range, seed=0)
-    extra = {n: v for n, v in found.items() if n.startswith(TAGGER)}
-    return Bert(config, {n: found.get(n, fresh.get(n)) for n in shapes} | extra)  # type: ignore[arg-type]
+    return Bert(config, fresh | found, _labels(about) if f"{TAGGER}/kernel" in found else ())
 
 
 def load_with_vocabulary(folder: Path, pieces: Sequence[str], seed: int) -> Bert:
@@ -102,13 +104,17 @@ def load_with_vocabulary(folder: Path, pieces: Sequence[str], seed: int) -> Bert
     return Bert(config, model.parameters | changed)
 
 
-def read_config(folder: Path) -> BertConfig:
-    """Read the folder's `config.json`."""
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        about = json.loads((folder / CONFIG).read_text())
+        about: dict[str, Any] = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{CONFIG} cannot be read", where=str(folder)) from error
-    return BertConfig.from_hf(about)
+    return about
+
+
+def _labels(about: dict[str, Any]) -> tuple[str, ...]:
+    names = about.get("id2label", {})
+    return tuple(names[key] for key in sorted(names, key=int))
 
 
 def read_vocabulary(folder: Path) -> list[str]:

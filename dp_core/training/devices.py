@@ -70,6 +70,12 @@ def strategy_for(device: str) -> Any:
     raise BadInput(f"{device!r} is no device", fix="Use cpu, gpu, tpu or mock-tpu:N.")
 
 
+def single_device(device: str) -> str:
+    """Return the one TensorFlow device on which fine-tuning and measuring run."""
+    strategy_for(device)
+    return {"gpu": "/gpu:0", "tpu": "/tpu:0"}.get(device, "/cpu:0")
+
+
 def _tpu_strategy() -> Any:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()

@@ -1,0 +1,104 @@
+"""What a masked language model knows: its accuracy on held-out rows, and how it ranks a piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from dp_core.bert.heads import mlm_logits
+from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.parameters import Bert
+from dp_core.corpus.token_store import TokenStore
+from dp_core.training.rows import micro_batch, row_keys
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
+
+_ROWS_AT_ONCE = 64
+
+
+def mlm_accuracy(model: Bert, store: TokenStore, *, seed: int, max_rows: int = 1024) -> float:
+    """Return the share of masked pieces whose first guess is right.
+
+    Rows and masks are a function of the store and the public seed, so that models are compared on
+    the very same predictions. On private rows the result is an `operator` number.
+
+    Args:
+        model: with its MLM head.
+        store: rows that did not train the model.
+        seed: public; chooses at most `max_rows` rows, and the masks.
+        max_rows: bounds the work.
+    """
+    unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
+    rows = np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
+    first_guess_is_right = _first_guesses(model)
+    right = asked = 0.0
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[start : start + _ROWS_AT_ONCE]
+        keys = row_keys(store, unit_of[part], part[:, None], seed, 0)
+        real = np.ones((len(part), 1), np.bool_)
+        batch = micro_batch(store, part[:, None], real, keys, _ROWS_AT_ONCE)
+        weights = batch.weights[:, 0]
+        arrays = (batch.ids, batch.lengths, batch.positions, batch.labels)
+        hits = first_guess_is_right(*(tf.constant(a[:, 0]) for a in arrays)).numpy()
+        right += float((hits.reshape(weights.shape) * weights).sum())
+        asked += float(weights.sum())
+    return right / asked if asked else 0.0
+
+
+def secret_ranks(
+    model: Bert, input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints
+) -> Floats:
+    """Rank each row's secret piece among all pieces at its masked position.
+
+    Args:
+        model: with its MLM head.
+        input_ids: [B, S], the secret's place masked.
+        lengths: [B], pieces of each row that are not padding.
+        positions: [B], where the secret is masked.
+        secrets: [B], the piece that is hidden there.
+
+    Returns:
+        [B] ranks from 1, the model's first choice, to |V|; ties are averaged. NaN where the
+        model's answer is not a number.
+    """
+    return ranker(model)(input_ids, lengths, positions, secrets)
+
+
+def ranker(model: Bert) -> Ranker:
+    """Return `secret_ranks` of one model, compiled once for all batches of a shape."""
+    parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
+
+    def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
+        logits = mlm_logits(Layers(parameters), model.config, ids, lengths, positions[:, None])
+        own = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
+        above = tf.reduce_sum(tf.cast(logits > own, tf.float32), axis=1)
+        equal = tf.reduce_sum(tf.cast(logits == own, tf.float32), axis=1)
+        rank = 1.0 + above + 0.5 * (equal - 1.0)  # float32 counts exactly to 2^24
+        sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
+        return tf.where(sound, rank, float("nan"))
+
+    compiled = tf.function(ranks)
+
+    def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
+        arrays = (input_ids, lengths, positions, secrets)
+        out: Floats = compiled(*(tf.constant(a, tf.int32) for a in arrays)).numpy()
+        return out.astype(np.float64)
+
+    return answer
+
+
+def _first_guesses(model: Bert) -> Callable[..., Tensor]:
+    parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
+
+    def right(ids: Tensor, lengths: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
+        logits = mlm_logits(Layers(parameters), model.config, ids, lengths, positions)
+        guesses = tf.argmax(logits, axis=1, output_type=tf.int32)  # (M·K,)
+        return tf.cast(guesses == tf.reshape(labels, (-1,)), tf.float32)
+
+    compiled: Callable[..., Tensor] = tf.function(right)
+    return compiled
