@@ -24,7 +24,8 @@ from dp_core.audit.null_exposure import null_exposure, null_p_value, null_rank_e
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
-# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank of each secret [B], 1 is best
+# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank [B] of each secret among the
+# candidates, 1 for the model's first choice
 Rank = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 ALONE, EMBEDDED = "alone", "embedded"
@@ -42,7 +43,7 @@ class ExposureRow:
     expected_occurrences: float  # rate × declared units: public, unlike the number realised
     canaries: int
     contexts_per_canary: int
-    candidates: int  # |V|: the pieces that a secret is ranked among
+    candidates: int  # |V|: the pieces that a secret was drawn from and is ranked among
     exposure: float
     low: float  # 95% confidence interval over canaries
     high: float
@@ -88,8 +89,7 @@ def measure(
     references: Sequence[CanaryLike],
     *,
     special: SpecialPieces,
-    filler: Sequence[int],
-    candidates: int,
+    candidates: Sequence[int],
     declared_units: int,
     sequence_length: int,
     repeats: int,
@@ -98,40 +98,43 @@ def measure(
     """Return the exposure of every group of canaries, alone and embedded.
 
     Args:
-        rank: ranks masked secrets among `candidates` pieces: 1 is the model's first choice.
+        rank: ranks masked secrets among `candidates`, and no other pieces.
         canaries: the planted ones, grouped here by pattern and rate.
         references: never planted, drawn like the canaries; compared within their pattern.
         special: ids of the special pieces.
-        filler: ids that embedding rows are drawn from.
-        candidates: |V|; secrets must have been drawn uniformly from (nearly) all of them, or
-            the null does not hold.
+        candidates: ids of all the pieces that secrets are drawn from, uniformly. Ranked among
+            the whole vocabulary instead, a secret's rank would also tell how well the model likes
+            such pieces in general, and the null would not hold.
         declared_units: public bound on the units, for the expected number of occurrences.
         sequence_length: S, at most the model's positions.
         repeats: embedded contexts for each canary.
         seed: public.
 
     Raises:
-        ValueError: no canaries, a canary too long for S, or ranks outside 1 … candidates.
+        ValueError: no canaries, a secret that is no candidate, a canary too long for S, or ranks
+            outside 1 … |candidates|.
     """
     if not canaries:
         raise ValueError("no canaries to measure")
     sequences = [*canaries, *references]
+    if not {c.pieces[c.secret_index] for c in sequences} <= set(candidates):
+        raise ValueError("a canary's secret is not among the candidates that it is ranked with")
     shown = {
         ALONE: alone(sequences, special, sequence_length),
         EMBEDDED: embedded(
-            sequences, special, sequence_length, filler=filler, repeats=repeats, seed=seed
+            sequences, special, sequence_length, filler=candidates, repeats=repeats, seed=seed
         ),
     }
     rows = []
     for context, masked in shown.items():
-        ranks = _ranks(rank, masked, candidates).reshape(len(sequences), -1)
+        ranks = _ranks(rank, masked, len(candidates)).reshape(len(sequences), -1)
         rows += rows_from_ranks(
             canaries,
             ranks[: len(canaries)],
             references,
             ranks[len(canaries) :],
             context=context,
-            candidates=candidates,
+            candidates=len(candidates),
             declared_units=declared_units,
         )
     return rows
@@ -147,7 +150,7 @@ def rows_from_ranks(
     candidates: int,
     declared_units: int,
 ) -> list[ExposureRow]:
-    """Return a row for each pattern and rate, sorted; `ranks` is [canaries, contexts] and so on.
+    """Return a row for each pattern and rate, sorted, from ranks [canaries, contexts] of each.
 
     A canary counts once: its ranks are averaged over its contexts before anything else, since
     contexts of one canary share its secret and are no independent evidence.

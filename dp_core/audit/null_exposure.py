@@ -4,6 +4,10 @@ A secret drawn uniformly from V candidates, by coins that the model has not seen
 uniform on {1, …, V} whatever the model is. So the mean rank over n canaries follows the
 discrete Irwin–Hall law, and the exposure log2 V − log2(mean rank) has a known distribution: about
 1 bit in the middle (the mean rank is V/2), and wide for few canaries.
+
+Exact for one context each. A canary's ranks averaged over several contexts have the same
+expectation and, whatever their dependence, no larger spread (in convex order), so the law is then
+on the wide side. A secret that must differ from its h hints is off by at most h ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ def null_exposure(candidates: int, canaries: int, groups: int = 1) -> NullExposu
     """Return what the largest exposure of `groups` independent groups is under the null.
 
     Args:
-        candidates: V, the number of pieces that a secret is ranked among.
+        candidates: V, the number of pieces that a secret is drawn from and ranked among.
         canaries: n, the number of canaries whose ranks are averaged in each group.
         groups: how many groups the reader picks the largest exposure from; 1 for a single group.
 
