@@ -45,9 +45,13 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
         schema["allOf"] = [bounds]
     if schema.get("type") == "string" and default == "":
         schema["type"] = ["null", "string"]  # the form sends null for a field left empty
-    limits = ", ".join(_BOUNDS[key].format(f"{value:g}") for key, value in bounds.items())
+    limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
     words = [field.get("description", ""), f"({limits})" if limits else ""]
     return Param(default, description=" ".join(filter(None, words)) or field["title"], **schema)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
 
 
 def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
