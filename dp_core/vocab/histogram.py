@@ -28,9 +28,11 @@ class SetCounts(Counter[str]):
 
     Attributes:
         words_per_unit: no unit moved more than this many counts, and none by more than 1.
+        declared_units: there were no more units than this, if that was checked.
     """
 
     words_per_unit: int = 0
+    declared_units: int | None = None
 
 
 def set_counts(
@@ -51,7 +53,7 @@ def set_counts(
     if words_per_unit < 1:
         raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit", fix="Use 1 or more.")
     counts = SetCounts()
-    counts.words_per_unit = words_per_unit
+    counts.words_per_unit, counts.declared_units = words_per_unit, declared_units
     for number, unit in enumerate(units, 1):
         if declared_units is not None and number > declared_units:
             raise BadInput(
@@ -83,7 +85,8 @@ def release(
         context: what the noise is bound to (a digest of data and plan).
 
     Raises:
-        PlanError: the counts were bounded more loosely than the plan assumes.
+        PlanError: the counts were bounded more loosely than the plan assumes, or by another
+            declared number of units.
     """
     if not 1 <= counts.words_per_unit <= plan.words_per_unit:
         raise PlanError(
@@ -91,6 +94,12 @@ def release(
             f"{plan.words_per_unit}",
             where="words_per_unit",
             fix="Count and calibrate with the same bound.",
+        )
+    if plan.declared_units is not None and counts.declared_units != plan.declared_units:
+        raise PlanError(
+            f"the units were not checked against the plan's bound of {plan.declared_units}",
+            where="declared_units",
+            fix="Count with the same bound.",
         )
     words = sorted(counts)
     noise = discrete_gaussian(plan.sigma, len(words), seed, context)

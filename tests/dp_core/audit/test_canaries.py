@@ -1,0 +1,131 @@
+"""Canaries: public coins, whole words of the released vocabulary, planted by unit and whole."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
+from dp_core.errors import BadInput
+from dp_core.vocab import wordpiece
+
+CANARY = Canary("HSH-1-0", "HSH", 1.0, (901, 902, 903), 1)
+OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905), 1)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    words = {a + b + c: 900 for a in "bdfgk" for b in "aeiou" for c in "lmnrst"}
+    wordpiece.save(wordpiece.learn(words | {"x2": 500, "ab": 500, ".": 500}, 600), folder)
+    return folder
+
+
+def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
+    drawn = draw(vocabulary, ["HS", "HHSHH"], [0.01, 0.5], 3, seed=1, references=7)
+    planted = [c for c in drawn if not c.is_reference]
+    assert len(planted) == 2 * 2 * 3
+    assert len(drawn) - len(planted) == 2 * 7
+    assert len({c.id for c in drawn}) == len(drawn)
+    tokenizer = wordpiece.load(vocabulary)
+    allowed = set(candidates(tokenizer))
+    for c in drawn:
+        assert len(c.pieces) == len(set(c.pieces)) == len(c.pattern)
+        assert c.pattern[c.secret_index] == "S"
+        assert c.secret == c.pieces[c.secret_index]
+        assert set(c.pieces) <= allowed
+    words = [tokenizer.id_to_token(i) for i in allowed]
+    assert all(w.isalpha() and len(w) >= 3 for w in words)
+    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) == draw(vocabulary, ["HS"], [0.1], 3, seed=1)
+    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) != draw(vocabulary, ["HS"], [0.1], 3, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "rates"), [(["HSS"], [0.1]), (["HH"], [0.1]), (["HS"], [0.0]), ([], [0.1])]
+)
+def test_bad_patterns_and_rates(vocabulary: Path, patterns: list[str], rates: list[float]) -> None:
+    with pytest.raises(BadInput):
+        draw(vocabulary, patterns, rates, 1, seed=1)
+
+
+def test_a_vocabulary_without_words_has_no_canaries(tmp_path: Path) -> None:
+    wordpiece.save(wordpiece.learn({"pain": 5, "knee": 5}, 100), tmp_path)
+    with pytest.raises(BadInput, match="too few words"):
+        draw(tmp_path, ["HHSHH"], [0.1], 1, seed=1)
+
+
+@pytest.mark.statistical
+def test_a_unit_carries_a_canary_with_its_rate() -> None:
+    for rate in (0.005, 0.3):
+        c = Canary("c", "HS", rate, (1, 2), 1)
+        n = sum(carries(c, str(u), 3) for u in range(20_000))
+        assert abs(n - 20_000 * rate) < 6 * np.sqrt(20_000 * rate * (1 - rate))
+
+
+def test_references_are_never_planted() -> None:
+    reference = Canary("r", "HS", 0.0, (904, 905), 1)
+    rows = [[2, 7, 8, 3]]
+    for unit in range(200):
+        assert plant(rows, [reference], str(unit), 1, 16) == rows
+
+
+def position(row: list[int], canary: Canary) -> int:
+    n = len(canary.pieces)
+    hits = [i for i in range(len(row)) if tuple(row[i : i + n]) == canary.pieces]
+    assert len(hits) == 1
+    return hits[0]
+
+
+@given(
+    st.lists(st.lists(st.integers(5, 900), max_size=14), min_size=1, max_size=4),
+    st.text(max_size=4),
+)
+def test_planting_keeps_canaries_whole_and_rows_in_bounds(
+    bodies: list[list[int]], unit: str
+) -> None:
+    rows = [[2, *body, 3] for body in bodies]
+    made = plant(rows, [CANARY, OTHER], unit, 1, 16)
+    assert len(made) == len(rows)
+    inserted = 0
+    for before, after in zip(rows, made, strict=True):
+        assert after[0] == 2
+        assert after[-1] == 3
+        assert len(after) <= 16
+        own = [i for i in after[1:-1] if i <= 900]
+        assert own == before[1:-1][: len(own)]  # cut at its end only
+        grown = len(after) - 2 - len(own)
+        assert len(own) == min(len(before) - 2, 14 - grown)  # and no more than needed
+        inserted += grown
+    assert inserted == 5
+    flat = [i for row in made for i in row]
+    position(flat, CANARY)
+    position(flat, OTHER)
+    assert plant(rows, [CANARY, OTHER], unit, 1, 16) == made
+
+
+def test_places_are_random_over_rows_and_positions() -> None:
+    rows = [[2, *range(10, 20), 3], [2, *range(30, 40), 3]]
+    seen = set()
+    for unit in range(600):
+        made = plant(rows, [CANARY], str(unit), 1, 32)
+        row = next(i for i, r in enumerate(made) if 901 in r)
+        seen.add((row, position(made[row], CANARY)))
+    assert seen == {(r, p) for r in (0, 1) for p in range(1, 12)}
+
+
+def test_planting_in_one_unit_says_nothing_of_another() -> None:
+    """Two canaries at rate 1/2: the four outcomes are as likely, so the coins are independent."""
+    pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i), 1) for i in range(2)]
+    counts = np.zeros((2, 2))
+    for unit in range(8000):
+        row = plant([[2, 7, 8, 3]], pair, str(unit), 1, 32)[0]
+        counts[int(901 in row), int(903 in row)] += 1
+    assert np.abs(counts - 2000).max() < 6 * np.sqrt(8000 * 3 / 16)
+
+
+def test_too_many_canaries_for_a_unit() -> None:
+    with pytest.raises(BadInput, match="more canaries than its rows can hold"):
+        plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 6)
+    assert plant([], [CANARY], "u", 1, 16) == []
