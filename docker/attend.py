@@ -21,53 +21,70 @@ import sys
 import time
 
 GRACE = 4.5  # seconds; Airflow escalates every 5, and a step ends itself after 4
+NEVER = float("inf")
 STDIN = 0
 NOT_STARTED = 127
 
 
-def attend(command: list[str], *, leased: bool, deadline: float) -> int:
-    """Run a command until it ends or has to; return its exit code as a shell would.
+class Attendant:
+    """Runs one command in a process group of its own.
 
     Args:
-        command: what to run; its standard input is empty.
-        leased: end it when our own standard input closes.
+        leased: end the command when our own standard input closes.
         deadline: seconds that it may take; infinity for no bound.
     """
-    wake = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-    try:
-        step = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).pid
-    except OSError as error:
-        _say(f"cannot start {command[0]}: {error.strerror}")
-        return NOT_STARTED
-    end_by = time.monotonic() + deadline
-    kill_by = float("inf")
-    while True:
-        status = _reap(step)
-        if status is not None:
-            _signal_group(step, signal.SIGKILL)  # nothing that it started outlives it
-            return status if status >= 0 else 128 - status
-        now = time.monotonic()
-        watched = [wake, STDIN] if leased else [wake]
-        bound = min(end_by, kill_by) - now
-        ready, _, _ = select.select(watched, [], [], None if bound == float("inf") else max(bound, 0))
-        asked = b""
-        if wake in ready:
-            asked = os.read(wake, 512).replace(bytes([signal.SIGCHLD]), b"")
-        reason = "told to end" if asked else ""
-        if leased and STDIN in ready and not os.read(STDIN, 4096):
-            leased, reason = False, "whoever started this step is gone"
-        if time.monotonic() >= end_by:
-            end_by, reason = float("inf"), f"not done after {deadline:g} s"
-        if reason and kill_by == float("inf"):
+
+    def __init__(self, *, leased: bool, deadline: float) -> None:
+        self._leased = leased
+        self._deadline = deadline
+        self._group = 0
+        self._end_at = self._kill_at = NEVER
+
+    def run(self, command: list[str]) -> int:
+        """Return the command's exit code as a shell would, 128 + n for a signal."""
+        signals = _arriving(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        try:
+            step = subprocess.Popen(  # noqa: S603 - a list of words; no shell
+                command, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            _say(f"cannot start {command[0]}: {error.strerror}")
+            return NOT_STARTED
+        self._group = step.pid
+        self._end_at = time.monotonic() + self._deadline
+        while (code := _reap(step.pid)) is None:
+            self._wait(signals)
+            if time.monotonic() >= self._kill_at:
+                self._send(signal.SIGKILL)
+        self._send(signal.SIGKILL)  # nothing that it started outlives it
+        return code if code >= 0 else 128 - code
+
+    def _wait(self, signals: int) -> None:
+        """Sleep until something happens; end the command if that is a reason to."""
+        bound = min(self._end_at, self._kill_at) - time.monotonic()
+        watched = [signals, STDIN] if self._leased else [signals]
+        ready, _, _ = select.select(watched, [], [], None if bound == NEVER else max(bound, 0.0))
+        if signals in ready and set(os.read(signals, 512)) - {signal.SIGCHLD}:
+            self._end("told to end")
+        if STDIN in ready and not os.read(STDIN, 4096):
+            self._leased = False
+            self._end("whoever started this step is gone")
+        if time.monotonic() >= self._end_at:
+            self._end(f"not done after {self._deadline:g} s")
+
+    def _end(self, reason: str) -> None:
+        self._end_at = NEVER
+        if self._kill_at == NEVER:
             _say(f"{reason}: ending it")
-            _signal_group(step, signal.SIGTERM)
-            kill_by = time.monotonic() + GRACE
-        if time.monotonic() >= kill_by:
-            _signal_group(step, signal.SIGKILL)
-            kill_by = time.monotonic() + GRACE
+            self._send(signal.SIGTERM)
+            self._kill_at = time.monotonic() + GRACE
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._group, number)
 
 
-def _signals(*numbers: signal.Signals) -> int:
+def _arriving(*numbers: signal.Signals) -> int:
     """Return a descriptor from which the numbers of these signals can be read as they arrive."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -81,18 +98,10 @@ def _reap(step: int) -> int | None:
     """Collect every process that has ended; return the step's code if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
-        while True:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                break
-            if process == step:
-                code = os.waitstatus_to_exitcode(status)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == step:
+                code = os.waitstatus_to_exitcode(ended[1])
     return code
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, number)
 
 
 def _say(words: str) -> None:
@@ -101,10 +110,8 @@ def _say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        attend(
-            sys.argv[1:],
-            leased=os.environ.get("CONFIDE_LEASE") == "stdin",
-            deadline=float(os.environ.get("CONFIDE_DEADLINE") or "inf"),
-        )
+    attendant = Attendant(
+        leased=os.environ.get("CONFIDE_LEASE") == "stdin",
+        deadline=float(os.environ.get("CONFIDE_DEADLINE") or NEVER),
     )
+    sys.exit(attendant.run(sys.argv[1:]))

@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
-from dags.launcher.handed_on import handed_on
+from dags.launcher.handed_on import PLACES, SECRETS, handed_on
 from dags.launcher.outcome import failure
 from dags.launcher.work import Plan, Work, work_of
 
@@ -98,7 +98,8 @@ class DockerStep(DockerOperator):
     def _create(self, work: Work) -> dict[str, Any]:
         words = work.arguments()
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
-        environment = handed_on(os.environ) | work.environment() | {"CONFIDE_LEASE": "stdin"}
+        environment = handed_on(os.environ, PLACES + SECRETS) | work.environment()
+        environment["CONFIDE_LEASE"] = "stdin"
         if self.execution_timeout is not None:
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
         container: dict[str, Any] = self.cli.create_container(

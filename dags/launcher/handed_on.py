@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-HANDED_ON = (
+PLACES = (
     "CONFIDE_STORE",
-    "CONFIDE_LEDGER",
     "CONFIDE_TRACKING",
     "CONFIDE_TRACKING_UI",
     "CONFIDE_DEBUG",
+    "GOOGLE_CLOUD_PROJECT",
+    "STORAGE_EMULATOR_HOST",
+)
+SECRETS = (
+    "CONFIDE_LEDGER",  # a database URL, with its password
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
-    "STORAGE_EMULATOR_HOST",
-    "GOOGLE_CLOUD_PROJECT",
 )
 
 
-def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of an environment a step is given: nothing of Airflow's, its secrets least."""
-    more = environment.get("CONFIDE_HANDED_ON", "").split()  # names, separated by spaces
-    return {name: environment[name] for name in (*HANDED_ON, *more) if environment.get(name)}
+def handed_on(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return what of an environment a step is given: nothing of Airflow's, its secrets least.
+
+    Args:
+        environment: the worker's own.
+        names: what to hand on, besides the names in `CONFIDE_HANDED_ON`.
+    """
+    more = environment.get("CONFIDE_HANDED_ON", "").split()
+    return {name: environment[name] for name in (*names, *more) if environment.get(name)}

@@ -1,0 +1,122 @@
+"""Steps as pods of a Kubernetes cluster; while they run, Airflow waits without a worker.
+
+What the pods are made of:
+
+`CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
+`CONFIDE_POD_TEMPLATES`   a folder with `cpu.yaml` and `tpu.yaml`: service account, node selectors,
+                          resources, volumes, secrets (default: the folder `pods` here)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from dags.launcher.handed_on import PLACES, handed_on
+from dags.launcher.outcome import BAD_INPUT, failure
+from dags.launcher.work import Plan, Work, work_of
+
+TEMPLATES = Path(__file__).parent / "pods"
+LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
+
+
+class KubernetesStep(KubernetesPodOperator):
+    """Runs a step in a pod; a worker that dies finds its pod again, a cancelled one deletes it.
+
+    Secrets never pass through Airflow: the pod template names the Kubernetes secret.
+    """
+
+    template_fields = ("point",)
+
+    def __init__(
+        self, *, plan: Plan, point: Mapping[str, float] | None = None, **options: Any
+    ) -> None:
+        super().__init__(
+            image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
+            deferrable=True,
+            durable=True,
+            get_logs=True,
+            do_xcom_push=False,  # no sidecar: the result lies in the store
+            log_pod_spec_on_failure=False,
+            # The last lines of a failed step's log become its message.
+            termination_message_policy="FallbackToLogsOnError",
+            startup_timeout_seconds=1800,  # a TPU slice has to be made first
+            poll_interval=10,
+            **options,
+        )
+        self.plan = plan
+        self.point = point
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
+        work = work_of(self.task_id, self.plan, context, self.point)
+        context["point_name"] = work.context.point
+        self.log.info("Output: %s", work.spec.output)
+        self.describe(work)
+        super().execute(context)
+        return work.answer()
+
+    def describe(self, work: Work) -> None:
+        """Set what the pod of this work consists of, beyond its template."""
+        arguments = work.arguments()
+        if len(arguments[-1]) > LONGEST_ARGUMENT:
+            raise failure(
+                work.context.task,
+                BAD_INPUT,
+                "the spec is too long for a pod: make the sweep smaller",
+            )
+        self.name = f"confide-{work.context.task.replace('_', '-')}"
+        self.arguments = arguments
+        self.env_vars = handed_on(os.environ, PLACES) | work.environment()
+        self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
+        self.pod_template_dict = template(getattr(work.spec, "device", "cpu"))
+        if self.execution_timeout is not None:
+            self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
+
+    def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
+        """Answer for the pod that has ended."""
+        super().trigger_reentry(context, event)
+        return work_of(self.task_id, self.plan, context, self.point).answer()
+
+    def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
+        """Delete the pod; say what its exit code means, and that bad input is not tried again."""
+        try:
+            super().cleanup(pod, remote_pod, *more, **named)
+        except (AirflowSkipException, AirflowFailException):
+            raise
+        except AirflowException:
+            ended = terminated(remote_pod, self.base_container_name)
+            if ended is None or not ended.exit_code:
+                raise
+            lines = (ended.message or ended.reason or "no output").strip().splitlines()
+            raise failure(self.task_id, ended.exit_code, lines[-1]) from None
+
+
+def template(device: str) -> dict[str, Any]:
+    """Return the pod template for a step's device.
+
+    Raises:
+        AirflowFailException: there is none; trying again cannot help.
+    """
+    folder = Path(os.environ.get("CONFIDE_POD_TEMPLATES") or TEMPLATES)
+    file = folder / ("tpu.yaml" if device == "tpu" else "cpu.yaml")
+    try:
+        pod: dict[str, Any] = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise AirflowFailException(f"pod template {file}: {type(error).__name__}") from None
+    return pod
+
+
+def terminated(pod: Any, container: str) -> Any:
+    """Return how a container of a pod ended, or None where the pod does not say."""
+    statuses = (pod.status.container_statuses if pod is not None and pod.status else None) or []
+    for status in statuses:
+        if status.name == container and status.state is not None:
+            return status.state.terminated
+    return None
