@@ -91,5 +91,6 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
     with matplotlib.rc_context(_STYLE):
         vector, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(vector, format="svg", metadata=_NO_METADATA)
+        figure.set_layout_engine("none")  # laid out once: both forms are the same picture
         figure.savefig(pixels, format="png", dpi=160)
     return Drawing(key, title, caption, vector.getvalue(), pixels.getvalue())
