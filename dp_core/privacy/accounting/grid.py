@@ -35,7 +35,7 @@ def interval_for(event: MechanismEvent) -> float:
     epsilon = max(_scale(event), 1e-3)
     steps = sum(times for times, _ in _steps(event))
     reach = max(r for _, r in _steps(event))
-    wanted = min(1e-4 * max(1.0, epsilon / 5), 2 * _BLUR * epsilon / math.sqrt(steps))
+    wanted = min(1e-3 * max(1.0, epsilon / 5), 2 * _BLUR * epsilon / math.sqrt(steps))
     affordable = max(reach / _LARGEST_STEP_GRID, 4 * epsilon / _LARGEST_TOTAL_GRID)
     return _round_down(max(wanted, affordable))
 
@@ -82,13 +82,13 @@ def _steps(event: MechanismEvent) -> Iterator[tuple[int, float]]:
 
 
 def _reach(rate: float, mu: float) -> float:
-    """Return the largest loss of a subsampled Gaussian, 10 standard deviations out, twice."""
-    loss = mu * mu / 2 + 10 * mu
+    """Return the width of one step's losses, 12 standard deviations out on each side."""
+    loss = mu * mu / 2 + 12 * mu
     amplified = loss + math.log(rate) if loss > 700 else math.log1p(rate * math.expm1(loss))
-    return 2 * max(amplified, -math.log1p(-min(rate, 0.999999)))
+    return 2 * amplified
 
 
 def _round_down(value: float) -> float:
     exponent = math.floor(math.log10(value))
     mantissa = value / 10**exponent
-    return float(max(m for m in (1, 2, 5) if m <= mantissa * (1 + 1e-9)) * 10.0**exponent)
+    return float(f"{max(m for m in (1, 2, 5) if m <= mantissa * (1 + 1e-9))}e{exponent}")

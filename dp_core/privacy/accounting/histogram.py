@@ -15,7 +15,9 @@ of the m noise terms alone, so with t = εσ² + m/2
     δ_m(ε) = Pr[S > t − m] − e^ε · Pr[S > t].
 
 S is a discrete Gaussian of variance mσ² up to a factor e^{±κ} (`convolution_slack`), taken the
-pessimistic way. The continuous formula is *not* used: it is another mechanism's.
+pessimistic way. The continuous formula is *not* used: it is another mechanism's. The maximum over
+ℓ is again the profile of a dominating pair (Zhu, Dong and Wang 2022, arXiv:2106.08567,
+Proposition 8), so it composes.
 """
 
 from __future__ import annotations
@@ -24,8 +26,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import ArrayLike, NDArray
 
 from dp_core.privacy.accounting.discrete_gaussian import (
@@ -33,10 +33,8 @@ from dp_core.privacy.accounting.discrete_gaussian import (
     convolution_slack,
     upper_tail,
 )
-from dp_core.privacy.events import ThresholdedHistogram
 
 _BLOCKS = 256  # ℓ is exact up to this many words per unit, then taken in blocks, from above
-_POINTS = 4000  # points of the profile on which a PLD is built
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,11 @@ class HistogramProfile:
             without_unit = np.maximum(without_unit, shared.delta(eps + last * stay))
         return with_unit, without_unit
 
+    def reach(self) -> float:
+        """Return the loss 12 standard deviations out, if every word is shared."""
+        mu = math.sqrt(self.words_per_unit) / self.sigma
+        return mu * mu / 2 + 12 * mu
+
 
 def lone_word_blocks(words_per_unit: int) -> list[tuple[int, int]]:
     """Return the (first, last) ℓ of each block; every ℓ by itself where N is small."""
@@ -108,25 +111,4 @@ class _SharedWords:
         _, upper = self._tail.bounds(beyond - self._m)
         lower, _ = self._tail.bounds(beyond)
         delta = math.exp(self._kappa) * upper - np.exp(eps - self._kappa) * lower
-        return np.clip(delta, np.maximum(0.0, -np.expm1(eps)), 1.0)
-
-
-def histogram_pld(event: ThresholdedHistogram, interval: float) -> PrivacyLossDistribution:
-    """Return a PLD that dominates the histogram in both directions, for composition.
-
-    The pointwise maximum over ℓ is the profile of a dominating pair (Zhu, Dong and Wang 2022,
-    arXiv:2106.08567, Proposition 8); connecting its dots (Doroshenko et al. 2022,
-    arXiv:2207.04380) is an upper bound for any choice of dots.
-    """
-    profile = HistogramProfile(event.words_per_unit, event.sigma, int(event.threshold))
-    mu = math.sqrt(event.words_per_unit) / event.sigma
-    reach = math.ceil((mu * mu / 2 + 10 * mu) / interval) + 1
-    stride = max(1, math.ceil(2 * reach / _POINTS))
-    above = np.arange(stride, reach + stride, stride)
-    dots = np.concatenate([-above[::-1], [0], above])
-    # A profile never rises; where a bound does, by rounding, the larger value stands.
-    falling = [np.maximum.accumulate(d[::-1])[::-1] for d in profile.directions(dots * interval)]
-    remove, add = (
-        pld_pmf.create_pmf_pessimistic_connect_dots(interval, dots, side) for side in falling
-    )
-    return PrivacyLossDistribution(pmf_remove=remove, pmf_add=add)
+        return np.asarray(np.clip(delta, np.maximum(0.0, -np.expm1(eps)), 1.0))
