@@ -16,7 +16,7 @@ from dp_core.privacy.seeds import SeedStore
 from tasks.deployment import Deployment
 from tasks.progress import Progress
 from tasks.specs import MetricRecord, ReleaseRecord, RunContext, StepResult
-from tasks.storage import Store
+from tasks.storage import CHECKSUMS, Store, keyed_digest
 from tasks.tracker import Tracker
 
 RESULT = "result.json"
@@ -137,6 +137,24 @@ class Workbench:
                 fix="Set made_up to false.",
             )
         return Input(result, self.store.local_copy(uri))
+
+    def refuse_altered(self, source: Input) -> None:
+        """Check that an input's files are those that its step wrote: the noise is bound to them.
+
+        Raises:
+            BadInput: they are not.
+        """
+        if self.content_digest(source.folder) != source.facts["digest"]:
+            raise BadInput(
+                "the files are not those that the step wrote",
+                where=source.folder.name,
+                fix="Delete the folder and run its step again.",
+            )
+
+    def content_digest(self, folder: Path) -> str:
+        """Return the keyed digest of an output folder's own files."""
+        own = {CHECKSUMS, RESULT}
+        return keyed_digest(folder, self.content_key(), without=own)
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number: in the result, and in the tracker as soon as it can be sent."""

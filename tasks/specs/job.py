@@ -51,6 +51,7 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
     entities = EntitiesSpec(
         **common,
         format=s.entities_format,
+        public=s.all_public or s.entities_public or s.entities_format == "synthetic",
         train_path=s.entities_train,
         test_path=s.entities_test,
         data_version=s.data_version,

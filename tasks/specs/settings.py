@@ -74,6 +74,19 @@ class JobSettings(Frozen):
     )
     entities_train: str = _field("", _DATA, "Entities: training path", "Empty for synthetic.")
     entities_test: str = _field("", _DATA, "Entities: test path", "Empty for synthetic.")
+    entities_public: bool = _field(
+        False,
+        _DATA,
+        "Entities: public",
+        "Tick if the labelled sentences are public. Otherwise F1 on them is the operator's alone.",
+    )
+    all_public: bool = _field(
+        False,
+        _DATA,
+        "Everything may be shown",
+        "Tick only if every corpus and label file given here is public or made up: then nothing "
+        "is hidden in MLflow and the report.",
+    )
     data_version: str = _field(
         "1",
         _DATA,
@@ -282,8 +295,9 @@ class JobSettings(Frozen):
 
     @property
     def made_up(self) -> bool:
-        """Whether every private input is of the project's own making."""
-        return self.private_format == "synthetic"
+        """Whether every input is made up or declared public, so that everything may be shown."""
+        synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
+        return self.all_public or synthetic
 
 
 class SweepPoint(Frozen):

@@ -29,6 +29,7 @@ class EntitiesSpec(StepSpec):
 
     step: Literal["entities"] = "entities"
     format: Literal["synthetic", "i2b2", "columns", "pubtator"]
+    public: bool  # the labels may be shown; else F1 on them is the operator's
     train_path: str
     test_path: str
     data_version: str

@@ -1,10 +1,11 @@
 """Local folders and `gs://` behind one door; the backends stay inside."""
 
 from tasks.storage.sources import keyed_digest, read_spec, stage_source
-from tasks.storage.store import Store, sha256_of
+from tasks.storage.store import CHECKSUMS, Store, sha256_of
 from tasks.storage.uris import encode_data, is_remote, local_path
 
 __all__ = [
+    "CHECKSUMS",
     "Store",
     "encode_data",
     "is_remote",

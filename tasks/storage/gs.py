@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ CHUNK = 16 << 20  # bytes; uploads and downloads larger than this are streamed i
 
 
 def _client() -> Any:
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
+    with warnings.catch_warnings():
+        # The client announces the end of Python 3.11 in every process that imports it.
+        warnings.simplefilter("ignore", FutureWarning)
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import storage
 
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(project="confide", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]

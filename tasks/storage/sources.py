@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from dp_core.errors import BadInput
@@ -62,14 +63,18 @@ def stage_source(uri: str, folder: Path, *, field: str) -> Path:
     return folder / name
 
 
-def keyed_digest(path: Path, key: bytes) -> str:
+def keyed_digest(path: Path, key: bytes, *, without: Collection[str] = ()) -> str:
     """Return HMAC-SHA256 over the names and contents of a file or folder, in hex.
+
+    Files of the folder itself that are named in `without` do not count.
 
     Keyed, because a plain hash of private data would let anybody confirm a guess of it.
     """
     digest = hmac.new(key, digestmod=hashlib.sha256)
     files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
     for file in files:
+        if file.parent == path and file.name in without:
+            continue
         name = file.relative_to(path).as_posix().encode() if file != path else b""
         digest.update(len(name).to_bytes(4, "big") + name)
         digest.update(file.stat().st_size.to_bytes(8, "big"))

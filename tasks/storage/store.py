@@ -110,6 +110,11 @@ class Store:
             return folder
         return self._download(key, uri, checksums)
 
+    def outputs(self, step: str) -> list[str]:
+        """Return the URIs of a step's output folders that hold a result."""
+        keys = [k.split("/") for k in self._backend.sizes(step)]
+        return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == ["result.json"]]
+
     def _download(self, key: str, uri: str, checksums: dict[str, dict[str, str]]) -> Path:
         mark = hashlib.sha256(json.dumps([uri, checksums], sort_keys=True).encode()).hexdigest()
         folder = self._cache / mark[:32]

@@ -1,0 +1,153 @@
+"""Releases of private data: reserved in the ledger, with a seed of their own, before any reading.
+
+The seed is bound to a manifest: keyed digests of the inputs' content, the plan, and the code. If
+anything in it differs, what was begun cannot go on: it is a new release, with a new seed, and is
+charged as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.events import MechanismEvent, Unaccounted
+from dp_core.privacy.ledger import Entry, Ledger, Reservation
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.units import PrivacyUnit
+from tasks.deployment import CHECKOUT
+from tasks.specs import ReleaseRecord
+from tasks.workbench import Workbench
+
+MADE_UP = "synthetic-notes"  # the settings keep this name for the project's own notes
+_PACKAGES = CHECKOUT / "dp_core"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A release that may be made now: its entry, and the secret seed of its noise."""
+
+    ledger: Ledger
+    entry: Entry
+    seed: PrivacySeed
+
+    def settle(self) -> ReleaseRecord:
+        """Record that the release was made; return the record that travels with it."""
+        self.ledger.settle(self.entry.id)
+        event, delta = self.entry.event, self.entry.delta
+        return ReleaseRecord(
+            ledger_id=self.entry.id,
+            dataset=self.entry.dataset,
+            unit=self.entry.unit.value,
+            event=event.to_json(),
+            epsilon=epsilon_pld(event, delta),
+            epsilon_rdp=epsilon_rdp(event, delta),
+            delta=delta,
+        )
+
+
+def manifest(**parts: str | int | float | dict[str, object]) -> bytes:
+    """Return everything that noise is drawn for, as canonical JSON; the code is always in it."""
+    body = {**parts, "code": code_digest()}
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+@cache
+def code_digest() -> str:
+    """Return SHA-256 over the sources of the algorithms: the kernels' and generators' version."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGES.rglob("*.py")):
+        name = file.relative_to(_PACKAGES).as_posix().encode()
+        content = file.read_bytes()
+        digest.update(len(name).to_bytes(4, "big") + name + len(content).to_bytes(8, "big"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def charge(
+    bench: Workbench,
+    *,
+    dataset: str,
+    unit: PrivacyUnit,
+    event: MechanismEvent,
+    delta: float,
+    content: bytes,
+) -> Charge:
+    """Reserve a release; return it with its seed, bound to the manifest `content`.
+
+    Raises:
+        BudgetExceeded: it does not fit the data set's budget.
+        BadInput: the data set is not registered, or registered for something else.
+    """
+    ledger = _ledger(bench, dataset)
+    for attempt in count():
+        reservation = Reservation(
+            dataset=dataset,
+            unit=unit,
+            event=event,
+            delta=delta,
+            spec_hash=bench.spec_hash,
+            plan_key=bench.context.run_key,
+            run=bench.context.run_key,
+            attempt=attempt,
+        )
+        entry = ledger.reserve(reservation)
+        if _may_continue(bench, entry, content):
+            return Charge(ledger, entry, ledger.seed(entry, bench.seeds, content))
+        print("an earlier attempt had other inputs or code: a new release", file=sys.stderr)
+    raise AssertionError("count() does not end")
+
+
+def record_operator_use(bench: Workbench, *, dataset: str, unit: PrivacyUnit) -> str:
+    """List a use of private data without any guarantee: the operator's own; return its entry."""
+    ledger = _ledger(bench, dataset)
+    entry = ledger.reserve(
+        Reservation(
+            dataset=dataset,
+            unit=unit,
+            event=Unaccounted("training without privacy", unit=unit),
+            delta=0.0,
+            spec_hash=bench.spec_hash,
+            plan_key=bench.context.run_key,
+            run=bench.context.run_key,
+        )
+    )
+    ledger.settle(entry.id)
+    return entry.id
+
+
+def _may_continue(bench: Workbench, entry: Entry, content: bytes) -> bool:
+    if not entry.seed_hash:
+        return True
+    try:
+        seed = bench.seeds.get(entry.seed_key)
+    except BadInput:
+        return False  # the seed is lost, and with it the noise that was begun
+    same = seed.derive("ledger manifest", content).hex() == entry.manifest_hash
+    return same and seed.salted_hash() == entry.seed_hash
+
+
+def _ledger(bench: Workbench, dataset: str) -> Ledger:
+    ledger = Ledger.open(bench.deployment.ledger)
+    budget = ledger.datasets().get(dataset)
+    if bench.made_up or dataset == MADE_UP:
+        if budget is None:
+            ledger.register_made_up(dataset)
+    elif budget is None:
+        raise BadInput(
+            f"the data set {dataset} has no privacy budget yet",
+            where="ledger",
+            fix=f"Set one: confide ledger register {dataset} --unit … --epsilon … --delta …",
+        )
+    elif budget.made_up:
+        raise BadInput(
+            f"the data set {dataset} is registered as made up, but this run calls it private",
+            where="ledger",
+            fix="Give the private data set a name of its own.",
+        )
+    return ledger

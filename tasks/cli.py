@@ -1,0 +1,96 @@
+"""`confide …`, for people. Commands are imported when they are called: `--help` costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from dp_core.errors import ConfideError
+
+# name -> (module, one line of help): so that the list needs no import of any command
+COMMANDS = {
+    "run": ("tasks.commands.run", "Run a whole job or sweep on this machine, without Airflow."),
+    "epsilon": ("tasks.commands.epsilon", "ε of a DP-SGD training, by PLD and by RDP."),
+    "calibrate": ("tasks.commands.calibrate", "The noise for a privacy target."),
+    "paper-table": ("tasks.commands.paper_table", "The paper's figures beside what is true."),
+    "ledger": ("tasks.commands.ledger", "What was spent of each data set's privacy budget."),
+    "report": ("tasks.commands.report", "The latest report: its table, and where the page is."),
+    "doctor": ("tasks.commands.doctor", "What is missing on this machine, and how to get it."),
+}
+LOCAL = {  # the local stack's own commands
+    "demo": "Run the embedded job through Airflow and show what came out.",
+    "up": "Serve the Airflow and MLflow pages on this machine.",
+    "down": "Stop what `up` started.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which a newcomer meets them."""
+        return [*LOCAL, *COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name in COMMANDS:
+            module = importlib.import_module(COMMANDS[cmd_name][0])
+            command: click.Command = module.command
+            return command
+        if cmd_name in LOCAL:
+            group: click.Group = importlib.import_module("tasks.local.commands").group
+            return group.get_command(ctx, cmd_name)
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list from the words above."""
+        lines = list(LOCAL.items()) + [(n, line) for n, (_, line) in COMMANDS.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Train language models on confidential text under differential privacy, with proof."""
+    if debug:
+        os.environ["CONFIDE_DEBUG"] = "1"
+
+
+def main() -> int:
+    """Run the command line; return the exit code, an error having been said in one line."""
+    try:
+        cli.main(prog_name="confide", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.Abort:
+        click.echo("confide: stopped", err=True)
+        return 130
+    except click.ClickException as error:
+        click.echo(f"confide: {error.format_message()}", err=True)
+        return error.exit_code
+    except ConfideError as error:
+        _traceback()
+        click.echo(f"confide: {error}", err=True)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+        from tasks.contract import fault_line
+
+        _traceback()
+        click.echo(f"confide: {fault_line(error)}", err=True)
+        return 1
+    return 0
+
+
+def _traceback() -> None:
+    if os.environ.get("CONFIDE_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

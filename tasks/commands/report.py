@@ -1,0 +1,89 @@
+"""`confide report`: the latest report's closing table, and where its page is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dp_core.errors import BadInput
+from dp_core.privacy.labels import Label
+from dp_core.report.cells import Cell
+from dp_core.report.tables import Header, Table
+from tasks.commands.output import as_json, write_json
+from tasks.deployment import Deployment
+from tasks.storage import Store
+from tasks.workbench import read_result
+
+_STEPS = ("report", "sweep_report")
+
+
+@click.command("report")
+@click.option("--uri", default="", help="A report step's output; the latest one by default.")
+@as_json
+def command(uri: str, as_json: bool) -> None:
+    """Show the closing table of the latest report (or another), and where the page is."""
+    deployment = Deployment.from_environment()
+    store = Store(deployment.store, deployment.cache)
+    uri = uri or _latest(store)
+    if as_json:
+        write_json(_content(store, uri))
+    else:
+        show(uri)
+
+
+def show(uri: str) -> None:
+    """Print the closing table of a report step's output, and where its pages are."""
+    from rich.console import Console
+
+    from dp_core.report.terminal import rich_table, side_by_side
+
+    deployment = Deployment.from_environment()
+    content = _content(Store(deployment.store, deployment.cache), uri)
+    table = _table(content["table"])
+    console = Console()
+    console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
+    for name, place in content["pages"].items():
+        console.print(f"{name}: {place}", highlight=False, soft_wrap=True)
+
+
+def _latest(store: Store) -> str:
+    found = [
+        (result.facts["created"], uri)
+        for step in _STEPS
+        for uri in store.outputs(step)
+        if (result := read_result(store, uri)) is not None
+    ]
+    if not found:
+        raise BadInput("there is no report yet", where="report", fix="Run: confide run")
+    return max(found)[1]
+
+
+def _content(store: Store, uri: str) -> dict[str, Any]:
+    result = read_result(store, uri)
+    if result is None:
+        raise BadInput("no report there", where=uri, fix="Run: confide run")
+    folder = store.local_copy(uri)
+    pages = {name: str(folder / name / "report.html") for name in result.outputs}
+    return {"uri": uri, "pages": pages, "table": result.facts["table"], "facts": result.facts}
+
+
+def _table(record: dict[str, Any]) -> Table:
+    """Return a table that a report step wrote as JSON."""
+    headers = [Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(record["columns"])]
+    rows = [
+        tuple(
+            Cell(
+                cell["text"],
+                cell["value"],
+                Label(cell["label"]) if "label" in cell else None,
+                withheld=cell.get("withheld", False),
+                detail=cell.get("detail", ""),
+            )
+            for cell in row
+        )
+        for row in record["rows"]
+    ]
+    return Table(
+        record["key"], record["caption"], tuple(headers), tuple(rows), tuple(record["notes"])
+    )

@@ -1,0 +1,87 @@
+"""`confide run`: a job's steps one after the other, each its own process, as in Airflow."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from tasks.commands import report, watching
+from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.settings import settings_from
+from tasks.deployment import Deployment
+from tasks.runner import Job, run_job
+from tasks.specs import (
+    JobSettings,
+    StepSpec,
+    SweepSettings,
+    dp_bert_steps,
+    sweep_point_steps,
+    sweep_report,
+)
+from tasks.tracking import send_all
+
+
+@click.command("run")
+@click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
+@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
+@click.option(
+    "--settings",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JSON object of settings.",
+)
+@click.option("--show-settings", is_flag=True, help="Show the settings and their meaning; stop.")
+@as_json
+def command(
+    job: str, words: tuple[str, ...], file: Path | None, show_settings: bool, as_json: bool
+) -> None:
+    """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
+
+    A step whose result is there is not run again, and charges nothing again.
+    """
+    kind = SweepSettings if job == "dp_sweep" else JobSettings
+    if show_settings:
+        _show(kind)
+        return
+    settings = settings_from(kind, file, words)
+    deployment = Deployment.from_environment()
+    steps = (
+        _sweep(settings, deployment.store)
+        if isinstance(settings, SweepSettings)
+        else [("", name, spec) for name, spec in dp_bert_steps(settings, deployment.store).items()]
+    )
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
+    with watching.bars(len(steps)) as watch:
+        finished = run_job(
+            Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
+        )
+    send_all(deployment)
+    if as_json:
+        write_json(finished.summary())
+    elif finished.exit_code == 0:
+        report.show(finished.outputs["report"])
+    if finished.exit_code:
+        click.echo(f"confide: {finished.failed}", err=True)
+        click.get_current_context().exit(finished.exit_code)
+
+
+def _sweep(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
+    """Return (point, task, spec) of a sweep, what the points share only once."""
+    own = ("dp_pretraining", "dp_finetuning", "dp_exposure")
+    steps: dict[str, tuple[str, str, StepSpec]] = {}
+    for point in settings.points():
+        for task, spec in sweep_point_steps(settings, point, root).items():
+            steps.setdefault(spec.output, (point.name if task in own else "", task, spec))
+    report = sweep_report(settings, root)
+    return [*steps.values(), ("", "report", report)]
+
+
+def _show(kind: type[JobSettings]) -> None:
+    rows = [
+        [name, str(field.default), field.description or ""]
+        for name, field in kind.model_fields.items()
+    ]
+    write_table("Settings", ["setting", "default", "meaning"], rows)

@@ -1,0 +1,34 @@
+"""Draw canaries from the released vocabulary, with public coins."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from dp_core.audit.canaries import Canary, draw
+from dp_core.privacy.labels import Label, Public
+from tasks.specs import CanariesSpec
+from tasks.workbench import Answer, Artifact, Workbench
+
+FILE = "canaries.json"
+
+
+def run(spec: CanariesSpec, bench: Workbench) -> Answer:
+    """Write the canaries and the references that are never planted."""
+    vocabulary = bench.input(spec.vocabulary_uri)
+    canaries = draw(vocabulary.folder, spec.patterns, spec.rates, spec.per_group, spec.seed)
+    (bench.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
+    bench.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
+    return Answer(
+        outputs={"canaries": FILE},
+        releases=vocabulary.result.releases,
+        facts={"seed": spec.seed, "rates": list(spec.rates), "patterns": list(spec.patterns)},
+        artifacts=[Artifact(FILE, Label.DP)],
+    )
+
+
+def read_canaries(folder: Path) -> list[Canary]:
+    """Return the canaries that this step wrote."""
+    rows = json.loads((folder / FILE).read_text())
+    return [Canary(**{**row, "pieces": tuple(row["pieces"])}) for row in rows]

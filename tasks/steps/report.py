@@ -1,0 +1,140 @@
+"""Gather the results of a job into one self-contained page, in two editions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp_core.audit.exposure import summarise
+from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.report.editions import job_edition
+from dp_core.report.model import Edition, Exposures, Fact, JobReport, ModelRow
+from dp_core.report.page import job_page
+from dp_core.report.tables import closing_table
+from tasks import reporting
+from tasks.specs import ReportSpec
+from tasks.statements import statement_of
+from tasks.workbench import Answer, Artifact, Input, Workbench, merged
+
+EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
+
+
+def run(spec: ReportSpec, bench: Workbench) -> Answer:
+    """Write the page for anyone and the page for the operator; hand the closing table on."""
+    results = {name: bench.input(uri) for name, uri in spec.results.items()}
+    report = job_report(spec, bench, results)
+    for name, edition in EDITIONS.items():
+        job_page(report, edition).write(bench.out / name)
+    for name, value in _headlines(report):
+        bench.measure(name, value)
+    shown = job_edition(report, Edition.PUBLISHABLE)
+    releases = merged(r for result in results.values() for r in result.result.releases)
+    return Answer(
+        outputs={name: name for name in EDITIONS},
+        releases=releases,
+        facts={
+            "created": report.created,
+            "table": closing_table(shown.models, shown.unit).to_json(),
+        },
+        artifacts=list(artifacts(bench)),
+    )
+
+
+def artifacts(bench: Workbench) -> Iterator[Artifact]:
+    """Yield the pages and figures of both editions, each with the label of its edition."""
+    labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
+    for name, label in labels.items():
+        for file in sorted((bench.out / name).iterdir()):
+            yield Artifact(f"{name}/{file.name}", label, name)
+
+
+def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) -> JobReport:
+    """Return what the page is told."""
+    vocabulary, dp = results["vocabulary"], results["dp_pretraining"]
+    unit = PrivacyUnit(vocabulary.facts["unit"])
+    public, entities = reporting.source_names(spec.settings)
+    kinds = [k for k in reporting.KINDS if f"{k}_pretraining" in results]
+    models = {k: results[f"{k}_pretraining"] for k in kinds}
+    curves = [reporting.curve(k, models[k].result) for k in kinds]
+    return JobReport(
+        title=spec.title,
+        run_key=bench.context.run_key,
+        created=reporting.now(),
+        made_up=spec.made_up,
+        known_seed=bool(dp.facts["known_seed"]),
+        private_dataset=vocabulary.facts["dataset"],
+        public_dataset=public,
+        entities_dataset=entities,
+        unit=unit,
+        declared_units=vocabulary.facts["declared_units"],
+        model_size="BERT, {layers} layers × {hidden}".format(**dp.facts["shape"]),
+        statement=statement_of(dp.result.releases, made_up=spec.made_up),
+        models=tuple(
+            reporting.model_row(
+                k,
+                vocabulary,
+                models[k],
+                results.get(f"{k}_finetuning"),
+                results.get(f"{k}_exposure"),
+            )
+            for k in kinds
+        ),
+        curves=tuple(c for c in curves if c is not None),
+        training=tuple(_training_facts(dp)),
+        vocabulary=tuple(_vocabulary_facts(vocabulary)),
+        ledger=reporting.ledger_view(bench, vocabulary.facts["dataset"], unit),
+        settings=spec.settings,
+        versions=dp.result.versions,
+        public_seeds={"seed": int(spec.settings["seed"])},
+        repeat=(reporting.repeat_command(spec.title, spec.settings),),
+    )
+
+
+def _training_facts(dp: Input) -> Iterator[Fact]:
+    plan, values = dp.facts["plan"], reporting.last_values(dp.result)
+    phase = plan["schedule"][0]
+    batch, steps = phase["expected_batch"], phase["steps"]
+    rate = batch / plan["declared_units"]
+    yield Fact("Updates", steps, Label.PUBLIC)
+    yield Fact("Expected batch, units", batch, Label.PUBLIC, "what every update is divided by")
+    yield Fact("Sampling rate", rate, Label.PUBLIC, "of each unit in each update (Poisson)")
+    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC)
+    yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
+    yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
+    for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
+        if (value := values.get(name)) is not None:
+            yield Fact(words, value.value, value.label, "at the end of training")
+
+
+def _vocabulary_facts(vocabulary: Input) -> Iterator[Fact]:
+    facts, values = vocabulary.facts, reporting.last_values(vocabulary.result)
+    yield Fact("Word pieces |V|", facts["vocabulary_size"], Label.DP)
+    yield Fact("Words released", facts["words_released"], Label.DP)
+    yield Fact("σ of the histogram", facts["sigma"], Label.PUBLIC, "in counts")
+    yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+    yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
+    if (distinct := values.get("distinct_words")) is not None:
+        yield Fact("Distinct words before noise", distinct.value, distinct.label)
+
+
+def _headlines(report: JobReport) -> Iterator[tuple[str, Labelled]]:
+    """Yield the figures by which runs are compared: they stand on the run's own line in MLflow."""
+    for model in report.models:
+        yield from _model_headlines(model)
+
+
+def _model_headlines(model: ModelRow) -> Iterator[tuple[str, Labelled]]:
+    if model.kind != "nonprivate":  # infinity is no metric
+        yield f"{model.kind}/epsilon", Public(model.epsilon_total)
+        yield f"{model.kind}/delta", Public(model.delta)
+    for name, value in (
+        ("mlm_accuracy_public", model.mlm_public),
+        ("mlm_accuracy_private", model.mlm_private),
+        ("f1", model.f1),
+    ):
+        if isinstance(value, Dp | Public | Operator):
+            yield f"{model.kind}/{name}", value
+    if isinstance(model.exposures, Exposures):
+        kind = Operator if model.exposures.label is Label.OPERATOR else Dp
+        yield f"{model.kind}/exposure_mean", kind(summarise(model.exposures.rows).mean)
+        yield f"{model.kind}/exposure_largest", kind(summarise(model.exposures.rows).largest)

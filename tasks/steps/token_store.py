@@ -1,0 +1,102 @@
+"""Cut a corpus into rows of token ids, unit by unit, with canaries planted where they are given."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dp_core.audit.canaries import Canary, plant
+from dp_core.corpus.contribution import is_held_out
+from dp_core.corpus.keyed_hash import seed_key
+from dp_core.corpus.privacy_units import Unit, iter_units
+from dp_core.corpus.rows import rows_of_units
+from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.errors import BadInput
+from dp_core.privacy.labels import Operator, Public
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.vocab import wordpiece
+from tasks.specs import TokenStoreSpec
+from tasks.steps.canaries import read_canaries
+from tasks.workbench import Answer, Workbench
+
+TRAIN, HELD_OUT = "train", "held_out"
+
+
+def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
+    """Write two stores: units that train, and units that only measure (none of them carries)."""
+    corpus = bench.input(spec.corpus_uri)
+    if corpus.facts["role"] != spec.role:
+        raise BadInput(f"the corpus is {corpus.facts['role']}", where="token_store spec")
+    vocabulary = bench.input(spec.vocabulary_uri)
+    tokenizer = wordpiece.load(vocabulary.folder)
+    canaries = _canaries(spec, bench)
+    key = seed_key(spec.seed)
+    writers = {
+        part: TokenStoreWriter(
+            bench.out / part, spec.sequence_length, tokenizer.get_vocab_size(), key=key
+        )
+        for part in (TRAIN, HELD_OUT)
+    }
+    rows = rows_of_units(
+        _units(spec, corpus.folder),
+        tokenizer,
+        sequence_length=spec.sequence_length,
+        max_examples_per_unit=spec.max_examples_per_unit,
+        key=key,
+    )
+    for number, (unit_id, own) in enumerate(rows, 1):
+        if number % 500 == 0:
+            bench.progress(number, 0)
+        if is_held_out(unit_id, spec.holdout, key):
+            writers[HELD_OUT].add_unit(unit_id, own)
+        else:
+            planted = plant(own, canaries, unit_id, spec.seed, spec.sequence_length)
+            writers[TRAIN].add_unit(unit_id, planted)
+    train = writers[TRAIN].finish()
+    with suppress(BadInput):  # a corpus so small that no unit is held out
+        writers[HELD_OUT].finish()
+    _measure(spec, bench, train)
+    return Answer(
+        outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
+        releases=vocabulary.result.releases,
+        facts={
+            "role": spec.role,
+            "dataset": corpus.facts["dataset"],
+            "unit": spec.unit,
+            "declared_units": spec.declared_units,
+            "max_examples_per_unit": spec.max_examples_per_unit,
+            "canaries_seed": spec.seed if canaries else None,
+            "digest": keyed_store_digest(train, bench),
+        },
+    )
+
+
+def keyed_store_digest(store: TokenStore, bench: Workbench) -> str:
+    """Return the keyed digest of a store's content as it is now, in hex."""
+    key = bench.content_key()
+    return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
+
+
+def _canaries(spec: TokenStoreSpec, bench: Workbench) -> list[Canary]:
+    return read_canaries(bench.input(spec.canaries_uri).folder) if spec.canaries_uri else []
+
+
+def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
+    units = iter_units(folder, PrivacyUnit(spec.unit), spec.words_per_unit)
+    for number, unit in enumerate(units, 1):
+        if spec.role == "private" and number > spec.declared_units:
+            raise BadInput(
+                f"the corpus holds more units than the declared bound of {spec.declared_units}",
+                where="declared_units",
+                fix="Declare a higher bound, from public knowledge.",
+            )
+        yield unit
+
+
+def _measure(spec: TokenStoreSpec, bench: Workbench, store: TokenStore) -> None:
+    count = Operator if spec.role == "private" else Public
+    bench.measure("units", count(store.n_units))
+    bench.measure("rows", count(store.n_rows))
