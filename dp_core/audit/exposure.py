@@ -80,7 +80,12 @@ class ExposureSummary:
     largest: float
     largest_null_high: float  # the largest of as many groups, nothing remembered
     largest_group: str
-    remembers: bool
+    remembers: bool  # some group's whole interval lies above the null's band
+
+    @property
+    def above_chance(self) -> bool:
+        """Whether mean or largest exposure passes what 97.5% of models without memory show."""
+        return self.mean > self.mean_null_high or self.largest > self.largest_null_high
 
 
 def measure(
@@ -150,7 +155,7 @@ def rows_from_ranks(
     candidates: int,
     declared_units: int,
 ) -> list[ExposureRow]:
-    """Return a row for each pattern and rate, sorted, from ranks [canaries, contexts] of each.
+    """Return a row for each pattern (short ones first) and rate, from ranks [canaries, contexts] of each.
 
     A canary counts once: its ranks are averaged over its contexts before anything else, since
     contexts of one canary share its secret and are no independent evidence.
@@ -172,7 +177,7 @@ def rows_from_ranks(
             candidates=candidates,
             declared_units=declared_units,
         )
-        for (pattern, rate), own in sorted(groups.items())
+        for (pattern, rate), own in sorted(groups.items(), key=lambda g: (len(g[0][0]), g[0]))
     ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dp_core.errors import BadInput
 from dp_core.privacy.labels import Label
 from dp_core.report.model import (
     Edition,
@@ -22,74 +21,68 @@ from dp_core.report.model import (
     Withheld,
 )
 
+Labels = frozenset[Label]
+
 
 def job_edition(report: JobReport, edition: Edition) -> JobReport:
-    """Return the report as that edition may show it; made-up data hides nothing.
-
-    Raises:
-        BadInput: the edition is publishable, the data private and the privacy seed known.
-    """
-    if _shows_all(report, edition):
-        return report
+    """Return the report as that edition may show it; made-up data hides nothing."""
+    hidden = _hidden(report, edition)
     return replace(
         report,
-        models=tuple(_model(row) for row in report.models),
-        curves=tuple(c for c in report.curves if c.label is not Label.OPERATOR),
-        training=tuple(_fact(fact) for fact in report.training),
-        vocabulary=tuple(_fact(fact) for fact in report.vocabulary),
+        models=tuple(_model(row, hidden) for row in report.models),
+        curves=tuple(curve for curve in report.curves if curve.label not in hidden),
+        training=tuple(_fact(fact, hidden) for fact in report.training),
+        vocabulary=tuple(_fact(fact, hidden) for fact in report.vocabulary),
     )
 
 
 def sweep_edition(report: SweepReport, edition: Edition) -> SweepReport:
-    """Return the sweep as that edition may show it; raises as `job_edition` does."""
-    if _shows_all(report, edition):
-        return report
-    return replace(report, points=tuple(_point(point) for point in report.points))
+    """Return the sweep as that edition may show it; made-up data hides nothing."""
+    hidden = _hidden(report, edition)
+    return replace(report, points=tuple(_point(point, hidden) for point in report.points))
 
 
-def _shows_all(report: JobReport | SweepReport, edition: Edition) -> bool:
+def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
     if edition is Edition.OPERATOR or report.made_up:
-        return True
+        return frozenset()
     if report.known_seed:  # whoever knows it can subtract the noise: no `dp` label holds
-        raise BadInput(
-            "the privacy seed is known, so nothing of this run is private",
-            where="report",
-            fix="Train again without a fixed privacy seed, or make the operator edition.",
-        )
-    return False
+        return frozenset({Label.OPERATOR, Label.DP})
+    return frozenset({Label.OPERATOR})
 
 
-def _value(value: Value) -> Value:
-    return Withheld() if value is not None and value.label is Label.OPERATOR else value
+def _value(value: Value, hidden: Labels) -> Value:
+    return Withheld() if value is not None and value.label in hidden else value
 
 
-def _values(values: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: _value(value) for name, value in values.items()}
+def _values(values: Mapping[str, Value], hidden: Labels) -> dict[str, Value]:
+    return {name: _value(value, hidden) for name, value in values.items()}
 
 
-def _exposures(exposures: Exposures | Withheld | None) -> Exposures | Withheld | None:
-    return Withheld() if exposures is not None and exposures.label is Label.OPERATOR else exposures
+def _exposures(
+    exposures: Exposures | Withheld | None, hidden: Labels
+) -> Exposures | Withheld | None:
+    return Withheld() if exposures is not None and exposures.label in hidden else exposures
 
 
-def _model(row: ModelRow) -> ModelRow:
+def _model(row: ModelRow, hidden: Labels) -> ModelRow:
     return replace(
         row,
-        mlm_public=_value(row.mlm_public),
-        mlm_private=_value(row.mlm_private),
-        f1=_value(row.f1),
-        f1_by_type=_values(row.f1_by_type),
-        exposures=_exposures(row.exposures),
+        mlm_public=_value(row.mlm_public, hidden),
+        mlm_private=_value(row.mlm_private, hidden),
+        f1=_value(row.f1, hidden),
+        f1_by_type=_values(row.f1_by_type, hidden),
+        exposures=_exposures(row.exposures, hidden),
     )
 
 
-def _point(point: SweepRow) -> SweepRow:
+def _point(point: SweepRow, hidden: Labels) -> SweepRow:
     return replace(
         point,
-        f1=_value(point.f1),
-        mlm_public=_value(point.mlm_public),
-        mlm_private=_value(point.mlm_private),
+        f1=_value(point.f1, hidden),
+        mlm_public=_value(point.mlm_public, hidden),
+        mlm_private=_value(point.mlm_private, hidden),
     )
 
 
-def _fact(fact: Fact) -> Fact:
-    return replace(fact, value=Withheld()) if fact.label is Label.OPERATOR else fact
+def _fact(fact: Fact, hidden: Labels) -> Fact:
+    return replace(fact, value=Withheld()) if fact.label in hidden else fact

@@ -47,11 +47,7 @@ class Page:
 
 
 def job_page(report: JobReport, edition: Edition) -> Page:
-    """Return the report of one job in that edition.
-
-    Raises:
-        BadInput: the publishable edition of a run on private data with a known privacy seed.
-    """
+    """Return the report of one job in that edition."""
     shown = job_edition(report, edition)
     names = {model.kind: model.name for model in shown.models}
     drawings = _drawn(
@@ -81,7 +77,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
 
 
 def sweep_page(report: SweepReport, edition: Edition) -> Page:
-    """Return the report of a sweep in that edition; raises as `job_page` does."""
+    """Return the report of a sweep in that edition."""
     shown = sweep_edition(report, edition)
     drawings = _drawn(sweep_figure(shown.points))
     points = tables.sweep_table(shown.points, shown.unit)

@@ -35,8 +35,9 @@ def verdict(report: JobReport) -> Verdict:
         f"δ = {cells.significant(private.delta, 2)} for every {report.unit}"
     )
     reading = (
-        f"largest exposure {found.largest:.1f} bits ({found.largest_group}), "
-        f"where no memory at all reads up to {found.largest_null_high:.1f}"
+        f"exposure {found.mean:.1f} bits on average and {found.largest:.1f} at most "
+        f"({found.largest_group}), where a model without memory stays below "
+        f"{found.mean_null_high:.1f} and {found.largest_null_high:.1f} in 97.5% of cases"
     )
     if found.remembers:
         return Verdict(
@@ -44,6 +45,13 @@ def verdict(report: JobReport) -> Verdict:
             "The private model remembers canaries",
             f"Trained with {claim}; {reading}. The guarantee bounds memory, it does not forbid it: "
             "canaries planted more often, or a larger ε, are remembered sooner.",
+        )
+    if found.above_chance:
+        return Verdict(
+            "open",
+            "The private model may remember some canaries",
+            f"Trained with {claim}; {reading}. That is above chance, but no group of canaries "
+            "shows it beyond doubt: more canaries would tell.",
         )
     if control is None:
         return Verdict(

@@ -11,7 +11,6 @@ import pytest
 from report_examples import job_report, public_scores, sweep_report
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.errors import BadInput
 from dp_core.privacy.labels import Label, Operator
 from dp_core.report.cells import WITHHELD_MARK
 from dp_core.report.model import Edition, Exposures, JobReport, Statement
@@ -217,15 +216,17 @@ def test_scores_on_public_labels_are_published() -> None:
     assert 'id="figure-entities"' in page.html
 
 
-def test_private_data_with_a_known_seed_cannot_be_published() -> None:
-    report = dataclasses.replace(_bare(job_report(made_up=False)), known_seed=True)
-    with pytest.raises(BadInput, match="privacy seed is known"):
-        job_page(report, Edition.PUBLISHABLE)
-    with pytest.raises(BadInput, match="privacy seed is known"):
-        sweep_page(
-            dataclasses.replace(sweep_report(made_up=False), known_seed=True), Edition.PUBLISHABLE
-        )
-    assert "Not private: known seed." in job_page(report, Edition.OPERATOR).html
+def test_with_a_known_seed_nothing_counts_as_protected() -> None:
+    report = dataclasses.replace(job_report(made_up=False), known_seed=True, curves=())
+    published = job_page(report, Edition.PUBLISHABLE)
+    assert "Not private: known seed." in published.html
+    assert '<span class="chip public">' in published.html
+    assert published.drawings == ()
+    for cell in (c for table in published.tables for row in table.rows for c in row):
+        assert cell.withheld or cell.label in (None, Label.PUBLIC)
+    sweep = dataclasses.replace(sweep_report(made_up=False), known_seed=True)
+    points = sweep_page(sweep, Edition.PUBLISHABLE)
+    assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
 def test_markup_in_names_is_shown_not_obeyed() -> None:

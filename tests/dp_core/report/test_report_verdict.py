@@ -50,6 +50,14 @@ def test_bad_when_the_private_model_remembers_whatever_the_control() -> None:
         assert said.headline == "The private model remembers canaries"
 
 
+def test_above_chance_is_not_called_forgetful() -> None:
+    vague = exposure_rows({0.005: 0.35, 0.02: 0.35}, 7)
+    assert not any(row.remembers for row in vague)
+    said = verdict(_with({"dp": _read(vague), "nonprivate": _read(LEARNS)}))
+    assert said.tone == "open"
+    assert said.headline == "The private model may remember some canaries"
+
+
 def test_nothing_measured_says_nothing() -> None:
     assert verdict(_with({"dp": None})).tone == "open"
     assert verdict(_with({"public": _read(FORGETS)})).tone == "open"
