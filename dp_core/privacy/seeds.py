@@ -153,7 +153,9 @@ class SeedStore:
             )
         except (ValueError, KeyError, TypeError):
             # `from None`: the cause may quote the file, which is a secret
-            raise BadInput(f"{key} is not a seed file of this version", where="seed store") from None
+            raise BadInput(
+                f"{key} is not a seed file of this version", where="seed store"
+            ) from None
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
