@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
 import zlib
 from collections.abc import Iterator
@@ -76,11 +75,10 @@ def unreadable(path: Path) -> BadInput:
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
     """Yield lines without their line ends; None for a line above `LONGEST` bytes, skipped over."""
-    buffered = io.BufferedReader(cast("io.RawIOBase", stream))
-    while line := buffered.readline(LONGEST + 2):
+    while line := stream.readline(LONGEST + 2):
         if len(line) <= LONGEST or line.endswith(b"\n"):
             yield line.rstrip(b"\r\n")
             continue
         while line and not line.endswith(b"\n"):
-            line = buffered.readline(LONGEST)
+            line = stream.readline(LONGEST)
         yield None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 from dp_core.corpus.document import Document
 from dp_core.corpus.readers.files import (
@@ -35,15 +34,16 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     for file in input_files(path, ".csv"):
         try:
             with open_bytes(file) as stream:
-                yield from _notes(file, stream, quarantine)
+                # Broken bytes become lone surrogates, so that only their own row is lost.
+                text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
+                yield from _notes(file, text, quarantine)
+                text.detach()  # the file closes itself
         except UNREADABLE as error:
             raise unreadable(file) from error
 
 
-def _notes(file: Path, stream: IO[bytes], quarantine: Quarantine) -> Iterator[Document]:
+def _notes(file: Path, text: Iterable[str], quarantine: Quarantine) -> Iterator[Document]:
     csv.field_size_limit(LONGEST)
-    # Broken bytes become lone surrogates, so that only their own row is lost.
-    text = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
     columns = _columns(file, reader)
     while True:

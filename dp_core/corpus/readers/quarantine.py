@@ -77,8 +77,10 @@ class Quarantine:
         if self.rejected <= self.largest_share * (self.taken + self.rejected) and self.taken:
             return
         reason, _ = self.counts.most_common(1)[0]
+        extent = f"more than {self.largest_share:.0%}" if self.taken else "none"
+        # The share itself would be an un-noised count of private items.
         raise BadInput(
-            f"more than {self.largest_share:.0%} of the items cannot be used; mostly: {reason} "
+            f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason} "
             f"(first at {self.places[reason][0]})",
             where=where,
             fix="Check the format, or repair the source.",

@@ -12,6 +12,7 @@ from dp_core.corpus.synthetic.pharmacy import CLASSES, DRUGS, Drug
 
 _FEMALE_ONLY, _MALE_ONLY = "breast cancer", "prostate cancer"
 _MADE_UP_DRUG = 0.3
+_POPULARITY = 1.8  # 1: all diseases are as common; above: those early in the table are commoner
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _conditions(rng: Random, female: bool) -> tuple[Condition, ...]:
     wanted = rng.randint(2, 5)
     chosen: dict[str, Condition] = {}
     while len(chosen) < wanted:
-        condition = CONDITIONS[int(len(CONDITIONS) * rng.random() ** 1.3)]
+        condition = CONDITIONS[int(len(CONDITIONS) * rng.random() ** _POPULARITY)]
         if condition.names[0] != wrong:
             chosen[condition.names[0]] = condition
     return tuple(chosen.values())

@@ -1,0 +1,98 @@
+"""i2b2 2010: .txt and .con, side by side or in folders of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dp_core.corpus.readers.quarantine import Quarantine, Reason
+from dp_core.errors import BadInput
+from dp_core.ner.readers import read_sentences
+from dp_core.ner.sentence import Sentence
+
+TEXT = "Has chest  pain today .\n\nGiven Aspirin 81 mg ; repeat EKG .\n"
+CONCEPTS = [
+    'c="chest pain" 1:1 1:2||t="problem"',
+    'c="aspirin" 3:1 3:1||t="treatment"',
+    'c="repeat ekg" 3:5 3:6||t="test"',
+]
+EXPECTED = [
+    Sentence(
+        ("Has", "chest", "pain", "today", "."), ("O", "B-problem", "I-problem", "O", "O"), "r1"
+    ),
+    Sentence(
+        ("Given", "Aspirin", "81", "mg", ";", "repeat", "EKG", "."),
+        ("O", "B-treatment", "O", "O", "O", "B-test", "I-test", "O"),
+        "r1",
+    ),
+]
+
+
+def write(folder: Path, concepts: list[str], apart: bool = False, end: str = "\n") -> None:
+    txt, con = (folder / "txt", folder / "concept") if apart else (folder, folder)
+    for f in (txt, con):
+        f.mkdir(exist_ok=True)
+    (txt / "r1.txt").write_bytes(TEXT.replace("\n", end).encode())
+    (con / "r1.con").write_bytes((end.join(concepts) + end).encode())
+
+
+def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
+    q = Quarantine(share)
+    return list(read_sentences("i2b2", path, q)), q
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
+    write(tmp_path, CONCEPTS, apart, end)
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED
+    assert q.rejected == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'c="secretword" 1:1 1:2||t="problem"',  # another text there
+        'c="chest pain" 1:2 1:1||t="problem"',  # ends before it begins
+        'c="chest pain" 1:1 1:9||t="problem"',  # beyond the line
+        'c="chest pain" 1:0 1:1||t="problem"',  # one token off
+        'c="chest pain" 1:1 3:2||t="problem"',  # over lines
+    ],
+)
+def test_offsets_that_do_not_fit_cost_the_sentence(tmp_path: Path, bad: str) -> None:
+    write(tmp_path, [bad, *CONCEPTS[1:]])
+    with (tmp_path / "r1.txt").open("a") as more:
+        more.write("No test .\n")
+    sentences, q = read(tmp_path)
+    kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over lines costs both
+    assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
+    assert set(q.counts) == {Reason.OFFSETS}
+    assert q.places[Reason.OFFSETS][0] == "r1.txt:1"
+    with pytest.raises(BadInput, match="offsets do not fit") as caught:
+        read(tmp_path, share=0.1)
+    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
+
+
+def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
+    extra = ['c="pain" 1:2 1:2||t="problem"', 'c="x" 9:0 9:0||t="test"', "secretword"]
+    write(tmp_path, CONCEPTS + extra)
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED[1:]
+    assert q.counts == {Reason.OFFSETS: 2, Reason.WRONG_FIELD: 1}
+    assert q.places[Reason.WRONG_FIELD] == ["r1.con:6"]
+
+
+def test_files_without_their_pair(tmp_path: Path) -> None:
+    write(tmp_path, CONCEPTS)
+    (tmp_path / "r2.txt").write_text("alone\n")
+    (tmp_path / "r3.con").write_text("")
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED
+    assert q.counts == {Reason.UNREADABLE: 2}
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, CONCEPTS)
+    with pytest.raises(BadInput, match="from a folder"):
+        read(tmp_path / "r1.txt")
