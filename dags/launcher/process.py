@@ -68,10 +68,11 @@ class ProcessStep(BaseOperator):
         )
         last_line = "no output"
         assert self.process.stdout is not None  # noqa: S101 - narrows the type
-        for line in self.process.stdout:
-            if text := line.rstrip():
-                last_line = text
-                self.log.info("%s", text)
+        with self.process.stdout as lines:
+            for line in lines:
+                if text := line.rstrip():
+                    last_line = text
+                    self.log.info("%s", text)
         return self.process.wait(), last_line
 
     def on_kill(self) -> None:

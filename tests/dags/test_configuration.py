@@ -1,0 +1,40 @@
+"""Scheduled sweeps come from the deployment's configuration."""
+
+import json
+
+import pytest
+
+from dags import configuration
+
+
+def test_without_configuration_sweeps_run_by_hand_only(monkeypatch):
+    monkeypatch.delenv("CONFIDE_SWEEP_SETTINGS", raising=False)
+    assert configuration.sweep_schedule() is None
+    assert configuration.sweep_settings() == {}
+
+
+def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({"sweep_noise_multipliers": "1,2", "layers": 3}))
+    monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
+    monkeypatch.setenv("CONFIDE_SWEEP_SCHEDULE", "0 3 * * 6")
+    assert configuration.sweep_schedule() == "0 3 * * 6"
+    assert configuration.sweep_settings() == {"sweep_noise_multipliers": "1,2", "layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"layer": 3}', "layer: unknown setting"),
+        ('{"sweep_epochs": "0"}', "epochs"),
+        ("{", "JSONDecodeError"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_said_in_one_line(monkeypatch, tmp_path, content, words):
+    file = tmp_path / "sweep.json"
+    file.write_text(content)
+    monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
+    with pytest.raises(ValueError, match="CONFIDE_SWEEP_SETTINGS") as refused:
+        configuration.sweep_settings()
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,137 @@
+"""The DAGs' shape: it must agree with the specs, whoever changes either."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.specs import (
+    JobSettings,
+    SweepSettings,
+    dp_bert_steps,
+    sweep_point_steps,
+    sweep_report,
+)
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HEAVY = ("_pretraining", "_finetuning", "_exposure")
+
+
+def own_name(task_id: str) -> str:
+    return task_id.rpartition(".")[2]
+
+
+def inputs_of(specs) -> dict[str, set[str]]:
+    """Return which other steps' outputs each step's spec names, by task."""
+    owner = {spec.output: name for name, spec in specs.items()}
+    return {
+        name: {task for uri, task in owner.items() if uri in spec.model_dump_json()}
+        for name, spec in specs.items()
+    }
+
+
+def upstream_of(dag) -> dict[str, set[str]]:
+    return {
+        own_name(task.task_id): {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}
+        for task in dag.tasks
+    }
+
+
+def test_the_folder_holds_the_two_dags(dags):
+    assert set(dags) == {"dp_bert", "dp_sweep"}
+
+
+def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
+    steps = dp_bert_steps(JobSettings(), "file:///store")
+    assert {task.task_id for task in dags["dp_bert"].tasks} == {"settings", *steps}
+
+
+def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
+    settings = SweepSettings()
+    steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
+    own = {"grid", "report", "points_that_failed"}
+    assert {own_name(task.task_id) for task in dags["dp_sweep"].tasks} == {*own, *steps}
+
+
+def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
+    upstream = upstream_of(dags["dp_bert"])
+    for task, inputs in inputs_of(dp_bert_steps(JobSettings(), "file:///store")).items():
+        assert inputs <= upstream[task], task
+
+
+def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
+    settings = SweepSettings()
+    steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
+    upstream = upstream_of(dags["dp_sweep"])
+    for task, inputs in inputs_of(steps).items():
+        assert inputs <= upstream[task], task
+    read = {
+        output
+        for uris in sweep_report(settings, "file:///store").results.values()
+        for output in uris
+    }
+    assert read <= upstream["report"]
+
+
+def test_the_points_of_a_sweep_share_everything_before_the_private_training():
+    settings = SweepSettings()
+    fronts = [
+        {
+            name: spec.output
+            for name, spec in sweep_point_steps(settings, p, "file:///s").items()
+            if not name.startswith("dp_")
+        }
+        for p in settings.points()
+    ]
+    assert len(fronts) > 1
+    assert all(front == fronts[0] for front in fronts)
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_heavy_steps_take_turns_and_light_ones_do_not_wait_for_them(dags, name):
+    for task in dags[name].tasks:
+        heavy = own_name(task.task_id).endswith(HEAVY)
+        assert task.pool == ("training" if heavy else "default_pool"), task.task_id
+
+
+def test_a_newcomer_finds_words_on_every_dag_and_task(dags):
+    for dag in dags.values():
+        assert dag.doc_md and dag.description and dag.tags
+    for task in dags["dp_bert"].tasks:
+        assert task.doc_md, task.task_id
+
+
+def test_mapped_tasks_are_named_by_their_point(dags):
+    mapped = [task for task in dags["dp_sweep"].tasks if task.task_id.startswith("point.")]
+    assert len(mapped) == 3
+    for task in mapped:
+        assert task.map_index_template == "{{ point_name }}"
+
+
+def test_overlapping_runs_and_catching_up_are_off(dags):
+    for dag in dags.values():
+        assert dag.max_active_runs == 1
+        assert dag.catchup is False
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_reading_a_dag_loads_nothing_heavy_and_no_provider_that_is_not_chosen(name):
+    unwanted = [
+        *("tensorflow", "mlflow", "dp_core", "numpy", "pandas", "docker", "kubernetes", "google"),
+        *("airflow.providers.docker.operators", "airflow.providers.cncf.kubernetes.operators"),
+    ]
+    program = (
+        f"import sys, runpy; runpy.run_path('dags/{name}.py'); "
+        f"print([m for m in {unwanted!r} if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=CHECKOUT,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.splitlines()[-1] == "[]"

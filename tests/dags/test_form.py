@@ -1,0 +1,82 @@
+"""The trigger form: everything that a run can be told, and nothing that it cannot."""
+
+import jsonschema
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+
+from dags.launcher import form, settings_from
+from tasks.specs import JobSettings, SweepSettings
+
+
+@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
+def test_the_form_has_every_setting_with_words_and_a_section(model):
+    params = form(model)
+    assert set(params) == set(model.model_fields)
+    for name, param in params.items():
+        assert param.description, name
+        assert param.schema["title"], name
+        assert param.schema["section"], name
+
+
+@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
+def test_the_untouched_form_is_the_default_job(model):
+    values = {name: param.resolve() for name, param in form(model).items()}
+    assert settings_from(model, values) == model()
+
+
+def test_sections_stand_in_order_with_the_grid_first():
+    sections = [param.schema["section"] for param in form(SweepSettings).values()]
+    assert sections == sorted(sections)
+    assert sections[0].startswith("0.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("noise_multiplier", 0),
+        ("noise_multiplier", 1001),
+        ("hidden", 100),
+        ("unit", "hospital"),
+        ("device", "mock-tpu:0"),
+        ("batch_size", "many"),
+        ("canary_patterns", "HH"),
+    ],
+)
+def test_the_server_refuses_what_is_out_of_range(name, value):
+    param = form(JobSettings)[name]
+    with pytest.raises(ParamValidationError):
+        param.resolve(value)
+
+
+def test_the_browser_is_given_no_bound_to_clamp_to():
+    """Airflow's form turns 99 into a maximum of 10 without a word, and another job would run."""
+    for name, param in form(JobSettings).items():
+        assert not {"minimum", "maximum"} & set(param.schema), name
+    bounds = form(JobSettings)["sequence_length"].schema["allOf"]
+    assert bounds == [{"minimum": 16, "maximum": 512}]
+
+
+def test_a_path_may_be_left_empty():
+    schema = form(JobSettings)["private_path"].schema
+    jsonschema.validate(None, {key: schema[key] for key in ("type",)})
+    assert settings_from(JobSettings, {"private_path": None}).private_path == ""
+
+
+def test_a_deployment_replaces_defaults():
+    params = form(SweepSettings, {"sweep_noise_multipliers": "4"})
+    assert params["sweep_noise_multipliers"].resolve() == "4"
+    assert params["sweep_epochs"].resolve() == SweepSettings().sweep_epochs
+
+
+def test_unknown_keys_are_refused_in_one_line():
+    with pytest.raises(AirflowFailException) as refused:
+        settings_from(JobSettings, {"noise_multiplyer": 2.0, "layers": 0})
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "noise_multiplyer: unknown setting" in message
+    assert "layers: " in message
+
+
+def test_inconsistent_settings_are_refused():
+    with pytest.raises(AirflowFailException, match="batch_size is above declared_units"):
+        settings_from(JobSettings, {"batch_size": 5000})

@@ -1,0 +1,75 @@
+"""Both DAGs from end to end through Airflow's own runner, with steps that only pretend."""
+
+import json
+
+import pytest
+from airflow.sdk import DagRunState, TaskInstanceState
+
+from dags.launcher import deployment
+
+SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
+SKIPPED, UPSTREAM = TaskInstanceState.SKIPPED, TaskInstanceState.UPSTREAM_FAILED
+GRID = {"sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256", "sweep_epochs": "5"}
+
+
+@pytest.fixture
+def run(database, dags):
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+    DagBundlesManager().sync_bundles_to_db()
+
+    def run_dag(name, conf):
+        done = dags[name].test(run_conf=conf)
+        return done, {(t.task_id, t.map_index): t for t in done.get_task_instances()}
+
+    return run_dag
+
+
+def states(tasks):
+    return {task_id: task.state for (task_id, _), task in tasks.items()}
+
+
+def test_dp_bert_skips_the_comparison_and_still_reports(run):
+    done, tasks = run("dp_bert", {"nonprivate": False})
+    assert done.state == DagRunState.SUCCESS
+    found = states(tasks)
+    skipped = {name for name, state in found.items() if state == SKIPPED}
+    assert skipped == {f"nonprivate_{s}" for s in ("pretraining", "finetuning", "exposure")}
+    assert {state for name, state in found.items() if name not in skipped} == {SUCCESS}
+    answer = tasks["dp_pretraining", -1].xcom_pull(task_ids="dp_pretraining")
+    assert set(answer) == {"output", "metrics"}
+    assert answer["output"].startswith(deployment.store())
+    assert answer["metrics"] == {"epsilon": 1.5}
+
+
+def test_dp_bert_refuses_unknown_settings_before_anything_runs(run):
+    done, tasks = run("dp_bert", {"noise_multiplyer": 1.0})
+    assert done.state == DagRunState.FAILED
+    found = states(tasks)
+    assert found.pop("settings") == FAILED
+    assert set(found.values()) == {UPSTREAM}
+
+
+def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkeypatch):
+    monkeypatch.setenv("FAKE_EXIT", "dp_pretraining@2=2")  # the point σ=2, for bad input
+    done, tasks = run("dp_sweep", GRID)
+    assert done.state == DagRunState.FAILED
+    of_point = {
+        index: [t.state for (task_id, i), t in tasks.items() if i == index and "point" in task_id]
+        for index in (0, 1)
+    }
+    assert set(of_point[0]) == {SUCCESS}
+    assert sorted(of_point[1]) == sorted([FAILED, UPSTREAM, UPSTREAM])
+    assert tasks["report", -1].state == SUCCESS
+    assert tasks["points_that_failed", -1].state == FAILED
+    assert tasks["point.dp_pretraining", 1].try_number == 1  # bad input: no second try
+    named = tasks["point.dp_pretraining", 0].rendered_map_index
+    assert named == "σ=1 · B=256 · epochs=5"
+    read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
+    assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
+
+
+def _spec_of(output: str) -> str:
+    from pathlib import Path
+
+    return (Path(output.removeprefix("file://")) / "spec.json").read_text()
