@@ -155,7 +155,7 @@ def rows_from_ranks(
     candidates: int,
     declared_units: int,
 ) -> list[ExposureRow]:
-    """Return a row for each pattern (short ones first) and rate, from ranks [canaries, contexts] of each.
+    """Return a row for each pattern (short ones first) and rate; ranks are [canaries, contexts].
 
     A canary counts once: its ranks are averaged over its contexts before anything else, since
     contexts of one canary share its secret and are no independent evidence.
