@@ -17,6 +17,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     TF_CPP_MIN_LOG_LEVEL=2 \
     MPLCONFIGDIR=/tmp/matplotlib \
+    MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT=true \
     HOME=/tmp \
     CONFIDE_HOME=/var/lib/confide \
     CONFIDE_SEEDS=/var/lib/confide-seeds \

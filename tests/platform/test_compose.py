@@ -1,0 +1,153 @@
+"""docker-compose.yml and the Dockerfiles, read as text: what needs no engine to be seen."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+ONE_SHOT = {"prepare", "airflow-init"}
+SECRET = re.compile(r"PASSWORD|SECRET|FERNET|SQL_ALCHEMY|_KEY\b|LEDGER|DATABASE|STORE_URI")
+
+
+def environments() -> Iterator[tuple[str, str, str]]:
+    for service, settings in SERVICES.items():
+        for name, value in (settings.get("environment") or {}).items():
+            yield service, name, str(value)
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    published = [port for settings in SERVICES.values() for port in settings.get("ports", [])]
+    assert published, "nothing is published: nobody could look at it"
+    assert [port for port in published if not str(port).startswith("127.0.0.1:")] == []
+
+
+def test_every_secret_comes_from_outside_and_has_no_default() -> None:
+    held = [(s, n, v) for s, n, v in environments() if SECRET.search(n)]
+    assert len(held) > 8
+    for service, name, value in held:
+        references = re.findall(r"\$\{([A-Z_]+)(:?[-?][^}]*)?\}", value)
+        secret = [r for r in references if r[0].endswith(("PASSWORD", "_KEY", "_SECRET"))]
+        assert secret or "@" not in value, f"{service}: {name} holds a literal password"
+        assert all(r[1].startswith(":?") for r in secret), f"{service}: {name} has a default"
+
+
+def test_what_compose_asks_for_is_what_make_env_writes(tmp_path: Path) -> None:
+    asked = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
+    assert asked
+    assert asked <= made(tmp_path).keys()
+
+
+def made(folder: Path) -> dict[str, str]:
+    """Run make-env in a copy of the checkout that holds nothing else; return what it wrote."""
+    (folder / "docker").mkdir(exist_ok=True)
+    script = folder / "docker" / "make-env"
+    script.write_text((ROOT / "docker" / "make-env").read_text())
+    subprocess.run(["sh", str(script)], check=True)
+    lines = (folder / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = made(tmp_path / "a"), made(tmp_path / "b")
+    assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
+    secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
+    assert len(secrets) == 10
+    for name in secrets:
+        assert len(first[name]) >= 44
+        assert first[name] != second[name]
+    assert len({first[name] for name in secrets}) == len(secrets)
+
+
+def test_make_env_keeps_what_is_there(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    text = (tmp_path / ".env").read_text().replace("MLFLOW_PORT=5000", "MLFLOW_PORT=5555")
+    (tmp_path / ".env").write_text(text)
+    assert made(tmp_path) == {**first, "MLFLOW_PORT": "5555"}
+
+
+@pytest.mark.parametrize("service", SERVICES.keys() - ONE_SHOT)
+def test_long_running_services_have_health_checks_and_come_back(service: str) -> None:
+    assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
+    assert SERVICES[service]["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_service_may_gain_rights(service: str) -> None:
+    assert SERVICES[service]["cap_drop"] == ["ALL"]
+    assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
+    assert not SERVICES[service].get("privileged")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_service_is_root(service: str) -> None:
+    build = SERVICES[service].get("build")
+    shares = [s for s in SERVICES.values() if s["image"] == SERVICES[service]["image"]]
+    if build is None and not any("build" in s for s in shares):
+        assert SERVICES[service]["user"] not in ("root", "0", 0)
+        return
+    file = (build or next(s["build"] for s in shares if "build" in s))["dockerfile"]
+    (user,) = re.findall(r"^USER (\S+)$", (ROOT / file).read_text(), re.M)
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes can check it"
+
+
+def test_only_the_scheduler_holds_the_engine_s_socket() -> None:
+    holders = [n for n, s in SERVICES.items() if "docker.sock" in str(s.get("volumes"))]
+    assert holders == ["scheduler"]
+
+
+def test_only_who_starts_steps_or_runs_them_knows_the_ledger() -> None:
+    assert {s for s, n, _ in environments() if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
+
+
+def test_the_steps_network_leads_nowhere() -> None:
+    assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
+def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> None:
+    text = file.read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"python:3.11-slim-bookworm"}
+    (lock,) = set(re.findall(r"requirements/(\S+\.txt)", text)) - {"installer.txt"}
+    pinned = (ROOT / "requirements" / lock).read_text()
+    packages = re.findall(r"^[a-z0-9][^\s#]*==\S+ \\$", pinned, re.M)
+    assert packages
+    assert len(packages) == len(re.findall(r"^\S+.*==", pinned, re.M))
+    assert "--hash=sha256:" in pinned
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
+def test_dependencies_come_before_code(file: Path) -> None:
+    final = file.read_text().rpartition("\nFROM ")[2]
+    code = [m.start() for m in re.finditer(r"^COPY (?!--from)", final, re.M)]
+    assert all(final.index("COPY --from=environment") < start for start in code)
+
+
+def test_locks_do_not_mix_what_must_stay_apart() -> None:
+    task = (ROOT / "requirements" / "task.txt").read_text()
+    orchestrator = (ROOT / "requirements" / "orchestrator.txt").read_text()
+    assert not re.search(r"^apache-airflow", task, re.M)
+    assert not re.search(r"^tensorflow", orchestrator, re.M)
+
+
+def test_the_build_context_is_a_list_of_what_goes_in() -> None:
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert lines[0] == "*"
+    for line in lines[1:]:
+        assert line.startswith(("!", "**/")), f"{line}: what is not named stays out anyway"
+    assert not any(".env" in line or ".git" in line for line in lines if line.startswith("!"))
