@@ -50,7 +50,7 @@ class SubsampledGaussian:
             both = gaussian_delta(epsilon, self.mu)
             return both, both
         with_unit = q * gaussian_delta(_deamplified(epsilon, q), self.mu)
-        rest = -np.expm1(epsilon + math.log1p(-q))  # 1 − e^ε(1−q)
+        rest = -np.expm1(np.minimum(epsilon + math.log1p(-q), 1.0))  # 1 − e^ε(1−q), where above 0
         positive = rest > 0
         safe = np.where(positive, rest, 1.0)
         shifted = epsilon + math.log(q) - np.log(safe)

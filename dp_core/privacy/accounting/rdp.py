@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import dp_accounting as dpa
 import numpy as np
+from absl import logging as absl_logging
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import NDArray
 
@@ -20,12 +22,11 @@ from dp_core.privacy.events import (
     ShuffledGaussian,
 )
 
-# The library's orders, and more between 64 and 1024, where small ε has its optimum.
 ORDERS: tuple[float, ...] = tuple(
-    [1 + x / 10 for x in range(1, 100)]
-    + list(range(11, 64))
-    + [64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024]
+    [*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024]
 )
+# Fractions matter where ε is large; where it is small their series may not converge.
+LOW_ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100))
 # What compute_dp_sgd_privacy of TensorFlow Privacy used before 2020.
 PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 
@@ -53,8 +54,20 @@ def rdp_curve(
         if relation
         else rdp_library.RdpAccountant(orders)
     )
-    accountant.compose(described)
+    with _without_warnings():
+        accountant.compose(described)
     return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence the library where an order's series diverges: leaving it out only loosens."""
+    before = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    try:
+        yield
+    finally:
+        absl_logging.set_verbosity(before)
 
 
 def _described(event: MechanismEvent) -> dpa.DpEvent | None:
@@ -99,7 +112,11 @@ def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
     curve = rdp_curve(event)
     if curve is None:
         return None
-    return float(rdp_library.compute_epsilon(ORDERS, curve, delta)[0])
+    epsilon, order = rdp_library.compute_epsilon(ORDERS, curve, delta)
+    if 0 < order <= LOW_ORDERS[-1] and epsilon > 0:
+        low = rdp_curve(event, LOW_ORDERS)
+        epsilon = min(epsilon, rdp_library.compute_epsilon(LOW_ORDERS, low, delta)[0])
+    return float(epsilon)
 
 
 def epsilon_paper_conversion(event: MechanismEvent, delta: float) -> float:

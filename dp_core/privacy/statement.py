@@ -1,0 +1,197 @@
+"""The privacy statement that goes with every exported model: words for people, JSON for tools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, is_unaccounted
+from dp_core.privacy.events import MechanismEvent
+from dp_core.privacy.mechanism_words import assumptions, describe, neighbours
+from dp_core.privacy.units import PrivacyUnit
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of private data that a model was made from.
+
+    Attributes:
+        dataset: its name in the ledger. unit: what is protected. event: what was done.
+        delta: δ set aside for it. ledger_id: its entry.
+        seed_known: the noise came from a fixed, known seed (tests, the demo).
+    """
+
+    dataset: str
+    unit: PrivacyUnit
+    event: MechanismEvent
+    delta: float
+    ledger_id: str
+    seed_known: bool = False
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What may be claimed of one model. `words` is Markdown, `data` is plain JSON data."""
+
+    words: str
+    data: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Total ε; ∞ without a guarantee, None where the parts do not compose."""
+        total = self.data["epsilon"]
+        return math.inf if total == "inf" else total
+
+
+def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> PrivacyStatement:
+    """Return the statement of a model made from these releases of one data set.
+
+    The total is the PLD composition of all of them, at the sum of their δ, and holds if they
+    were registered as one plan before the first. Releases that protect different units, or by
+    different neighbour relations, get no total: none would be true.
+
+    Args:
+        releases: every release on the way to the model, the vocabulary's included.
+        made_up: the private text was made up, or public: nobody's privacy is at stake.
+
+    Raises:
+        BadInput: releases of several data sets: each needs its own statement.
+    """
+    if len({release.dataset for release in releases}) > 1:
+        raise BadInput(
+            "the releases are of several data sets",
+            where="privacy statement",
+            fix="State the privacy of each data set by itself.",
+        )
+    delta = math.fsum(release.delta for release in releases)
+    epsilon = _total(releases, delta)
+    private = epsilon is not None and math.isfinite(epsilon) and bool(releases)
+    data = {
+        "version": VERSION,
+        "dataset": releases[0].dataset if releases else None,
+        "unit": releases[0].unit.value if releases else None,
+        "neighbours": releases[0].event.relation.value if releases else None,
+        "epsilon": _json_number(epsilon),
+        "delta": delta,
+        "private": private and not any(r.seed_known for r in releases),
+        "seed_known": any(r.seed_known for r in releases),
+        "made_up": made_up,
+        "releases": [_release_data(release) for release in releases],
+        "assumptions": list(
+            dict.fromkeys(line for release in releases for line in assumptions(release.event))
+        ),
+        "ledger_ids": [release.ledger_id for release in releases],
+    }
+    return PrivacyStatement(
+        "\n\n".join(_paragraphs(releases, epsilon, delta, made_up)) + "\n", data
+    )
+
+
+def _total(releases: Sequence[Release], delta: float) -> float | None:
+    if not releases:
+        return 0.0
+    if any(is_unaccounted(release.event) for release in releases):
+        return math.inf
+    protects = {(release.unit, release.event.unit, release.event.relation) for release in releases}
+    if len(protects) > 1:
+        return None
+    return epsilon_pld(compose(*(release.event for release in releases)), delta)
+
+
+def _release_data(release: Release) -> dict[str, Any]:
+    return {
+        "ledger_id": release.ledger_id,
+        "unit": release.unit.value,
+        "mechanism": describe(release.event),
+        "event": release.event.to_json(),
+        "epsilon": _json_number(epsilon_pld(release.event, release.delta)),
+        "epsilon_rdp": _json_number(epsilon_rdp(release.event, release.delta)),
+        "delta": release.delta,
+    }
+
+
+def _json_number(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def _paragraphs(
+    releases: Sequence[Release], epsilon: float | None, delta: float, made_up: bool
+) -> list[str]:
+    lines = ["# Privacy of this model"]
+    if made_up:
+        lines.append(
+            "**The private text is made up or public.** Nobody's privacy is at stake; the figures "
+            "below show what would be claimed."
+        )
+    if not releases:
+        return [*lines, "No private text was used to make it."]
+    unit = releases[0].unit.value
+    if any(release.seed_known for release in releases):
+        lines.append(
+            "**Not private: known seed.** The random numbers can be repeated by anyone who knows "
+            "the seed, and the noise subtracted. No claim is made."
+        )
+    if epsilon is not None and math.isinf(epsilon):
+        lines.append(
+            f"**Not private.** The text of the data set “{releases[0].dataset}” went into it with "
+            "no guarantee (ε = ∞). It must stay with the operator of the data: not exported, not "
+            "published, not promoted."
+        )
+    elif epsilon is None:
+        lines.append(
+            "**No total is claimed.** Its releases protect different things, or by different "
+            "notions of neighbouring data, and such guarantees do not add up. Each is below."
+        )
+    else:
+        lines += _promise(releases[0], unit, epsilon, delta)
+    lines.append(_list("What was released, and how", [_release_line(r) for r in releases]))
+    facts = dict.fromkeys(line for release in releases for line in assumptions(release.event))
+    if facts:
+        lines.append(_list("What this rests on", [*facts, _SEED, _FINETUNING]))
+    return lines
+
+
+_SEED = "the seed of noise and sampling is secret and was used for nothing else"
+_FINETUNING = "whatever is done with the model later is covered only if it reads no private text"
+
+
+def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[str]:
+    odds = math.exp(min(epsilon, 700.0))
+    times = f"{odds:.3g}" if odds < 100 else f"{odds:,.0f}" if odds < 1e7 else "astronomically many"
+    meaning = (
+        f"In plain words: whatever anyone may conclude about one {unit} from this model, with any "
+        f"other knowledge and any effort, the probability of coming to it is at most {times} times "
+        f"what it would be had that {unit} not been in the data, plus at most {delta:.3g}."
+    )
+    limits = (
+        f"It does not say that nothing about a {unit} can be inferred: what many people's texts "
+        "have in common is learned, as intended. It protects one "
+        f"{unit}, not several together: for k of them ε grows k-fold."
+    )
+    if epsilon > 10:
+        limits += " With an ε above 10 the formal promise is weak; rely on the audits as well."
+    return [
+        f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the "
+        f"data set “{release.dataset}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where "
+        f"{neighbours(release.event, unit)}.",
+        meaning,
+        limits,
+    ]
+
+
+def _release_line(release: Release) -> str:
+    epsilon = epsilon_pld(release.event, release.delta)
+    said = "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"
+    return (
+        f"{describe(release.event)} (by itself ε = {said} at δ = {release.delta:.3g}; "
+        f"ledger entry {release.ledger_id})"
+    )
+
+
+def _list(title: str, items: Sequence[str]) -> str:
+    return "\n".join([f"{title}:", "", *(f"- {item}" for item in items)])
