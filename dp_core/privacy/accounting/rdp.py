@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import dp_accounting as dpa
 import numpy as np
-from absl import logging as absl_logging
+from absl import logging as absl_logging  # type: ignore[import-untyped]
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import NDArray
 
@@ -22,8 +22,9 @@ from dp_core.privacy.events import (
     ShuffledGaussian,
 )
 
-ORDERS: tuple[float, ...] = tuple(
-    [*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024]
+ORDERS: tuple[float, ...] = (
+    *range(2, 64),
+    *(64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
 )
 # Fractions matter where ε is large; where it is small their series may not converge.
 LOW_ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100))
