@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.encoder import encode, gelu
+from dp_core.bert.encoder import encode
+from dp_core.bert.functions import cross_entropy, gelu
 from dp_core.bert.layers import Layers, Tensor, shape_of
 from dp_core.bert.parameters import MLM_BIAS, TAGGER, WORD
 
@@ -25,11 +26,9 @@ def mlm_logits(
     Returns:
         (M·K, V) float32.
     """
-    m, k = positions.shape
-    hidden = encode(layers, config, ids, lengths)  # (M, S, D)
-    asked = tf.gather(hidden, positions, batch_dims=1)  # (M, K, D)
-    asked = tf.reshape(asked, (m * k, config.hidden))
-    x = gelu(layers.linear("mlm/transform", asked))
+    m, k = shape_of(positions)
+    hidden = encode(layers, config, ids, lengths, asked=positions)  # (M, K, D)
+    x = gelu(layers.linear("mlm/transform", tf.reshape(hidden, (m * k, config.hidden))))
     x = layers.layer_norm("mlm/norm", x, config.layer_norm_epsilon)
     return layers.tied_projection(x, WORD, MLM_BIAS)
 
@@ -57,9 +56,9 @@ def mlm_row_losses(
     Returns:
         (M,) float32; 0 for a row without predictions. Never divided by anything of the batch.
     """
-    m, k = labels.shape
+    m, k = shape_of(labels)
     logits = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(labels, (m * k,)), logits)
+    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
     own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
     return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
 

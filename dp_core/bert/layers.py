@@ -11,7 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-Tensor = Any  # tf.Tensor: TensorFlow ships no types
+from dp_core.bert.functions import Tensor, standardise
+
+__all__ = ["Layers", "Tensor", "Variables", "embedding_sum", "shape_of"]
+
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 
 
@@ -45,13 +48,6 @@ def shape_of(x: Tensor) -> tuple[Any, ...]:
     """Return the shape: numbers where they are static, scalar tensors where they are not."""
     dynamic = tf.shape(x)
     return tuple(dynamic[i] if size is None else size for i, size in enumerate(x.shape))
-
-
-def standardise(x: Tensor, epsilon: float) -> Tensor:
-    """(N, D) -> (N, D) with mean 0 and variance 1 along the last axis."""
-    centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-    return centred * tf.math.rsqrt(variance + epsilon)
 
 
 def embedding_sum(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,38 +51,51 @@ def mlm_accuracy(model: Bert, store: TokenStore, *, seed: int, max_rows: int = 1
 
 
 def secret_ranks(
-    model: Bert, input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints
+    model: Bert,
+    input_ids: Ints,
+    lengths: Ints,
+    positions: Ints,
+    secrets: Ints,
+    candidates: Sequence[int] | None = None,
 ) -> Floats:
-    """Rank each row's secret piece among all pieces at its masked position.
+    """Rank each row's secret piece among the candidates at its masked position.
 
     Args:
         model: with its MLM head.
         input_ids: [B, S], the secret's place masked.
         lengths: [B], pieces of each row that are not padding.
         positions: [B], where the secret is masked.
-        secrets: [B], the piece that is hidden there.
+        secrets: [B], the piece that is hidden there; one of the candidates.
+        candidates: ids that compete; all pieces by default.
 
     Returns:
-        [B] ranks from 1, the model's first choice, to |V|; ties are averaged. NaN where the
+        [B] ranks from 1, the model's first choice, to |candidates|; ties are averaged. NaN where the
         model's answer is not a number.
     """
     return ranker(model)(input_ids, lengths, positions, secrets)
 
 
-def ranker(model: Bert) -> Ranker:
-    """Return `secret_ranks` of one model, compiled once for all batches of a shape."""
+def ranker(model: Bert, candidates: Sequence[int] | None = None) -> Ranker:
+    """Return `secret_ranks` of one model, compiled once for all batches of a shape.
+
+    Args:
+        model: with its MLM head.
+        candidates: ids of the pieces to rank among, the secrets included; all pieces if None.
+    """
     parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
+    among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
 
     def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
         logits = mlm_logits(Layers(parameters), model.config, ids, lengths, positions[:, None])
         own = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
-        above = tf.reduce_sum(tf.cast(logits > own, tf.float32), axis=1)
-        equal = tf.reduce_sum(tf.cast(logits == own, tf.float32), axis=1)
+        rivals = tf.gather(logits, among, axis=1)  # (B, candidates), the secret one of them
+        above = tf.reduce_sum(tf.cast(rivals > own, tf.float32), axis=1)
+        equal = tf.reduce_sum(tf.cast(rivals == own, tf.float32), axis=1)
         rank = 1.0 + above + 0.5 * (equal - 1.0)  # float32 counts exactly to 2^24
         sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
         return tf.where(sound, rank, float("nan"))
 
-    compiled = tf.function(ranks)
+    compiled = tf.function(ranks, autograph=False)
 
     def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
         arrays = (input_ids, lengths, positions, secrets)
@@ -100,5 +113,5 @@ def _first_guesses(model: Bert) -> Callable[..., Tensor]:
         guesses = tf.argmax(logits, axis=1, output_type=tf.int32)  # (M·K,)
         return tf.cast(guesses == tf.reshape(labels, (-1,)), tf.float32)
 
-    compiled: Callable[..., Tensor] = tf.function(right)
+    compiled: Callable[..., Tensor] = tf.function(right, autograph=False)
     return compiled

@@ -145,9 +145,11 @@ class Tagger:
         lengths = tf.TensorSpec((batch_size,), tf.int32)
         # One graph for all lengths: making a graph costs more than the padding it would save.
         self._step = tf.function(
-            self._train_step, input_signature=(matrix, lengths, matrix, vector, vector)
+            self._train_step,
+            input_signature=(matrix, lengths, matrix, vector, vector),
+            autograph=False,
         )
-        self._guess = tf.function(self._best, input_signature=(matrix, lengths))
+        self._guess = tf.function(self._best, input_signature=(matrix, lengths), autograph=False)
 
     def step(self, rows: Sequence[TaggingRow], rate: float, t: int) -> Tensor:
         """Make update t (from 0) on at most `batch_size` rows; return the mean loss."""

@@ -74,9 +74,9 @@ class Trainer:
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
             self._sums = {n: _accumulator(a.shape) for n, a in parameters.items()}
             self._tallies = _accumulator((_TALLIES,))
-        self._add = tf.function(self._add_everywhere)
-        self._move = tf.function(self._move_everywhere)
-        self._read = tf.function(self._read_everywhere)
+        self._add = tf.function(self._add_everywhere, autograph=False)
+        self._move = tf.function(self._move_everywhere, autograph=False)
+        self._read = tf.function(self._read_everywhere, autograph=False)
 
     @property
     def devices(self) -> int:
@@ -173,7 +173,8 @@ class Trainer:
         return clipped.sums, clipped.losses, clipped.norms > clip_norm
 
     def _read_everywhere(self) -> Tensor:
-        total = self._strategy.reduce("SUM", self._tallies, axis=None)
+        # With one device, `reduce` answers with the variable itself: copy it before emptying it.
+        total = tf.identity(self._strategy.reduce("SUM", self._tallies, axis=None))
         with tf.control_dependencies([total]):
             self._strategy.run(lambda: self._tallies.assign(tf.zeros((_TALLIES,))))
         return total

@@ -20,19 +20,21 @@ def gram_squared_norms(x: Tensor, g: Tensor) -> Tensor:
     With γ_n = n·u/(1−n·u), every entry of xxᵀ is off by at most γ_in·|x_s||x_t| and of ggᵀ by
     γ_out·|g_s||g_t|, in whatever order the terms are added (Higham 2002, 3.5, and Cauchy-Schwarz);
     one more rounding for their product, and γ_2T for adding first along one axis, then along the
-    other. Together at most γ_(in+out+2T+4) · (Σ_t |x_t||g_t|)², the factor 4 covering the
-    products' rounding and that of the bound's own square roots and sums.
+    other. Together at most γ_(in+out+2T+1) · (Σ_t |x_t||g_t|)². The lengths are the roots of the
+    diagonals, themselves off by a factor within 1 ± γ_(in+out); twice the bound covers that and
+    the rounding of the bound itself.
     """
     _, t, d_in = x.shape
     d_out = g.shape[2]
-    products = tf.matmul(x, x, transpose_b=True) * tf.matmul(g, g, transpose_b=True)  # (U, T, T)
-    computed = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)  # (U,)
-    lengths = tf.sqrt(tf.reduce_sum(tf.square(x), 2) * tf.reduce_sum(tf.square(g), 2))  # (U, T)
+    x_gram = tf.matmul(x, x, transpose_b=True)  # (U, T, T)
+    g_gram = tf.matmul(g, g, transpose_b=True)  # (U, T, T)
+    computed = tf.reduce_sum(tf.reduce_sum(x_gram * g_gram, axis=2), axis=1)  # (U,)
+    lengths = tf.sqrt(tf.linalg.diag_part(x_gram) * tf.linalg.diag_part(g_gram))  # (U, T)
     scale = tf.square(tf.reduce_sum(lengths, axis=1))
     return tf.maximum(computed, 0.0) + rounding_factor(d_in, d_out, t) * scale
 
 
 def rounding_factor(d_in: int, d_out: int, tokens: int) -> float:
-    """γ_n of the docstring above, for n = 2·(in + out + 2T + 4): twice, as the scale is rounded."""
-    n = 2 * (d_in + d_out + 2 * tokens + 4)
+    """Twice γ_n of the docstring above."""
+    n = 2 * (d_in + d_out + 2 * tokens + 1)
     return n * _UNIT_ROUNDOFF / (1 - n * _UNIT_ROUNDOFF)

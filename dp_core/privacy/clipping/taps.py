@@ -6,7 +6,8 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from dp_core.bert.layers import Layers, Tensor, Variables, embedding_sum, standardise
+from dp_core.bert.functions import standardise
+from dp_core.bert.layers import Layers, Tensor, Variables, embedding_sum
 from dp_core.privacy.clipping.embedding import EmbeddingTap
 from dp_core.privacy.clipping.layer_norm import LayerNormTap
 from dp_core.privacy.clipping.linear import LinearTap
