@@ -1,0 +1,65 @@
+"""Exposure read from a real encoder: an untrained one remembers nothing, whatever it prefers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dp_core.audit.canaries import Canary
+from dp_core.audit.exposure import ALONE, ExposureRow, measure
+from dp_core.audit.null_exposure import null_exposure
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import MLM_BIAS, Bert, fresh
+from dp_core.training.evaluate import Ranker, ranker
+from dp_core.vocab.special_ids import SpecialIds
+
+PIECES, S = 400, 16
+CANDIDATES = list(range(200, PIECES, 2))  # half of the upper half: far from all pieces
+OTHERS = [i for i in range(PIECES) if i not in set(CANDIDATES)]
+
+
+def _bert(favour_others: float) -> Bert:
+    """An untrained encoder whose output bias prefers or shuns pieces that are no candidates."""
+    shape = BertConfig.of_size(vocab_size=PIECES, hidden=64, layers=1, max_positions=S)
+    model = fresh(shape, 5)
+    shifted = model.parameters[MLM_BIAS].copy()
+    shifted[OTHERS] += favour_others
+    return dataclasses.replace(model, parameters={**model.parameters, MLM_BIAS: shifted})
+
+
+def _canaries(rate: float, count: int, seed: int) -> list[Canary]:
+    coins = np.random.default_rng(seed)
+    return [
+        Canary(f"HSH-{i}", "HSH", rate, tuple(coins.choice(CANDIDATES, 3, False).tolist()), 1)
+        for i in range(count)
+    ]
+
+
+def _alone(rank: Ranker) -> ExposureRow:
+    rows = measure(
+        rank,
+        _canaries(0.1, 48, 1),
+        _canaries(0.0, 32, 2),
+        special=SpecialIds(),
+        candidates=CANDIDATES,
+        declared_units=1000,
+        sequence_length=S,
+        repeats=2,
+        seed=3,
+    )
+    (row,) = (r for r in rows if r.context == ALONE)
+    return row
+
+
+def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> None:
+    neutral, greedy = (_alone(ranker(_bert(bias), CANDIDATES)) for bias in (0.0, 50.0))
+    assert not neutral.remembers
+    # 1 bit by the mean rank; five standard deviations for 48 canaries are under half a bit.
+    expected = null_exposure(len(CANDIDATES), 48).expected
+    assert neutral.exposure == pytest.approx(expected, abs=0.5)
+    assert greedy == neutral  # what the model thinks of other pieces does not matter
+
+
+def test_ranks_among_all_pieces_are_refused_where_they_pass_the_candidates() -> None:
+    with pytest.raises(ValueError, match="not within 1 … 100"):
+        _alone(ranker(_bert(50.0)))
