@@ -1,0 +1,181 @@
+"""The images as they were built: who they run as, what they hold, what they must not hold.
+
+Needs a Docker engine and the images (`docker compose build`), and says so where it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TAG = os.environ.get("CONFIDE_TAG") or "local"
+NAMES = ("airflow", "task", "mlflow", "storage-emulator")
+# What a walk through an image looks for, wherever it is not a package's own file.
+SCAN = r"""
+import os, re, sys
+secret = re.compile(
+    rb"-----BEGIN (RSA |EC |OPENSSH )?PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b"
+    rb"|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bxox[baprs]-[0-9A-Za-z-]{10,}"
+    rb"|://[^/\s:@'\"{}<>$]+:[^/\s:@'\"{}<>$]+@"
+)
+found = []
+for top in ("/opt/confide", "/root", "/home", "/tmp", "/var/lib", "/usr/local/bin", "/srv"):
+    for folder, folders, files in os.walk(top):
+        folders[:] = [f for f in folders if f not in ("environment", "dpkg", "apt")]
+        for name in files:
+            path = os.path.join(folder, name)
+            if name.startswith(".env") or name in (".netrc", ".git-credentials", "id_rsa"):
+                found.append(path)
+            try:
+                content = open(path, "rb").read()
+            except OSError:
+                continue
+            if secret.search(content):
+                found.append(path)
+print("\n".join(found))
+"""
+WRITABLE = r"""
+import os
+found = []
+for folder, folders, files in os.walk("/"):
+    folders[:] = [f for f in folders if os.path.join(folder, f) not in ("/proc", "/sys", "/dev")
+                  and not os.path.islink(os.path.join(folder, f))]
+    if os.access(folder, os.W_OK):
+        found.append(folder)
+        folders[:] = []
+print("\n".join(found))
+"""
+
+
+def docker(*words: str) -> str:
+    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def available() -> str:
+    """Return why the images cannot be looked at; empty where they can."""
+    if shutil.which("docker") is None:
+        return "there is no docker command"
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        return "no Docker engine answers"
+    for name in NAMES:
+        image = ["docker", "image", "inspect", f"confide-{name}:{TAG}"]
+        if subprocess.run(image, capture_output=True, check=False).returncode:
+            return f"the image confide-{name}:{TAG} is not built (docker compose build)"
+    return ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine() -> None:
+    if reason := available():
+        pytest.skip(f"SKIPPED, the images are NOT looked at: {reason}")
+
+
+@pytest.fixture(params=NAMES)
+def image(request: pytest.FixtureRequest) -> str:
+    return f"confide-{request.param}:{TAG}"
+
+
+def python(image: str, program: str, *options: str) -> str:
+    return docker(
+        "run", "--rm", "--network=none", *options, "--entrypoint=python", image, "-c", program
+    )
+
+
+def test_runs_as_a_user_without_rights(image: str) -> None:
+    user = docker("image", "inspect", "-f", "{{.Config.User}}", image).strip()
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert python(image, "import os; print(os.getuid())").strip() == user.partition(":")[0]
+
+
+def test_writes_only_where_it_keeps_its_data(image: str) -> None:
+    writable = set(python(image, WRITABLE).split())
+    data = {"/var/lib/airflow", "/var/lib/confide", "/var/lib/confide-seeds"}
+    data |= {"/var/lib/mlflow", "/var/lib/storage"}
+    assert writable <= data | {"/tmp", "/var/tmp", "/run/lock", "/var/lock"}  # noqa: S108
+
+
+def test_holds_no_secret(image: str) -> None:
+    assert python(image, SCAN, "--user=0").strip() == ""
+    settings = json.loads(docker("image", "inspect", image))[0]["Config"]
+    names = [variable.partition("=")[0] for variable in settings["Env"]]
+    assert not [n for n in names if re.search("PASSWORD|SECRET|TOKEN|KEY", n)]
+    history = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image)
+    assert not re.search(r"PASSWORD=|SECRET=|TOKEN=", history)
+
+
+def test_holds_none_of_this_deployment_s_secrets(image: str) -> None:
+    env = ROOT / ".env"
+    if not env.exists():
+        pytest.skip("SKIPPED: no .env here to look for")
+    held = dict(line.split("=", 1) for line in env.read_text().splitlines() if "=" in line)
+    secrets = [v for n, v in held.items() if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
+    assert secrets
+    text = docker("image", "inspect", image) + docker("history", "--no-trunc", image)
+    assert not [value for value in secrets if value in text]
+
+
+def test_the_scan_can_find(tmp_path: Path) -> None:
+    planted = tmp_path / "settings.py"
+    planted.write_text("URL = 'postgresql://somebody:hunter22@db/x'\n")
+    tmp_path.chmod(0o755)
+    found = python(f"confide-task:{TAG}", SCAN, f"-v{tmp_path}:/srv/planted:ro")
+    assert found.split() == ["/srv/planted/settings.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("task", ["airflow", "kubernetes", "docker_provider"]),
+        ("airflow", ["tensorflow", "mlflow", "dp_core", "tokenizers"]),
+        ("mlflow", ["tensorflow", "airflow", "dp_core", "tasks"]),
+        ("storage-emulator", ["tensorflow", "airflow", "mlflow", "dp_core"]),
+    ],
+)
+def test_holds_nothing_of_the_other_environments(name: str, without: list[str]) -> None:
+    program = f"import importlib.util as u; print([n for n in {without} if u.find_spec(n)])"
+    assert python(f"confide-{name}:{TAG}", program).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("task", "tensorflow"),
+        ("task", "tasks.contract"),
+        ("airflow", "airflow"),
+        ("mlflow", "mlflow"),
+    ],
+)
+def test_its_bytecode_is_compiled(name: str, module: str) -> None:
+    program = f"import importlib.util as u; print(u.find_spec({module!r}).cached)"
+    cached = python(f"confide-{name}:{TAG}", program).strip()
+    assert (
+        python(f"confide-{name}:{TAG}", f"import os; print(os.path.exists({cached!r}))") == "True\n"
+    )
+
+
+@pytest.fixture
+def container() -> Iterator[str]:
+    name = f"confide-test-{uuid.uuid4().hex[:12]}"
+    yield name
+    subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
+
+
+def test_the_first_process_passes_sigterm_on(container: str) -> None:
+    program = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); time.sleep(60)"
+    )
+    docker("run", "-d", "--network=none", "--name", container, f"confide-task:{TAG}", "-c", program)
+    docker("exec", container, "python", "-c", "")  # it has started
+    docker("stop", "-t", "20", container)
+    assert docker("inspect", "-f", "{{.State.ExitCode}}", container).strip() == "143"
