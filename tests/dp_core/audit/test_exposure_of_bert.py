@@ -10,7 +10,7 @@ from dp_core.audit.exposure import ALONE, ExposureRow, measure
 from dp_core.audit.null_exposure import null_exposure
 from dp_core.bert.config import BertConfig
 from dp_core.bert.parameters import MLM_BIAS, Bert, fresh
-from dp_core.training.evaluate import Ranker, ranker
+from dp_core.training.evaluate import Ranker, ranker, secret_ranks
 from dp_core.vocab.special_ids import SpecialIds
 
 PIECES, S = 400, 16
@@ -63,3 +63,12 @@ def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> 
 def test_ranks_among_all_pieces_are_refused_where_they_pass_the_candidates() -> None:
     with pytest.raises(ValueError, match="not within 1 … 100"):
         _alone(ranker(_bert(50.0)))
+
+
+def test_one_model_answers_the_same_with_and_without_compiling_for_many_batches() -> None:
+    model = _bert(50.0)
+    ids = np.array([[2, 210, 4, 220, 3] + [0] * (S - 5)], np.int32)
+    asked = (ids, *(np.array([x], np.int32) for x in (5, 2, 300)))
+    among = secret_ranks(model, *asked, candidates=CANDIDATES)
+    assert among == ranker(model, CANDIDATES)(*asked)
+    assert secret_ranks(model, *asked) == among + len(OTHERS)  # all of which it prefers
