@@ -182,6 +182,8 @@ def resolve_locks() -> None:
         "dev": override,
         "orchestrator": platform,
         "orchestrator-dev": platform,
+        "mlflow": platform,
+        "storage-emulator": platform,
     }.items():
         print(f"Resolving requirements/{name}.in …", flush=True)
         compile_ = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url"]

@@ -1,0 +1,98 @@
+"""What the tests of the running compose stack talk to: Airflow, MLflow, PostgreSQL, the store."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Stack:
+    """A compose stack that is up, with the secrets in `.env`."""
+
+    def __init__(self) -> None:
+        lines = (ROOT / ".env").read_text().splitlines()
+        self.secrets = dict(line.split("=", 1) for line in lines if "=" in line)
+        self.airflow = f"http://127.0.0.1:{self.secrets['AIRFLOW_PORT']}"
+        self.mlflow = f"http://127.0.0.1:{self.secrets['MLFLOW_PORT']}"
+        password = self.secrets["AIRFLOW_PASSWORD"]
+        answer = self.call(
+            f"{self.airflow}/auth/token", {"username": "confide", "password": password}
+        )
+        self._token = f"Bearer {answer['access_token']}"
+
+    def call(self, url: str, body: Any = None, authorization: str = "") -> Any:
+        """Return the JSON answer; `urllib.error.HTTPError` for what is refused."""
+        headers = {"Content-Type": "application/json", "Authorization": authorization}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {k: v for k, v in headers.items() if v})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback
+            return json.load(answer)
+
+    def airflow_api(self, path: str, body: Any = None) -> Any:
+        return self.call(f"{self.airflow}/api/v2{path}", body, self._token)
+
+    def mlflow_api(self, path: str, body: Any = None) -> Any:
+        words = f"confide:{self.secrets['MLFLOW_PASSWORD']}".encode()
+        basic = f"Basic {base64.b64encode(words).decode()}"
+        return self.call(f"{self.mlflow}/api/2.0/mlflow{path}", body, basic)
+
+    def trigger(self, dag: str, conf: dict[str, Any]) -> str:
+        run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
+        return str(run["dag_run_id"])
+
+    def wait(self, dag: str, run: str, seconds: float) -> str:
+        """Return the state in which a run ended, or the one in which it still is."""
+        path, state = f"/dags/{dag}/dagRuns/{run}", ""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            state = str(self.airflow_api(path)["state"])
+            if state in ("success", "failed"):
+                break
+            time.sleep(3)
+        return state
+
+    def tasks(self, dag: str, run: str) -> dict[str, Any]:
+        found = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
+        return {task["task_id"]: task for task in found["task_instances"]}
+
+    def log(self, dag: str, run: str, task: str, attempt: int = 1) -> str:
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
+        return "\n".join(str(line.get("event")) for line in self.airflow_api(path)["content"])
+
+    def compose(self, *words: str) -> str:
+        answer = subprocess.run(
+            ["docker", "compose", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    def ledger(self, query: str) -> list[list[str]]:
+        words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", "ledger", "-AtqF", "\t"]
+        return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
+
+    def objects(self, prefix: str) -> dict[str, int]:
+        """Return the store's objects below a prefix, with their sizes."""
+        program = (
+            "import urllib.request as u; print(u.urlopen("
+            f"'http://127.0.0.1:9023/storage/v1/b/confide/o?prefix={prefix}').read().decode())"
+        )
+        answer = self.compose("exec", "-T", "storage", "python", "-c", program)
+        return {item["name"]: int(item["size"]) for item in json.loads(answer).get("items", [])}
+
+
+def refused(call: Any) -> tuple[int, str]:
+    """Return the status and the words with which a call is refused; (200, "") if it is not."""
+    try:
+        call()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    return 200, ""

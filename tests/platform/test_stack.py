@@ -1,0 +1,154 @@
+"""The compose stack as it runs: a whole job in task containers, through Airflow's API.
+
+`docker/ci` brings the stack up and sets CONFIDE_STACK; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import urllib.request
+from typing import Any
+
+import pytest
+from running_stack import Stack, refused
+
+SMALL: dict[str, Any] = {
+    "synthetic_patients": 400,
+    "declared_units": 400,
+    "vocabulary_size": 600,
+    "vocabulary_epsilon": 20.0,
+    "max_examples_per_unit": 4,
+    "layers": 1,
+    "hidden": 64,
+    "sequence_length": 32,
+    "batch_size": 16,
+    "epochs": 0.25,
+    "public_steps": 5,
+    "public_batch_size": 16,
+    "finetune_epochs": 1,
+    "canaries_per_group": 1,
+    "device": "mock-tpu:8",
+}
+LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 1800)  # seconds for one run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("CONFIDE_STACK"),
+        reason="SKIPPED, compose is NOT tried: CONFIDE_STACK is unset (docker/ci sets it)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Stack:
+    return Stack()
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack) -> str:
+    """Return a run of dp_bert that has succeeded, in task containers."""
+    run = stack.trigger("dp_bert", SMALL)
+    state = stack.wait("dp_bert", run, LONGEST)
+    tasks = stack.tasks("dp_bert", run)
+    bad = [n for n, t in tasks.items() if t["state"] == "failed"]
+    logs = "\n".join(stack.log("dp_bert", run, n, tasks[n]["try_number"]) for n in bad)
+    assert state == "success", f"{state}: {bad}\n{logs}"
+    return run
+
+
+def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
+    tasks = stack.tasks("dp_bert", run)
+    assert {t["state"] for t in tasks.values()} == {"success"}
+    steps = {name: t for name, t in tasks.items() if name != "settings"}
+    assert {t["operator"] for t in steps.values()} == {"DockerStep"}
+    assert len(steps) == 17
+    words = ["docker", "ps", "--all", "--quiet", "--filter", f"label=confide.run=dp_bert/{run}"]
+    assert subprocess.run(words, capture_output=True, check=True).stdout == b""
+
+
+def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
+    output = next(
+        line.removeprefix("Output: gs://confide/")
+        for line in stack.log("dp_bert", run, "report").splitlines()
+        if line.startswith("Output: ")
+    )
+    objects = stack.objects(output)
+    assert f"{output}/result.json" in objects
+    assert [name for name in objects if name.endswith(".html")]
+
+
+def test_both_releases_are_in_the_ledger_in_postgresql(stack: Stack, run: str) -> None:
+    assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
+
+
+def test_the_same_job_again_charges_nothing(stack: Stack, run: str) -> None:
+    before = stack.ledger("select * from entries order by 1")
+    again = stack.trigger("dp_bert", SMALL)
+    assert stack.wait("dp_bert", again, LONGEST) == "success"
+    assert "done before" in stack.log("dp_bert", again, "dp_pretraining")
+    assert stack.ledger("select * from entries order by 1") == before
+
+
+def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
+    experiment = stack.mlflow_api("/experiments/get-by-name?experiment_name=confide")
+    body = {
+        "experiment_ids": [experiment["experiment"]["experiment_id"]],
+        "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
+        "max_results": 100,
+    }
+    runs = stack.mlflow_api("/runs/search", body)["runs"]
+    metrics = {m["key"] for r in runs for m in r["data"].get("metrics", [])}
+    assert any("epsilon" in name for name in metrics), sorted(metrics)
+    assert {r["info"]["status"] for r in runs} == {"FINISHED"}
+
+
+def test_nobody_gets_in_without_a_password(stack: Stack) -> None:
+    assert refused(lambda: stack.call(f"{stack.airflow}/api/v2/dags"))[0] == 401
+    search = f"{stack.mlflow}/api/2.0/mlflow/experiments/search"
+    assert refused(lambda: stack.call(search, {"max_results": 1}))[0] == 401
+
+
+def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
+    request = urllib.request.Request(stack.mlflow, headers={"Host": "evil.example"})  # noqa: S310
+    assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
+)
+def test_a_bad_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
+    status, words = refused(lambda: stack.trigger("dp_bert", {**SMALL, setting: value}))
+    assert status == 400
+    assert setting in words
+
+
+def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
+    program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
+    words = ["run", "--rm", "--network=confide_steps", "confide-task:local", "-c", program]
+    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert "OSError" in answer.stderr or "timed out" in answer.stderr
+
+
+def test_a_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
+    program = """
+import os, socket, sqlalchemy
+try:
+    socket.create_connection(("api-server", 8080), timeout=3)
+    print("reached the API")
+except OSError:
+    pass
+url = sqlalchemy.make_url(os.environ["CONFIDE_LEDGER"])
+for database in ("airflow", "mlflow"):
+    try:
+        sqlalchemy.create_engine(url.set(database=database)).connect()
+        print("reached", database)
+    except sqlalchemy.exc.OperationalError as error:
+        assert "permission denied" in str(error), error
+sqlalchemy.create_engine(url).connect()
+print("reached the ledger")
+"""
+    answer = stack.compose("run", "--rm", "--no-deps", "-T", "prepare", "-c", program)
+    assert answer.split("\n")[:-1] == ["reached the ledger"]
