@@ -13,8 +13,9 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     STORAGE_BASE=/var/lib/storage
+COPY docker/storage_server.py /usr/local/lib/
 WORKDIR /var/lib/storage
 USER 10003:10003
 EXPOSE 9023
-ENTRYPOINT ["gcp-storage-emulator", "start", "--host=0.0.0.0", "--port=9023"]
+ENTRYPOINT ["python", "/usr/local/lib/storage_server.py", "--host=0.0.0.0", "--port=9023"]
 CMD ["--default-bucket=confide"]
