@@ -38,6 +38,7 @@ from tasks.workbench import RESULT, Answer, Artifact, Workbench, labelled, read_
 STOPPED = 143
 GRACE = 4.0  # seconds that a stopped step has to end by itself
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
+_READERS = ("corpus", "entities")  # the steps that read files which others may change
 _LAST_STEPS = ("report", "sweep_report")
 
 
@@ -46,6 +47,9 @@ class StepModule(Protocol):
 
     def run(self, spec: StepSpec, bench: Workbench) -> Answer:
         """Do the work."""
+
+    def refuse_if_changed(self, spec: StepSpec, result: StepResult, bench: Workbench) -> None:
+        """Refuse a result whose source files have changed since; only `_READERS` have it."""
 
 
 class Stopped(BaseException):
@@ -81,7 +85,6 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
     store = Store(deployment.store, deployment.cache)
     store.key(spec.output)  # refuses a root that is not this deployment's
     spec_hash = spec.digest()
-    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
     tracker = Tracker(deployment, _identity(spec, spec_hash, context))
     durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
     bench = Workbench(
@@ -99,12 +102,11 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
         try:
             result = read_result(store, spec.output)
             if result is not None and result.spec_hash == spec_hash:
-                refuse_if_changed = getattr(module, "refuse_if_changed", None)
-                if refuse_if_changed is not None:
-                    refuse_if_changed(spec, result, bench)
+                if spec.step in _READERS:
+                    _module(spec).refuse_if_changed(spec, result, bench)
                 print(f"{context.task}: done before", file=sys.stderr)
             else:
-                result = _work(module, spec, bench)
+                result = _work(_module(spec), spec, bench)
             _record(tracker, spec, store, result, point=bool(context.point))
         except BaseException as error:
             _end_tracking(tracker, error)
@@ -124,6 +126,12 @@ def fault_line(error: BaseException) -> str:
             place = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
     reason = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
     return f"{type(error).__name__}{reason}{place}. Set CONFIDE_DEBUG=1 to see the traceback."
+
+
+def _module(spec: StepSpec) -> StepModule:
+    """Import the step: only to work, since most steps import TensorFlow."""
+    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
+    return module
 
 
 def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:

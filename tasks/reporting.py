@@ -14,6 +14,7 @@ from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp
 from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.labels import Label, Labelled
 from dp_core.privacy.ledger import Entry, Ledger
+from dp_core.privacy.mechanism_words import describe
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.model import (
     Curve,
@@ -24,7 +25,7 @@ from dp_core.report.model import (
     ModelRow,
 )
 from tasks.specs import JobSettings, ReleaseRecord, StepResult
-from tasks.statements import describe
+from tasks.statements import release_in_words
 from tasks.steps.exposure import FILE
 from tasks.workbench import Input, Workbench, labelled
 
@@ -130,12 +131,11 @@ def ledger_view(bench: Workbench, dataset: str, unit: PrivacyUnit) -> LedgerView
 
 def ledger_line(entry: Entry) -> LedgerLine:
     """Return an entry with its ε by today's accounting."""
-    release, mechanism = describe(entry.event)
     epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
     return LedgerLine(
         entry=entry.id,
-        release=release,
-        mechanism=mechanism,
+        release=release_in_words(entry.event),
+        mechanism=describe(entry.event),
         epsilon=epsilon,
         epsilon_rdp=rdp,
         delta=entry.delta,

@@ -64,7 +64,9 @@ class Outcome:
                     "output": self.outputs[name],
                     "seconds": result.seconds,
                     "metrics": {
-                        m.name: m.value for m in result.metrics if m.label in ("dp", "public")
+                        m.name: m.value
+                        for m in result.metrics
+                        if m.label != "operator" or result.facts["made_up"]
                     },
                 }
                 for name, result in self.results.items()

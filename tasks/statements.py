@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dp_core.privacy.accounting import compose, epsilon_pld
 from dp_core.privacy.events import MechanismEvent, PoissonGaussian, ThresholdedHistogram
+from dp_core.privacy.statement import PrivacyStatement, Release, privacy_statement
+from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.model import Statement
 from tasks.specs import ReleaseRecord
 
@@ -22,18 +23,9 @@ operator of the data, who compares with it. It must not be exported, published o
 
 def write_statement(folder: Path, releases: Sequence[ReleaseRecord], *, made_up: bool) -> None:
     """Write the statement of everything that the folder's model was made from."""
-    events = [MechanismEvent.from_json(r.event) for r in releases]
-    delta = sum(r.delta for r in releases)
-    total = epsilon_pld(compose(*events), delta)
-    data = {
-        "unit": releases[0].unit,
-        "epsilon": total,
-        "delta": delta,
-        "made_up": made_up,
-        "releases": [r.model_dump(mode="json") for r in releases],
-    }
-    (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
-    (folder / WORDS).write_text(f"# Privacy\n\nε = {total:.3g}, δ = {delta:.2g} per unit.\n")
+    statement = _statement(releases, made_up)
+    (folder / WORDS).write_text(statement.words)
+    (folder / DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
 
 
 def write_operator_notice(folder: Path) -> None:
@@ -43,23 +35,32 @@ def write_operator_notice(folder: Path) -> None:
 
 
 def statement_of(releases: Sequence[ReleaseRecord], *, made_up: bool) -> Statement:
-    """Return the statement as the report shows it."""
-    events = [MechanismEvent.from_json(r.event) for r in releases]
-    delta = sum(r.delta for r in releases)
-    return Statement((f"eps {epsilon_pld(compose(*events), delta)}",), {})
+    """Return the statement as the report shows it: paragraphs without Markdown's marks."""
+    statement = _statement(releases, made_up)
+    paragraphs = statement.words.replace("**", "").split("\n\n")
+    return Statement(tuple(p for p in paragraphs if not p.startswith("#")), statement.data)
 
 
-def describe(event: MechanismEvent) -> tuple[str, str]:
-    """Return what was released, and by which mechanism, in words."""
+def _statement(releases: Sequence[ReleaseRecord], made_up: bool) -> PrivacyStatement:
+    parts = [
+        Release(
+            dataset=r.dataset,
+            unit=PrivacyUnit(r.unit),
+            event=MechanismEvent.from_json(r.event),
+            delta=r.delta,
+            ledger_id=r.ledger_id,
+        )
+        for r in releases
+    ]
+    return privacy_statement(parts, made_up=made_up)
+
+
+def release_in_words(event: MechanismEvent) -> str:
+    """Return what was released."""
     match event:
-        case ThresholdedHistogram(words_per_unit=words, sigma=sigma, threshold=threshold):
-            said = f"discrete Gaussian σ = {sigma:g} on each word, threshold {threshold:g}"
-            return "word histogram", f"{said}, {words} words per unit"
-        case PoissonGaussian(phases=phases):
-            said = "; then ".join(
-                f"{steps} updates, sampling rate {rate:.4g}, σ = {sigma:g}"
-                for rate, sigma, steps in phases
-            )
-            return "DP pre-training", f"DP-SGD, Poisson sampling: {said}"
+        case ThresholdedHistogram():
+            return "word histogram"
+        case PoissonGaussian():
+            return "DP pre-training"
         case _:
-            return event.kind.replace("_", " "), event.kind
+            return event.kind.replace("_", " ")
