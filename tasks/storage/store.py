@@ -76,6 +76,10 @@ class Store:
         """Replace an object at once."""
         self._backend.write(self.key(uri), content)
 
+    def remove(self, uri: str) -> None:
+        """Remove an object if it is there."""
+        self._backend.delete(self.key(uri))
+
     def publish(self, folder: Path, uri: str) -> None:
         """Copy a finished local folder below the root, in place of what was left there."""
         key = self.key(uri)

@@ -1,0 +1,36 @@
+"""`confide paper-table`: the figures of Hoory et al. 2021 beside what is true of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from tasks.commands.output import as_json, write_json, write_table
+
+
+@click.command("paper-table")
+@as_json
+def command(as_json: bool) -> None:
+    """Compute the paper's figures anew: what it prints, and what its parameters really give."""
+    from dp_core.privacy.paper import paper_table
+
+    rows = paper_table()
+    if as_json:
+        write_json([asdict(row) for row in rows])
+        return
+    write_table(
+        "Hoory et al. 2021, computed anew",
+        ["figure", "from", "printed", "true", "verdict"],
+        [
+            [
+                row.figure,
+                ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
+                          for k, v in row.parameters.items()),
+                row.printed,
+                row.true,
+                row.verdict,
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
