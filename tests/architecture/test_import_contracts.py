@@ -1,0 +1,42 @@
+"""The arrows between the rooms, as pyproject.toml draws them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=folder,
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_rooms_keep_their_arrows():
+    answer = lint(CHECKOUT)
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_an_arrow_the_wrong_way_is_noticed(tmp_path):
+    for room in ("dp_core", "tasks", "dags"):
+        _copy_sources(CHECKOUT / room, tmp_path / room)
+    (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
+    (tmp_path / "dp_core" / "errors.py").write_text("import tasks.specs\n")
+    (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.contract\n")
+    answer = lint(tmp_path)
+    assert answer.returncode != 0
+    assert "dp_core.errors -> tasks.specs" in answer.stdout
+    assert "dags.dp_bert -> tasks.contract" in answer.stdout
+
+
+def _copy_sources(source: Path, target: Path) -> None:
+    for file in source.rglob("*.py"):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(file.read_text())

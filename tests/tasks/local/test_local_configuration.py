@@ -1,0 +1,86 @@
+"""What the local stack is told: loopback only, secrets for the owner alone, ports that agree."""
+
+import json
+import socket
+
+import pytest
+
+from dp_core.errors import BadInput
+from tasks.deployment import Deployment
+from tasks.local import configuration
+from tasks.local.configuration import Secrets
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    return Deployment.from_environment({"CONFIDE_HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def secret():
+    return Secrets(password="p", jwt="j", session="s", fernet="f")
+
+
+def test_secrets_are_made_once_and_readable_by_their_owner_alone(tmp_path):
+    made = Secrets.of(tmp_path)
+    assert Secrets.of(tmp_path) == made
+    assert len({made.password, made.jwt, made.session, made.fernet}) == 4
+    for file in ("secrets.json", "passwords.json"):
+        assert (tmp_path / file).stat().st_mode & 0o077 == 0
+    assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": made.password}
+
+
+def test_another_home_has_other_secrets(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    assert Secrets.of(first).jwt != Secrets.of(second).jwt
+
+
+def test_the_port_stands_in_all_three_settings_that_must_agree(deployment, secret):
+    told = configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
+    assert told["AIRFLOW__API__PORT"] == "1234"
+    assert told["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
+    assert told["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
+    assert told["AIRFLOW__API__HOST"] == "127.0.0.1"
+
+
+def test_what_would_change_the_stack_from_outside_is_dropped(deployment, secret, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    monkeypatch.setenv("AIRFLOW__API__SSL_CERT", "x")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("NO_PROXY", "internal.example")
+    told = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
+    assert "AIRFLOW__API__SSL_CERT" not in told
+    assert "PYTHONDONTWRITEBYTECODE" not in told
+    assert told["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
+
+
+def test_steps_of_airflow_and_of_the_command_line_share_one_store(deployment, secret):
+    told = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    assert Deployment.from_environment(told).store == deployment.store
+    assert Deployment.from_environment(told).ledger == deployment.ledger
+    assert Deployment.from_environment(told).tracking == deployment.tracking
+
+
+@pytest.fixture
+def taken():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_taken_port_is_evaded(taken, monkeypatch):
+    monkeypatch.setitem(configuration.PORTS, "airflow", ("CONFIDE_AIRFLOW_PORT", taken))
+    assert configuration.free_port("airflow") != taken
+
+
+def test_a_port_that_was_named_is_never_replaced(taken, monkeypatch):
+    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", str(taken))
+    with pytest.raises(BadInput, match=f"port {taken} is taken"):
+        configuration.free_port("airflow")
+    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", "eighty")
+    with pytest.raises(BadInput, match="is not a port"):
+        configuration.free_port("airflow")

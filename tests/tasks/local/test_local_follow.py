@@ -1,0 +1,127 @@
+"""Following a run: what a person reads, and what the demo says when a step failed."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from dp_core.errors import ConfideError
+from tasks.deployment import Deployment
+from tasks.local import demo, follow
+from tasks.local.airflow_api import AirflowAway
+
+
+def task(name, state, *, index=-1, seconds=1.5, label=None):
+    return {
+        "task_id": name,
+        "map_index": index,
+        "rendered_map_index": label,
+        "state": state,
+        "duration": seconds,
+        "end_date": f"2026-01-01T00:00:0{int(seconds)}Z",
+        "try_number": 1,
+    }
+
+
+class Script:
+    """An Airflow that answers from a list, one look after the other."""
+
+    def __init__(self, *looks):
+        self.looks = list(looks)
+
+    def run_state(self, dag, run_id):
+        if isinstance(self.looks[0], Exception):
+            raise self.looks.pop(0)
+        return self.looks[0][0]
+
+    def task_instances(self, dag, run_id):
+        return self.looks.pop(0)[1]
+
+
+def watch(tmp_path, monkeypatch, *looks, terminal=False):
+    monkeypatch.setattr(follow, "_EVERY", 0.3 if terminal else 0.0)  # a terminal is redrawn by time
+    written = io.StringIO()
+    console = Console(file=written, width=100, force_terminal=terminal)
+    follower = follow.Follower(Script(*looks), "dp_bert", "run", tmp_path, lambda: None, console)
+    return follower.until_end(), written.getvalue()
+
+
+def test_each_finished_task_is_told_once(tmp_path, monkeypatch):
+    (state, _), text = watch(
+        tmp_path,
+        monkeypatch,
+        ("running", [task("corpus", "success"), task("vocabulary", "running")]),
+        ("running", [task("corpus", "success"), task("vocabulary", "success")]),
+        ("success", [task("corpus", "success"), task("vocabulary", "success")]),
+    )
+    assert state == "success"
+    assert [line.split()[2] for line in text.splitlines()] == ["corpus", "vocabulary"]
+
+
+def test_points_are_told_by_name_and_tasks_never_reached_are_not_told(tmp_path, monkeypatch):
+    _, text = watch(
+        tmp_path,
+        monkeypatch,
+        (
+            "failed",
+            [
+                task("point.dp_pretraining", "failed", index=0, label="σ=1 · B=256"),
+                task("point.dp_exposure", "upstream_failed", index=0),
+            ],
+        ),
+    )
+    assert "dp_pretraining (σ=1 · B=256)" in text
+    assert "failed" in text
+    assert "dp_exposure" not in text
+
+
+def test_a_running_steps_own_progress_is_shown(tmp_path, monkeypatch):
+    (tmp_path / "dp_pretraining.jsonl").write_text(
+        json.dumps({"done": 1, "total": 313, "note": ""})
+        + "\n"
+        + json.dumps({"done": 127, "total": 313, "note": "ε 1.44"})
+        + "\n"
+    )
+    looks = [("running", [task("dp_pretraining", "running")])] * 2
+    _, text = watch(
+        tmp_path,
+        monkeypatch,
+        *looks,
+        ("success", [task("dp_pretraining", "success")]),
+        terminal=True,
+    )
+    assert "127/313" in text
+    assert "ε 1.44" in text
+
+
+def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path, monkeypatch):
+    end = ("success", [task("corpus", "success")])
+    (state, _), _ = watch(tmp_path, monkeypatch, AirflowAway("restarting"), end)
+    assert state == "success"
+    monkeypatch.setattr(follow, "_PATIENCE", -1.0)
+    with pytest.raises(ConfideError, match="does not answer"):
+        watch(tmp_path, monkeypatch, AirflowAway("gone"), end)
+
+
+def test_the_first_failure_is_the_one_that_is_told():
+    tasks = [task("b", "failed", seconds=5), task("a", "failed", seconds=2), task("c", "success")]
+    assert follow.first_failure(tasks)["task_id"] == "a"
+    assert follow.first_failure([task("c", "success")]) is None
+
+
+def test_the_reason_is_read_from_the_tasks_log(tmp_path):
+    log = tmp_path / "attempt=1.log"
+    lines = [
+        {"event": "vocabulary: working"},
+        {"event": "Task failed", "error_detail": [{"exc_value": "no such file (exit code 2)"}]},
+    ]
+    log.write_text("\n".join(json.dumps(line) for line in lines) + "\nnot JSON\n")
+    assert demo._reason(log) == "no such file (exit code 2)"
+    assert demo._reason(tmp_path / "none.log") == "failed"
+
+
+def test_the_launcher_and_the_demo_mean_the_same_folder(tmp_path):
+    home = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path)}).home
+    folder = follow.progress_folder(home, "dp_bert", "demo__2026-01-01T00-00-00")
+    assert folder == home / "progress" / "dp_bert_demo__2026-01-01T00-00-00"
