@@ -18,6 +18,7 @@ from dp_core.errors import BadInput
 from dp_core.ner.readers.text_lines import text_lines
 from dp_core.ner.sentence import Sentence
 
+_FOLDERS = ("txt", "concept")
 _CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"\s]+)"\s*')
 
 
@@ -37,8 +38,8 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """
     if not path.is_dir():
         raise BadInput("i2b2 is read from a folder", where=str(path), fix="Give the folder.")
-    texts = {bare_name(p).removesuffix(".txt"): p for p in input_files(path, ".txt")}
-    concepts = {bare_name(p).removesuffix(".con"): p for p in input_files(path, ".con")}
+    texts = {_name(p, path): p for p in input_files(path, ".txt")}
+    concepts = {_name(p, path): p for p in input_files(path, ".con")}
     for name in sorted(texts.keys() | concepts.keys()):
         if name not in texts or name not in concepts:
             quarantine.reject(Reason.UNREADABLE, f"{name}: .txt or .con is missing")
@@ -47,6 +48,18 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
             yield from _document(name, texts[name], concepts[name], quarantine)
         except BadInput:
             quarantine.reject(Reason.UNREADABLE, name)
+
+
+def _name(file: Path, folder: Path) -> str:
+    """Return what a text and its concepts have in common.
+
+    It is `beth/record-13` for `beth/txt/record-13.txt` and `beth/concept/record-13.con`: hospitals
+    of the i2b2 corpus number their records alike.
+    """
+    inside = file.relative_to(folder).parent
+    if inside.name.lower() in _FOLDERS:
+        inside = inside.parent
+    return (inside / Path(bare_name(file)).stem).as_posix()
 
 
 def _document(name: str, text: Path, concepts: Path, quarantine: Quarantine) -> Iterator[Sentence]:

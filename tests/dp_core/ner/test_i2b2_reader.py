@@ -83,6 +83,15 @@ def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None
     assert q.places[Reason.WRONG_FIELD] == ["r1.con:6"]
 
 
+def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:
+    for hospital in ("beth", "partners"):
+        (tmp_path / hospital).mkdir()
+        write(tmp_path / hospital, CONCEPTS, apart=True)
+    sentences, q = read(tmp_path)
+    assert [s.document_id for s in sentences] == ["beth/r1"] * 2 + ["partners/r1"] * 2
+    assert q.rejected == 0
+
+
 def test_files_without_their_pair(tmp_path: Path) -> None:
     write(tmp_path, CONCEPTS)
     (tmp_path / "r2.txt").write_text("alone\n")
