@@ -68,11 +68,13 @@ def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
     [
         (b'2,10,1,"c",,"secretword",extra', Reason.WRONG_COLUMNS),
         (b'2,10,1,"c"', Reason.WRONG_COLUMNS),
+        (b'2,10,1,"c",,"' + b"secretword " * 900_000 + b'"', Reason.WRONG_COLUMNS),  # 10 MB
         (b'2,10,1,"c",,"secretword" oops', Reason.WRONG_COLUMNS),
         (b'2,10,1,"c",," \n "', Reason.EMPTY),
         (b'2,,1,"c",,"secretword"', Reason.NO_PATIENT),
         (b'2,10,1,"c",,"secretword \xff"', Reason.ENCODING),
     ],
+    ids=range(7),
 )
 def test_bad_rows_are_counted_where_they_stand(tmp_path: Path, row: bytes, reason: Reason) -> None:
     good = b'1,10,1,"c",,"x"\n'
