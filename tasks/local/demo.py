@@ -38,9 +38,6 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
     """
     with _stack(deployment, console) as stack:
         api = stack.api()
-        for earlier in api.unfinished_runs(DAG):
-            if earlier.startswith(PREFIX):  # of a demo that was killed: it would block this one
-                api.fail_run(DAG, earlier)
         run_id = f"{PREFIX}{datetime.now():%Y-%m-%dT%H-%M-%S}"
         try:
             api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
@@ -94,7 +91,11 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
         return
     with _signals_raise():
         try:
-            yield local.start(deployment, local.RUNNERS, console.print, end_with_us=True)
+            stack = local.start(deployment, local.RUNNERS, console.print, end_with_us=True)
+            for earlier in stack.api().unfinished_runs(DAG):
+                if earlier.startswith(PREFIX):  # a demo that was killed: it would go on before ours
+                    stack.api().fail_run(DAG, earlier)
+            yield stack
         finally:
             local.stop(deployment)
 
