@@ -69,10 +69,10 @@ def secret_ranks(
         candidates: ids that compete; all pieces by default.
 
     Returns:
-        [B] ranks from 1, the model's first choice, to |candidates|; ties are averaged. NaN where the
-        model's answer is not a number.
+        [B] ranks from 1, the model's first choice, to |candidates|; ties are averaged. NaN where
+        the model's answer is not a number.
     """
-    return ranker(model)(input_ids, lengths, positions, secrets)
+    return ranker(model, candidates)(input_ids, lengths, positions, secrets)
 
 
 def ranker(model: Bert, candidates: Sequence[int] | None = None) -> Ranker:

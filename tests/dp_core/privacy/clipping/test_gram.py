@@ -1,0 +1,68 @@
+"""The Gram norm never falls below the truth, also where float32 cancels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
+from dp_core.privacy.clipping.linear import LinearTap
+
+
+def truth(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    products = np.einsum("uti,utj->uij", x.astype(np.float64), g.astype(np.float64))
+    return np.square(products).sum((1, 2))
+
+
+def nearly_equal_tokens(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that differ by a hair, with gradients that cancel: the sum is far below its terms."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((8, 1, 64)) + 1e-4 * rng.standard_normal((8, 128, 64))
+    g = rng.standard_normal((8, 128, 32))
+    g -= g.mean(1, keepdims=True)
+    return x.astype(np.float32), g.astype(np.float32)
+
+
+def test_on_ordinary_tokens_it_is_tight():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 20, 8)).astype(np.float32)
+    g = rng.standard_normal((4, 20, 16)).astype(np.float32)
+    bound = gram_squared_norms(tf.constant(x), tf.constant(g)).numpy()
+    assert (bound >= truth(x, g)).all()
+    np.testing.assert_allclose(bound, truth(x, g), rtol=2e-3)
+
+
+def test_on_nearly_equal_tokens_it_is_still_a_bound_and_needs_its_rounding_term():
+    below = 0
+    for seed in range(5):
+        x, g = nearly_equal_tokens(seed)
+        bound = gram_squared_norms(tf.constant(x), tf.constant(g)).numpy()
+        assert (bound >= truth(x, g)).all()
+        grams = [np.einsum("uti,usi->uts", a, a) for a in (x, g)]
+        below += int(((grams[0] * grams[1]).sum((1, 2)) < truth(x, g)).sum())
+    assert below > 0  # without the term, some norms come out too small
+
+
+def test_the_rounding_factor_grows_with_the_sums():
+    assert 0 < rounding_factor(8, 8, 8) < rounding_factor(800, 8, 8) < 1e-3
+
+
+@pytest.mark.parametrize("tokens,d_in,d_out", [(1, 5, 3), (3, 40, 30), (50, 4, 6)])
+def test_both_forms_of_the_linear_rule_are_the_definition(tokens, d_in, d_out):
+    rng = np.random.default_rng(tokens)
+    units = 3
+    x = rng.standard_normal((units, tokens, d_in)).astype(np.float32)
+    g = rng.standard_normal((units, tokens, d_out)).astype(np.float32)
+    factors = np.array([0.5, 0.0, 2.0], np.float32)
+    tap = LinearTap("a", units, tf.constant(x.reshape(-1, d_in)), tf.constant(0.0))
+    products = np.einsum("uti,utj->uij", x, g)
+    biases = g.sum(1)
+    norms = np.square(products).sum((1, 2)) + np.square(biases).sum(1)
+    for form in (tap._explicit, tap._implicit):
+        gradients = form(tf.constant(x), tf.constant(g))
+        np.testing.assert_allclose(gradients.squared_norms, norms, rtol=2e-3)
+        sums = gradients.combine(tf.constant(factors), gradients.parts)
+        expected = np.einsum("u,uij->ij", factors, products)
+        np.testing.assert_allclose(sums["a/kernel"], expected, atol=1e-4)
+        np.testing.assert_allclose(sums["a/bias"], factors @ biases, atol=1e-4)

@@ -1,0 +1,79 @@
+"""Two logical devices, from before TensorFlow starts; a small token store; a small plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_core.bert.config import BertConfig
+from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.training.devices import configure
+from dp_core.training.recipe import Recipe
+
+configure("mock-tpu:2")
+
+WORDS, LENGTH, UNITS = 40, 12, 24
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """24 units of 1 to 4 rows, in a language of pairs: an even word is followed by its odd one."""
+    rng = np.random.default_rng(0)
+    writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), LENGTH, WORDS)
+    for unit in range(UNITS):
+        rows = []
+        for _ in range(1 + unit % 4):
+            first = 6 + 2 * rng.integers(0, (WORDS - 6) // 2, rng.integers(2, 6))
+            rows.append([2, *np.stack([first, first + 1], 1).ravel().tolist(), 3])
+        writer.add_unit(f"unit {unit}", rows)
+    return writer.finish()
+
+
+@pytest.fixture(scope="session")
+def config() -> BertConfig:
+    return BertConfig(
+        vocab_size=WORDS, hidden=16, layers=1, heads=2, intermediate=32, max_positions=LENGTH
+    )
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[..., TrainingPlan]:
+    def make(**changes: object) -> TrainingPlan:
+        settings: dict[str, object] = {
+            "unit": PrivacyUnit.PATIENT,
+            "declared_units": 30,
+            "expected_batch": 9,
+            "steps": 4,
+            "noise_multiplier": 0.7,
+            "clip_norm": 0.5,
+            "delta": 1e-4,
+            "examples_per_step": 2,
+        }
+        return TrainingPlan.poisson(**(settings | changes))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def recipe_of() -> Callable[..., Recipe]:
+    def make(**changes: object) -> Recipe:
+        settings: dict[str, object] = {
+            "batch_size": 9,
+            "updates": 4,
+            "learning_rate": 0.01,
+            "examples_per_step": 2,
+            "micro_rows": 8,
+        }
+        return Recipe(**(settings | changes))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture()
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"

@@ -1,0 +1,52 @@
+"""Order, errors, and threads that end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dp_core.training.prefetch import prefetch
+
+
+def test_order_is_kept():
+    assert list(prefetch(range(50), 3)) == list(range(50))
+
+
+def test_an_error_while_making_is_raised_after_what_was_made():
+    def broken():
+        yield 1
+        raise ValueError("broken")
+
+    made = []
+    with pytest.raises(ValueError, match="broken"):
+        for item in prefetch(broken(), 2):
+            made.append(item)
+    assert made == [1]
+
+
+def test_leaving_early_ends_the_thread():
+    before = threading.active_count()
+    stream = prefetch(iter(int, 1), 2)  # zeros without end
+    assert next(stream) == 0
+    stream.close()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_no_more_than_depth_is_made_ahead():
+    made = []
+
+    def items():
+        for i in range(100):
+            made.append(i)
+            yield i
+
+    stream = prefetch(items(), 3)
+    next(stream)
+    time.sleep(0.3)
+    assert len(made) <= 1 + 3 + 1  # read, waiting, in the maker's hand
+    stream.close()

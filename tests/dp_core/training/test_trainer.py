@@ -1,0 +1,178 @@
+"""What reaches the optimizer: the right sum, the right noise, on any layout of devices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dp_core.bert.parameters import fresh
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.training.adamw import AdamW
+from dp_core.training.devices import strategy_for
+from dp_core.training.rows import OrdinaryBatches
+from dp_core.training.trainer import Clipping, Trainer
+
+ADAMW = AdamW(0.9, 0.999, 0.01)
+SEED = PrivacySeed.fixed(0)
+ALPHA = 1e-7  # a right σ is rejected this rarely
+
+
+class Recorder(AdamW):
+    """An optimizer that replaces the weights by the gradient it is given."""
+
+    def apply(self, name, weight, mean, square, gradient, rate, step):
+        weight.assign(gradient)
+
+
+def trainer_of(config, *, device="cpu", optimizer=ADAMW, clipping=None):
+    return Trainer(strategy_for(device), config, fresh(config, 0).parameters, optimizer, clipping)
+
+
+def batches_of(store, updates=3):
+    source = OrdinaryBatches(store, seed=0, units=6, batch_rows=6)
+    return [batch for t in range(updates) for batch in source.update(t)]
+
+
+def flat(arrays):
+    return np.concatenate([arrays[n].ravel() for n in sorted(arrays)]).astype(np.float64)
+
+
+def recorded(config, *, device="cpu", clipping, keys, batches=(), divisor=1.0):
+    trainer = trainer_of(config, device=device, optimizer=Recorder(0, 0, 0), clipping=clipping)
+    for batch in batches:
+        trainer.add(batch)
+    trainer.move(t=0, rate=0.1, divisor=divisor, keys=keys and keys(trainer.noise))
+    return flat(trainer.weights())
+
+
+def p_value(sample, stddev):
+    """Two-sided χ² test that the sample is N(0, stddev²)."""
+    below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
+    return 2 * min(below, 1 - below)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("draws", [1, 3], ids=["once", "per draw"])
+@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
+def test_noise_that_reaches_the_optimizer_has_the_plans_variance(config, draws, device):
+    clip, sigma, divisor = 0.5, 1.7, 9.0
+    noise = recorded(
+        config,
+        device=device,
+        clipping=Clipping(clip, sigma / math.sqrt(draws) * clip),
+        keys=lambda blocks: blocks.keys(SEED, b"m", 0, draws),
+        divisor=divisor,
+    )
+    right = sigma * clip / divisor
+    assert len(noise) > 3000
+    assert stats.kstest(noise / right, "norm").pvalue > ALPHA
+    assert p_value(noise, right) > ALPHA
+    for wrong in (2 / 3, 3 / 2):
+        assert p_value(noise, wrong * right) < ALPHA
+
+
+def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config, store):
+    clipping = Clipping(0.5, 0.8)
+    keys = lambda blocks: blocks.keys(SEED, b"m", 0, 1)  # noqa: E731
+    batches = batches_of(store)
+    one = recorded(config, clipping=clipping, keys=keys, batches=batches)
+    two = recorded(config, device="mock-tpu:2", clipping=clipping, keys=keys, batches=batches)
+    silent = recorded(config, clipping=clipping, keys=None, batches=batches)
+    noise = recorded(config, clipping=clipping, keys=keys)
+    noise_on_two = recorded(config, device="mock-tpu:2", clipping=clipping, keys=keys)
+    np.testing.assert_array_equal(noise, noise_on_two)
+    np.testing.assert_allclose(one, two, atol=2e-6)
+    np.testing.assert_allclose(one, silent + noise, atol=2e-6)
+    assert np.linalg.norm(silent) > 1
+
+
+def test_noise_differs_between_updates_manifests_and_seeds(config):
+    blocks = trainer_of(config).noise
+    keys = [
+        blocks.keys(SEED, b"m", 0, 1),
+        blocks.keys(SEED, b"m", 1, 1),
+        blocks.keys(SEED, b"n", 0, 1),
+        blocks.keys(PrivacySeed.fixed(1), b"m", 0, 1),
+        blocks.keys(SEED, b"m", 0, 2)[1:],
+    ]
+    assert len({k.tobytes() for k in keys}) == len(keys)
+
+
+def test_a_clipped_sum_is_bounded_by_units_times_the_clip_norm(config, store):
+    batches = batches_of(store, updates=1)
+    small = recorded(config, clipping=Clipping(0.01, 1.0), keys=None, batches=batches)
+    assert 0.01 < np.linalg.norm(small) <= 0.06 * (1 + 1e-5)  # six units
+
+
+@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
+def test_infinite_clip_and_no_noise_is_ordinary_training(config, store, device):
+    private = trainer_of(config, device=device, clipping=Clipping(float("inf"), 0.0))
+    ordinary = trainer_of(config, device=device)
+    for t in range(3):
+        for trainer in (private, ordinary):
+            for batch in batches_of(store):
+                trainer.add(batch)
+            trainer.move(t=t, rate=0.01, divisor=18.0, keys=None)
+    np.testing.assert_allclose(flat(private.weights()), flat(ordinary.weights()), atol=2e-4)
+    start = flat(fresh(config, 0).parameters)
+    assert np.abs(flat(ordinary.weights()) - start).max() > 0.01
+
+
+def test_two_devices_train_as_one(config, store):
+    results = []
+    for device in ("cpu", "mock-tpu:2"):
+        trainer = trainer_of(config, device=device, clipping=Clipping(0.5, 1.0))
+        for batch in batches_of(store):
+            trainer.add(batch)
+        trainer.move(t=0, rate=0.01, divisor=18.0, keys=None)
+        tallies = trainer.read_tallies()
+        results.append((flat(trainer.state()), tallies.units, tallies.clipped, tallies.loss))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-3)
+    assert results[0][1:3] == results[1][1:3]
+    assert results[0][1] == 18
+    assert results[0][3] == pytest.approx(results[1][3], rel=1e-5)
+
+
+def test_an_update_empties_the_accumulators(config, store):
+    trainer = trainer_of(config, optimizer=Recorder(0, 0, 0), clipping=Clipping(0.5, 1.0))
+    trainer.add(batches_of(store)[0])
+    trainer.move(t=0, rate=0.1, divisor=1.0, keys=None)
+    trainer.move(t=1, rate=0.1, divisor=1.0, keys=None)
+    assert not flat(trainer.weights()).any()
+    assert trainer.read_tallies().units == 6
+    assert trainer.read_tallies().units == 0
+
+
+def test_adamw_is_the_published_one(config):
+    """Loshchilov and Hutter, Algorithm 2, in float64, on gradients that change."""
+    rng = np.random.default_rng(0)
+    trainer = trainer_of(config)
+    start = fresh(config, 0).parameters
+    for name in ("layer_0/output/kernel", "layer_0/output/bias"):
+        w, m, v = start[name].astype(np.float64), 0.0, 0.0
+        for t in range(1, 6):
+            g = rng.standard_normal(w.shape).astype(np.float32)
+            trainer._sums[name].assign(g)
+            trainer.move(t=t - 1, rate=0.05, divisor=1.0, keys=None)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.astype(np.float64) ** 2
+            step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            w = w - 0.05 * (step + (0.01 * w if name.endswith("kernel") else 0))
+        np.testing.assert_allclose(trainer.weights()[name], w, atol=1e-5)
+        trainer = trainer_of(config)
+
+
+def test_nothing_is_traced_twice(config, store):
+    trainer = trainer_of(config, clipping=Clipping(0.5, 1.0))
+    keys = [trainer.noise.keys(SEED, b"m", t, 1) for t in range(3)]
+    batches = batches_of(store)
+    for t, count in enumerate((3, 0, 1)):
+        for batch in batches[:count]:
+            trainer.add(batch)
+        trainer.move(t=t, rate=0.1 * t, divisor=1.0 + t, keys=keys[t])
+        trainer.read_tallies()
+    assert trainer._add.experimental_get_tracing_count() == 1
+    assert trainer._move.experimental_get_tracing_count() == 1
+    assert trainer._read.experimental_get_tracing_count() == 1
