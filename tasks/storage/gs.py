@@ -10,13 +10,13 @@ from typing import Any
 from dp_core.errors import BadInput
 from tasks.storage.backend import Missing
 
-CHUNK = 16 << 20  # bytes; uploads and downloads larger than this are streamed in parts
+CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 
 
 def _client() -> Any:
     with warnings.catch_warnings():
-        # The client announces the end of Python 3.11 in every process that imports it.
-        warnings.simplefilter("ignore", FutureWarning)
+        # The client announces the end of Python 3.11, and optional packages, in every process.
+        warnings.simplefilter("ignore")
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
 
@@ -58,11 +58,11 @@ class GoogleStorageBackend:
         blob.upload_from_string(content, content_type="application/octet-stream", checksum="crc32c")
 
     def get(self, key: str, destination: Path) -> None:
-        """Download the object, in parts."""
+        """Download the object, streaming."""
         from google.cloud.exceptions import NotFound
 
         try:
-            blob = self._bucket.blob(self._name(key), chunk_size=CHUNK)
+            blob = self._bucket.blob(self._name(key))
             blob.download_to_filename(str(destination), checksum="crc32c")
         except NotFound as error:
             destination.unlink(missing_ok=True)

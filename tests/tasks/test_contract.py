@@ -1,0 +1,305 @@
+"""The step contract: result last, work once, exit codes, one-line errors without private text."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.labels import Operator, Public
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import CanariesSpec, CorpusSpec, RunContext, StepResult
+from tasks.storage import encode_data
+from tasks.workbench import Answer, Workbench
+
+SECRET = "Zacharias Quillfeather"
+
+
+class SilentTracker:
+    """Stands for the tracker where a test is not about it."""
+
+    def __init__(self, *_: object) -> None:
+        self.ended = ""
+
+    def finish(self, status: str, **_: object) -> None:
+        self.ended = status
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@pytest.fixture(autouse=True)
+def _no_tracking(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    monkeypatch.setattr(contract, "Tracker", SilentTracker)
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+    kept = os.umask(0)
+    os.umask(kept)
+    monkeypatch.setattr(os, "umask", lambda _: kept)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+def _spec(deployment: Deployment, **more: Any) -> CanariesSpec:
+    fields = {"patterns": ("HS",), "rates": (0.1,), "per_group": 1, "seed": 1, "made_up": True}
+    fields |= {"root": deployment.store, "vocabulary_uri": f"{deployment.store}/v/1"} | more
+    return CanariesSpec.model_validate(fields)
+
+
+def _step(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    monkeypatch.setattr(contract, "_module", lambda spec: SimpleNamespace(run=run))
+
+
+def _main(spec: CanariesSpec, name: str = "canaries") -> int:
+    return contract.main(name, encode_data(spec.model_dump_json().encode()))
+
+
+def _output(spec: CanariesSpec) -> Path:
+    return Path(spec.output.removeprefix("file://"))
+
+
+def _good(spec: CanariesSpec, bench: Workbench) -> Answer:
+    (bench.out / "made.txt").write_text("made")
+    bench.measure("epsilon", Public(1.0), 2)
+    bench.measure("loss", Operator(3.0), 2)
+    return Answer(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
+
+
+def test_a_result_says_what_was_made(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _step(monkeypatch, _good)
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    assert capsys.readouterr().out.strip() == f"{spec.output}/result.json"
+    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
+    assert result.spec_hash == spec.digest()
+    assert result.outputs == {"made": f"{spec.output}/made.txt", "all": spec.output}
+    assert [(m.name, m.label, m.step) for m in result.metrics] == [
+        ("epsilon", "public", 2),
+        ("loss", "operator", 2),
+    ]
+    assert result.facts["answer"] == 42
+    assert not (deployment.work / f"canaries-{spec.digest()[:16]}").exists()
+
+
+def test_a_finished_step_does_not_work_again(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _step(monkeypatch, _good)
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    before = (_output(spec) / "result.json").read_bytes()
+    monkeypatch.setattr(contract, "_module", lambda spec: pytest.fail("it worked again"))
+    assert _main(spec) == 0
+    assert (_output(spec) / "result.json").read_bytes() == before
+
+
+def test_another_spec_is_other_work(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _step(monkeypatch, _good)
+    first, second = _spec(deployment), _spec(deployment, seed=2)
+    assert _main(first) == _main(second) == 0
+    assert _output(first) != _output(second)
+
+
+def test_the_result_is_written_after_everything_else(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+    write = contract.Store.write
+
+    def watching(self: contract.Store, uri: str, content: bytes) -> None:
+        seen.append({f.name for f in _output(spec).rglob("*")})
+        write(self, uri, content)
+
+    monkeypatch.setattr(contract.Store, "write", watching)
+    _step(monkeypatch, _good)
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    assert seen == [{"made.txt", "checksums.json"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadInput("the field is wrong", where="seed", fix="Change it."), 2),
+        (BudgetExceeded("ε 3 + 2 > 4", where="notes"), 3),
+        (RuntimeError(SECRET), 1),
+        (KeyError(SECRET), 1),
+        (OSError(28, "No space left on device", SECRET), 1),
+    ],
+)
+def test_a_failure_is_one_line_a_code_and_no_result(
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+) -> None:
+    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+        (bench.out / "half.txt").write_text("half")
+        raise error
+
+    _step(monkeypatch, fails)
+    spec = _spec(deployment)
+    assert _main(spec) == code
+    said = capsys.readouterr()
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("confide: canaries: ")
+    assert SECRET not in said.err + said.out
+    assert not _output(spec).exists()
+
+
+def test_a_full_disk_is_named(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+        raise OSError(28, "No space left on device")
+
+    _step(monkeypatch, fails)
+    assert _main(_spec(deployment)) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_the_traceback_is_there_when_asked_for(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CONFIDE_DEBUG", "1")
+    _step(monkeypatch, lambda spec, bench: 1 / 0)
+    assert _main(_spec(deployment)) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_retry_goes_on_in_the_same_folder(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(spec: CanariesSpec, bench: Workbench) -> Answer:
+        bench.measure("epsilon", Public(1.0), 1)
+        (bench.durable / "checkpoint").write_text("half-way")
+        (bench.out / "stale").write_text("from the first attempt")
+        raise RuntimeError
+
+    def second(spec: CanariesSpec, bench: Workbench) -> Answer:
+        assert (bench.durable / "checkpoint").read_text() == "half-way"
+        bench.measure("epsilon", Public(1.0), 1)
+        bench.measure("epsilon", Public(2.0), 2)
+        return Answer(outputs={"all": ""})
+
+    spec = _spec(deployment)
+    _step(monkeypatch, first)
+    assert _main(spec) == 1
+    _step(monkeypatch, second)
+    assert _main(spec) == 0
+    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
+    assert [(m.step, m.value) for m in result.metrics] == [(1, 1.0), (2, 2.0)]
+    assert not (_output(spec) / "stale").exists()
+
+
+def test_a_spec_that_is_not_one_is_bad_input(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads(_spec(deployment).model_dump_json())
+    for change, said in (
+        ({"unknown": 1}, "unknown setting"),
+        ({"seed": "one"}, "seed"),
+        ({"step": "nonsense"}, "nonsense"),
+    ):
+        body = json.dumps(whole | change).encode()
+        assert contract.main("canaries", encode_data(body)) == 2
+        assert said in capsys.readouterr().err
+    assert contract.main("canaries", "/no/such/spec.json") == 2
+    assert contract.main("corpus", encode_data(json.dumps(whole).encode())) == 2
+    assert "is for the step 'canaries'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("root", ["file:///etc", "/tmp", "gs://bucket/store"])  # noqa: S108
+def test_a_step_writes_nowhere_but_in_the_deployments_store(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    _step(monkeypatch, _good)
+    assert _main(_spec(deployment, root=root)) == 2
+
+
+def test_a_private_input_cannot_be_called_made_up(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _step(monkeypatch, _good)
+    private = _spec(deployment, made_up=False)
+    assert _main(private) == 0
+
+    def reads(spec: CanariesSpec, bench: Workbench) -> Answer:
+        bench.input(spec.vocabulary_uri)
+        return Answer(outputs={})
+
+    _step(monkeypatch, reads)
+    assert _main(_spec(deployment, vocabulary_uri=private.output)) == 2
+    assert "private" in capsys.readouterr().err
+    assert _main(_spec(deployment, vocabulary_uri=private.output, made_up=False)) == 0
+    assert _main(_spec(deployment, vocabulary_uri=f"{deployment.store}/none/0")) == 2
+
+
+def test_files_that_changed_under_one_version_are_refused(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a.txt").write_text("The patient was seen in clinic.")
+    spec = CorpusSpec(
+        root=deployment.store, made_up=False, role="private", format="text", path=str(notes),
+        dataset="notes", data_version="1", synthetic_patients=50, seed=1,
+    )  # fmt: skip
+    context = RunContext(run_key="k", run_name="n", task="private_corpus")
+    first = contract.run_step(spec, deployment, context)
+    assert contract.run_step(spec, deployment, context) == first
+    (notes / "a.txt").write_text("The patient was not seen.")
+    with pytest.raises(BadInput, match="data_version"):
+        contract.run_step(spec, deployment, context)
+    renewed = spec.model_copy(update={"data_version": "2"})
+    second = contract.run_step(renewed, deployment, context)
+    assert second.facts["digest"] != first.facts["digest"]
+
+
+def test_a_stopped_step_ends_at_once_and_leaves_no_result(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    spec = _spec(deployment)
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    script = textwrap.dedent(
+        f"""
+        import sys, time
+        from types import SimpleNamespace
+        from tasks import contract
+        def run(spec, bench):
+            print("working", flush=True)
+            time.sleep(60)
+        contract._module = lambda spec: SimpleNamespace(run=run)
+        sys.exit(contract.main("canaries", {str(tmp_path / "spec.json")!r}))
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"CONFIDE_TRACKING": "http://127.0.0.1:9"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "working"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == contract.STOPPED
+    assert said.strip().splitlines()[-1] == "confide: canaries: stopped before it was done"
+    assert "Traceback" not in said
+    assert not _output(spec).exists()

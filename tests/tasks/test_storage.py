@@ -1,0 +1,148 @@
+"""One suite over every backend: what is written is what is read, whole, and only below the root."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from dp_core.errors import BadInput
+from tasks.storage import Store, encode_data, keyed_digest, read_spec, stage_source
+from tasks.storage.store import CHECKSUMS
+
+
+@pytest.fixture(params=["path", "file", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A root URI of each kind; the local ones hold what URIs must escape."""
+    if request.param == "gs":
+        name = request.getfixturevalue("bucket")
+        return f"gs://{name}/{tmp_path.name}/store"
+    folder = tmp_path / "a store % σ"
+    return str(folder) if request.param == "path" else folder.as_uri()
+
+
+@pytest.fixture
+def store(root: str, tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(root, tmp_path / "cache")
+
+
+def _folder(place: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    return place
+
+
+def test_a_written_object_is_read_back_and_replaced(store: Store, root: str) -> None:
+    assert store.read(f"{root}/a/b.json") is None
+    store.write(f"{root}/a/b.json", b"one")
+    store.write(f"{root}/a/b.json", b"two")
+    assert store.read(f"{root}/a/b.json") == b"two"
+
+
+def test_a_published_folder_comes_back_whole(store: Store, root: str, tmp_path: Path) -> None:
+    files = {"x.bin": bytes(range(256)) * 5000, "deep/er/y.txt": "σ".encode(), "empty": b""}
+    store.publish(_folder(tmp_path / "made", files), f"{root}/step/one")
+    copy = store.local_copy(f"{root}/step/one")
+    assert {n: (copy / n).read_bytes() for n in files} == files
+
+
+def test_publishing_again_leaves_nothing_of_before(store: Store, root: str, tmp_path: Path) -> None:
+    store.publish(_folder(tmp_path / "first", {"old": b"1", "both": b"1"}), f"{root}/s/x")
+    store.publish(_folder(tmp_path / "second", {"both": b"2"}), f"{root}/s/x")
+    copy = store.local_copy(f"{root}/s/x")
+    assert (copy / "both").read_bytes() == b"2"
+    assert not (copy / "old").exists()
+    assert store.read(f"{root}/s/x/old") is None
+
+
+def test_a_half_published_folder_is_refused(store: Store, root: str, tmp_path: Path) -> None:
+    store.write(f"{root}/s/half/data", b"1")  # no checksums: the upload was cut short
+    with pytest.raises(BadInput, match="no complete folder"):
+        store.local_copy(f"{root}/s/half")
+
+
+def test_a_damaged_file_is_refused(store: Store, root: str, tmp_path: Path) -> None:
+    store.publish(_folder(tmp_path / "made", {"data": b"12345"}), f"{root}/s/bad")
+    store.write(f"{root}/s/bad/data", b"123")
+    with pytest.raises(BadInput, match="data is missing or damaged"):
+        store.local_copy(f"{root}/s/bad")
+
+
+@pytest.mark.parametrize("tail", ["/../elsewhere", "/a/../../elsewhere", "", "x/y"])
+def test_nothing_outside_the_root_is_touched(store: Store, root: str, tail: str) -> None:
+    with pytest.raises(BadInput, match="not below"):
+        store.write(f"{root}{tail}", b"no")
+
+
+@pytest.mark.parametrize("uri", ["gs://another/store/x", "/etc/passwd", "file:///etc/passwd"])
+def test_another_place_is_not_below_the_root(store: Store, uri: str) -> None:
+    with pytest.raises(BadInput):
+        store.read(uri)
+
+
+def test_a_symbolic_link_does_not_lead_out(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file").write_text("private")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "link").symlink_to(tmp_path / "secret")
+    store = Store(str(tmp_path / "store"), tmp_path / "cache")
+    with pytest.raises(BadInput):
+        store.read(f"{tmp_path}/store/link/file")
+
+
+def test_a_published_name_cannot_lead_out_of_the_cache(tmp_path: Path, bucket: str) -> None:
+    root = f"gs://{bucket}/{tmp_path.name}"
+    store = Store(root, tmp_path / "cache")
+    checksums = {"../../escaped": {"sha256": "0" * 64, "bytes": 1}}
+    store.write(f"{root}/s/evil/{CHECKSUMS}", json.dumps(checksums).encode())
+    with pytest.raises(BadInput):
+        store.local_copy(f"{root}/s/evil")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_a_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> None:
+    file = tmp_path / "a spec.json"
+    file.write_bytes(b'{"a": "\xcf\x83"}')
+    content = file.read_bytes()
+    remote = f"gs://{bucket}/{tmp_path.name}"
+    Store(remote, tmp_path / "cache").write(f"{remote}/spec.json", content)
+    plain = "data:application/json," + content.decode()
+    for uri in (str(file), file.as_uri(), f"{remote}/spec.json", encode_data(content), plain):
+        assert read_spec(uri) == content
+
+
+def test_a_cut_data_uri_is_bad_input() -> None:
+    whole = encode_data(b"{}" * 50)
+    assert base64.b64decode(whole.partition(",")[2]) == b"{}" * 50
+    with pytest.raises(BadInput, match="base64"):
+        read_spec(whole[:-3])
+    with pytest.raises(BadInput, match="cannot read the spec"):
+        read_spec("/no/such/spec.json")
+
+
+def test_a_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
+    root = f"gs://{bucket}/{tmp_path.name}"
+    store = Store(root, tmp_path / "cache")
+    store.write(f"{root}/notes/a/one.txt", b"1")
+    store.write(f"{root}/notes/two.txt", b"2")
+    folder = stage_source(f"{root}/notes", tmp_path / "staged", field="private_path")
+    assert sorted(f.name for f in folder.rglob("*.txt")) == ["one.txt", "two.txt"]
+    file = stage_source(f"{root}/notes/two.txt", tmp_path / "staged", field="private_path")
+    assert file.read_bytes() == b"2"
+    with pytest.raises(BadInput, match="private_path"):
+        stage_source(f"{root}/nothing", tmp_path / "staged", field="private_path")
+
+
+def test_a_digest_needs_its_key_and_follows_the_content(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "notes", {"a": b"1", "b": b"2"})
+    first = keyed_digest(folder, b"key")
+    assert first == keyed_digest(folder, b"key") != keyed_digest(folder, b"other key")
+    (folder / "b").write_bytes(b"3")
+    assert keyed_digest(folder, b"key") != first
+    (folder / "b").write_bytes(b"2")
+    (folder / "b").rename(folder / "c")
+    assert keyed_digest(folder, b"key") != first
