@@ -30,9 +30,12 @@ _LARGEST_STEP_GRID = 1 << 20
 _LARGEST_TOTAL_GRID = 1 << 22
 
 
-def interval_for(event: MechanismEvent) -> float:
-    """Return the spacing of the privacy-loss grid for `event`: 1, 2 or 5 times a power of ten."""
-    epsilon = max(_scale(event), 1e-3)
+def interval_for(event: MechanismEvent, epsilon: float) -> float:
+    """Return the spacing of the privacy-loss grid: 1, 2 or 5 times a power of ten.
+
+    Args:
+        epsilon: the scale of ε; a guess from `scale_of`, or what a coarser grid gave.
+    """
     steps = sum(times for times, _ in _steps(event))
     reach = max(r for _, r in _steps(event))
     wanted = min(1e-3 * max(1.0, epsilon / 5), 2 * _BLUR * epsilon / math.sqrt(steps))
@@ -40,8 +43,12 @@ def interval_for(event: MechanismEvent) -> float:
     return _round_down(max(wanted, affordable))
 
 
+def scale_of(event: MechanismEvent) -> float:
+    """Return roughly the ε of `event` at δ = 1e-6, at least 1e-3, from whole Rényi orders."""
+    return max(_scale(event), 1e-3)
+
+
 def _scale(event: MechanismEvent) -> float:
-    """Return roughly the ε of `event` at δ = 1e-6, from whole Rényi orders."""
     curve = np.zeros(len(_ORDERS))
     for leaf in _leaves(event):
         if isinstance(leaf, TruncatedPoissonGaussian):

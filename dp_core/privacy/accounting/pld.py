@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.convolution import LossSum, Repeated
 from dp_core.privacy.accounting.dots import dots_of
-from dp_core.privacy.accounting.grid import interval_for
+from dp_core.privacy.accounting.grid import interval_for, scale_of
 from dp_core.privacy.accounting.histogram import HistogramProfile
 from dp_core.privacy.accounting.profiles import (
     FixedSizeProfile,
@@ -33,6 +33,8 @@ from dp_core.privacy.events import (
     Unaccounted,
 )
 
+_REFINEMENTS = 4
+
 
 def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     """Return the claim: an upper bound on ε at δ for `event`, under its own relation.
@@ -44,7 +46,16 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
     if is_unaccounted(event):
         return math.inf
-    return max(side.epsilon(delta) for side in _sides(event))
+    scale = scale_of(event)
+    for _ in range(_REFINEMENTS):
+        interval = interval_for(event, scale)
+        epsilon = max(side.epsilon(delta) for side in _sides(event, interval))
+        # Rényi orders guess far too high where ε is small; every grid's ε is valid, a finer one's
+        # is tighter.
+        if epsilon == 0 or epsilon > scale / 4 or interval_for(event, epsilon) >= interval:
+            break
+        scale = epsilon
+    return epsilon
 
 
 def delta_pld(event: MechanismEvent, epsilon: float) -> float:
@@ -53,7 +64,9 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
         raise BadInput(f"{epsilon} is below 0", where="epsilon")
     if is_unaccounted(event):
         return 1.0
-    return max(side.delta(epsilon) for side in _sides(event))
+    scale = scale_of(event)
+    interval = interval_for(event, min(scale, epsilon) if epsilon > 0 else scale)
+    return max(side.delta(epsilon) for side in _sides(event, interval))
 
 
 def is_unaccounted(event: MechanismEvent) -> bool:
@@ -63,9 +76,8 @@ def is_unaccounted(event: MechanismEvent) -> bool:
     return isinstance(event, Unaccounted)
 
 
-def _sides(event: MechanismEvent) -> tuple[LossSum, LossSum]:
+def _sides(event: MechanismEvent, interval: float) -> tuple[LossSum, LossSum]:
     """Return the summed loss with the unit against without it, and the reverse."""
-    interval = interval_for(event)
     pairs = [(dots_of(profile, interval), times) for profile, times in _steps(event)]
     with_unit = [Repeated(pair[0], times) for pair, times in pairs]
     without = [Repeated(pair[1], times) for pair, times in pairs]

@@ -1,0 +1,245 @@
+import itertools
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
+from scipy.stats import norm
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import (
+    delta_pld,
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_shuffled_replace_one,
+    epsilon_unamplified,
+    gaussian_epsilon,
+)
+from dp_core.privacy.events import (
+    FixedSizeGaussian,
+    Gaussian,
+    PoissonGaussian,
+    ShuffledGaussian,
+    TruncatedPoissonGaussian,
+    Unaccounted,
+)
+
+single = PoissonGaussian.single
+PAPER = single(131_072 / 83e6, 2.72, 31_250)
+SCALE = single(1024 / 100_000, 1.0, 977)  # n=100k, B=1024, 10 epochs
+
+# --- figures computed outside the project
+
+
+@pytest.mark.parametrize(
+    ("event", "delta", "pld", "rdp"),
+    [
+        (PAPER, 1e-8, 0.529, 0.561),
+        (single(0.01, 4.0, 10_000), 1e-5, 0.947, 1.0355),
+        (SCALE, 1e-6, 2.16, 2.47),
+        (single(131_072 / 2.78e6, 2.72, 31_250), 1e-8, 22.3, None),
+    ],
+)
+def test_reference_values(
+    event: PoissonGaussian, delta: float, pld: float, rdp: float | None
+) -> None:
+    assert epsilon_pld(event, delta) == pytest.approx(pld, rel=0.01)
+    if rdp is not None:
+        assert epsilon_rdp(event, delta) == pytest.approx(rdp, rel=0.01)
+
+
+def test_reference_values_of_other_conversions_and_samplings() -> None:
+    assert epsilon_paper_conversion(PAPER, 1e-8) == pytest.approx(0.655, rel=0.01)
+    assert epsilon_unamplified(SCALE, 1e-6) == pytest.approx(19.4, rel=0.01)
+    assert epsilon_shuffled_replace_one(SCALE, 1e-6) == pytest.approx(49.3, rel=0.01)
+    one_cap = TruncatedPoissonGaussian(100_000, 1152, SCALE.phases)
+    eight_caps = TruncatedPoissonGaussian(12_500, 144, SCALE.phases)
+    assert epsilon_pld(one_cap, 1e-6) == pytest.approx(2.77, rel=0.01)
+    assert epsilon_pld(eight_caps, 1e-6) == pytest.approx(8.0, rel=0.01)
+
+
+# --- closed forms: a Gaussian composed k times is a Gaussian, at any δ
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps"), [(1.0, 1), (30.0, 1), (0.3, 5), (100.0, 10_000), (1000.0, 1_000_000)]
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14])
+def test_composition_is_an_upper_bound_and_tight(sigma: float, steps: int, delta: float) -> None:
+    exact = gaussian_epsilon(delta, math.sqrt(steps) / sigma)
+    claimed = epsilon_pld(single(1.0, sigma, steps), delta)
+    assert exact <= claimed <= exact * 1.005
+
+
+def test_delta_inverts_epsilon() -> None:
+    for event, delta in ((PAPER, 1e-8), (SCALE, 1e-6), (SCALE, 1e-13)):
+        assert delta_pld(event, epsilon_pld(event, delta)) == pytest.approx(delta, rel=1e-3)
+
+
+# --- integrals: one sampled step, in both directions
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 0.7), (0.3, 1.0), (0.9, 2.0)])
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0])
+def test_one_step_is_the_integral(rate: float, sigma: float, epsilon: float) -> None:
+    with_unit = gaussian_mixture({0.0: 1 - rate, 1.0: rate}, sigma)
+    without = gaussian_mixture({0.0: 1.0}, sigma)
+    exact = max(
+        hockey_stick(with_unit, without, epsilon, 14 * sigma),
+        hockey_stick(without, with_unit, epsilon, 14 * sigma),
+    )
+    claimed = delta_pld(single(rate, sigma, 1), epsilon)
+    assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * 1.001 + 1e-12
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_few_steps_are_the_sum_over_all_outcomes(steps: int) -> None:
+    rate, sigma, epsilon = 0.2, 1.0, 1.0
+    edges = np.linspace(-6.5, 6.5, 2000 if steps == 2 else 160)
+    base = np.diff(norm.cdf(edges, 0, sigma))
+    with_unit = (1 - rate) * base + rate * np.diff(norm.cdf(edges, 1, sigma))
+    # Binning the outcomes is post-processing: the sums lie just below the truth.
+    exact = max(
+        composed_delta(with_unit, base, steps, epsilon),
+        composed_delta(base, with_unit, steps, epsilon),
+    )
+    claimed = delta_pld(single(rate, sigma, steps), epsilon)
+    assert exact <= claimed <= exact * 1.02
+
+
+# --- another implementation, where its rounding does not show
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "delta"),
+    [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)],
+)
+def test_agrees_with_dp_accounting(rate: float, sigma: float, steps: int, delta: float) -> None:
+    theirs = PLDAccountant().compose(
+        dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(sigma)), steps
+    )
+    ours = epsilon_pld(single(rate, sigma, steps), delta)
+    assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
+
+
+def test_phases_add_up() -> None:
+    parts = epsilon_pld(PoissonGaussian(((0.01, 1.0, 300), (0.01, 1.0, 677))), 1e-6)
+    assert parts == pytest.approx(epsilon_pld(single(0.01, 1.0, 977), 1e-6), rel=1e-3)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    rate=st.floats(1e-4, 1.0),
+    sigma=st.floats(0.5, 20.0),
+    steps=st.integers(1, 2000),
+)
+def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -> None:
+    event, delta = single(rate, sigma, steps), 1e-6
+    claimed = epsilon_pld(event, delta)
+    renyi = epsilon_rdp(event, delta)
+    assert renyi is not None
+    assert claimed <= renyi * (1 + 1e-6)
+    assert epsilon_pld(single(rate, sigma * 1.2, steps), delta) <= claimed * (1 + 1e-3)
+    assert epsilon_pld(single(rate, sigma, 2 * steps), delta) >= claimed * (1 - 1e-3)
+
+
+# --- truncated and fixed-size batches: every outcome of a tiny data set
+
+
+def _truncated_output(values: list[float], rate: float, cap: int) -> dict[float, float]:
+    """Return Pr[sum] of Poisson sampling cut to a uniform subset of `cap`."""
+    outcome: dict[float, float] = {}
+    for drawn in itertools.product((0, 1), repeat=len(values)):
+        weight = math.prod(rate if d else 1 - rate for d in drawn)
+        batch = [v for v, d in zip(values, drawn, strict=True) if d]
+        subsets = list(itertools.combinations(batch, min(cap, len(batch))))
+        for subset in subsets:
+            total = sum(subset)
+            outcome[total] = outcome.get(total, 0.0) + weight / len(subsets)
+    return outcome
+
+
+def _worst(p: dict[float, float], q: dict[float, float], sigma: float, epsilon: float) -> float:
+    one, two = gaussian_mixture(p, sigma), gaussian_mixture(q, sigma)
+    return max(hockey_stick(one, two, epsilon, 15.0), hockey_stick(two, one, epsilon, 15.0))
+
+
+def test_truncation_is_accounted_for_every_neighbour_and_poisson_would_not_be() -> None:
+    rate, cap, sigma, epsilon = 0.5, 1, 1.0, 2.0
+    claimed = delta_pld(TruncatedPoissonGaussian(4, cap, ((rate, sigma, 1),)), epsilon)
+    plain = delta_pld(single(rate, sigma, 1), epsilon)
+    truths = []
+    for others in itertools.combinations_with_replacement((-1.0, 1.0), 3):
+        without = _truncated_output(list(others), rate, cap)
+        with_unit = _truncated_output([*others, 1.0], rate, cap)
+        truths.append(_worst(with_unit, without, sigma, epsilon))
+    assert max(truths) <= claimed
+    assert max(truths) > plain  # a Poisson ε for truncated batches is not earned
+
+
+def test_truncation_covers_fewer_units_than_declared() -> None:
+    few = epsilon_pld(TruncatedPoissonGaussian(500, 30, ((0.05, 1.0, 50),)), 1e-5)
+    more = epsilon_pld(TruncatedPoissonGaussian(600, 30, ((0.05, 1.0, 50),)), 1e-5)
+    none = epsilon_pld(single(0.05, 1.0, 50), 1e-5)
+    assert none < few < more
+
+
+def _fixed_output(values: list[float], batch: int) -> dict[float, float]:
+    subsets = list(itertools.combinations(values, batch))
+    outcome: dict[float, float] = {}
+    for subset in subsets:
+        outcome[sum(subset)] = outcome.get(sum(subset), 0.0) + 1 / len(subsets)
+    return outcome
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_fixed_size_batches_are_accounted_for_every_neighbour(batch: int) -> None:
+    sigma, epsilon = 1.5, 0.3
+    claimed = delta_pld(FixedSizeGaussian(4, ((batch, sigma, 1),)), epsilon)
+    plain = delta_pld(single(batch / 4, sigma, 1), epsilon)
+    truths = []
+    for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), 3):
+        one = _fixed_output([*others, 1.0], batch)
+        truths += [
+            _worst(one, _fixed_output([*others, other], batch), sigma, epsilon)
+            for other in (-1.0, 0.0)
+        ]
+    assert plain < max(truths) <= claimed
+
+
+def test_fixed_size_renyi_is_above_the_profile() -> None:
+    event = FixedSizeGaussian(10_000, ((100, 4.0, 500),))
+    renyi = epsilon_rdp(event, 1e-5)
+    assert renyi is not None
+    assert epsilon_pld(event, 1e-5) <= renyi
+    assert epsilon_pld(event, 1e-5) > epsilon_pld(single(0.01, 4.0, 500), 1e-5)
+
+
+# --- without amplification
+
+
+def test_shuffled_epochs_are_gaussians_one_after_another() -> None:
+    exact = gaussian_epsilon(1e-6, math.sqrt(10) / 1.5)
+    assert epsilon_pld(ShuffledGaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-4)
+    assert epsilon_unamplified(ShuffledGaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-9)
+    assert epsilon_unamplified(Gaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-9)
+
+
+def test_no_guarantee_is_infinite() -> None:
+    assert epsilon_pld(Unaccounted("no privacy"), 1e-6) == math.inf
+    assert epsilon_unamplified(Unaccounted("no privacy"), 1e-6) == math.inf
+    assert epsilon_rdp(Unaccounted("no privacy"), 1e-6) is None
+    assert delta_pld(Unaccounted("no privacy"), 5.0) == 1.0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])
+def test_impossible_questions_are_refused(delta: float) -> None:
+    with pytest.raises(BadInput):
+        epsilon_pld(PAPER, delta)
+    with pytest.raises(BadInput):
+        delta_pld(PAPER, -0.1)
