@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from dp_core.corpus.keyed_hash import coin, generator, seed_key
 from dp_core.errors import BadInput
 from dp_core.vocab import wordpiece
+from dp_core.vocab.special_ids import SpecialIds
 
 REFERENCES_PER_PATTERN = 32
-_WORD = re.compile(r"[a-z]{3,}")
 _PATTERN = re.compile(r"H*SH*")
 
 
@@ -56,9 +56,12 @@ class Canary:
 
 
 def candidates(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the pieces that a canary may hold: words of three letters or more."""
-    vocab = tokenizer.get_vocab()
-    return sorted(i for piece, i in vocab.items() if _WORD.fullmatch(piece))
+    """Return the ids of the pieces that a canary may hold: all but the special ones.
+
+    So |V| in the paper's exposure is the number of pieces that a secret could have been.
+    """
+    special = set(SpecialIds.of(tokenizer).as_tuple())
+    return sorted(set(tokenizer.get_vocab().values()) - special)
 
 
 def draw(
@@ -81,14 +84,14 @@ def draw(
         references: canaries for each pattern that are never planted.
 
     Raises:
-        BadInput: a bad pattern or rate, or a vocabulary with too few words.
+        BadInput: a bad pattern or rate, or a vocabulary with too few pieces.
     """
     _check(patterns, rates)
     pool = candidates(wordpiece.load(vocabulary))
     longest = max(len(p) for p in patterns)
     if len(pool) < 2 * longest:
         raise BadInput(
-            f"the vocabulary has too few words for canaries of {longest} pieces",
+            f"the vocabulary has too few pieces for canaries of {longest} pieces",
             where="vocabulary",
             fix="Raise the vocabulary's ε, or its size.",
         )

@@ -36,8 +36,10 @@ def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
         assert c.pattern[c.secret_index] == "S"
         assert c.secret == c.pieces[c.secret_index]
         assert set(c.pieces) <= allowed
-    words = [tokenizer.id_to_token(i) for i in allowed]
-    assert all(w.isalpha() and len(w) >= 3 for w in words)
+    kept_out = {tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())} - {
+        tokenizer.id_to_token(i) for i in allowed
+    }
+    assert kept_out == {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
     assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) == draw(vocabulary, ["HS"], [0.1], 3, seed=1)
     assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) != draw(vocabulary, ["HS"], [0.1], 3, seed=2)
 
@@ -50,9 +52,9 @@ def test_bad_patterns_and_rates(vocabulary: Path, patterns: list[str], rates: li
         draw(vocabulary, patterns, rates, 1, seed=1)
 
 
-def test_a_vocabulary_without_words_has_no_canaries(tmp_path: Path) -> None:
-    wordpiece.save(wordpiece.learn({"pain": 5, "knee": 5}, 100), tmp_path)
-    with pytest.raises(BadInput, match="too few words"):
+def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> None:
+    wordpiece.save(wordpiece.learn({"an": 5}, 100), tmp_path)
+    with pytest.raises(BadInput, match="too few pieces"):
         draw(tmp_path, ["HHSHH"], [0.1], 1, seed=1)
 
 
