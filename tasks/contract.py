@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,15 @@ from dp_core.privacy.labels import Label
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.outbox import Identity
 from tasks.progress import Progress
-from tasks.specs import RunContext, StepResult, StepSpec, one_line, spec_from_json
+from tasks.specs import (
+    ReportSpec,
+    RunContext,
+    StepResult,
+    StepSpec,
+    SweepReportSpec,
+    one_line,
+    spec_from_json,
+)
 from tasks.storage import Store, read_spec
 from tasks.tracker import Tracker
 from tasks.workbench import RESULT, Answer, Artifact, Workbench, labelled, read_result
@@ -165,9 +173,10 @@ def _record(
     tracker: Tracker, spec: StepSpec, store: Store, result: StepResult, *, point: bool
 ) -> None:
     """Tell the tracker what the result holds; what it knows already is not told twice."""
-    tracker.settings(
-        {k: v for k, v in _flat(spec.model_dump(mode="json")).items() if k != "settings"}
-    )
+    told = spec.model_dump(mode="json", exclude={"settings", "results", "points"})
+    tracker.settings(_flat(told))
+    if isinstance(spec, ReportSpec | SweepReportSpec):
+        tracker.settings(spec.settings, target="parent")
     for record in result.metrics:
         tracker.labelled(record.name, labelled(record), record.step)
     above = "parent" if spec.step in _LAST_STEPS else "point" if point else ""
@@ -195,8 +204,7 @@ def _end_tracking(tracker: Tracker, error: BaseException) -> None:
     if isinstance(error, Stopped):
         tracker.leave("KILLED")
     else:
-        refused = isinstance(error, ConfideError) and error.exit_code in (2, 3)
-        tracker.finish("FAILED", also=("parent",) if refused else ())
+        tracker.finish("FAILED", also=("parent",))  # a retry makes it run again
 
 
 def _spec(name: str, uri: str) -> StepSpec:
@@ -240,6 +248,8 @@ def _alone(durable: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         durable.mkdir(parents=True, exist_ok=True)
         yield
+        with suppress(OSError):
+            durable.rmdir()  # nothing was left to go on from
 
 
 def _progress_file() -> Path | None:

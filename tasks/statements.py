@@ -6,7 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dp_core.privacy.events import MechanismEvent, PoissonGaussian, ThresholdedHistogram
+from dp_core.privacy.events import (
+    MechanismEvent,
+    PoissonGaussian,
+    ThresholdedHistogram,
+    Unaccounted,
+)
 from dp_core.privacy.statement import PrivacyStatement, Release, privacy_statement
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.model import Statement
@@ -62,5 +67,7 @@ def release_in_words(event: MechanismEvent) -> str:
             return "word histogram"
         case PoissonGaussian():
             return "DP pre-training"
+        case Unaccounted():
+            return "training without privacy"
         case _:
             return event.kind.replace("_", " ")

@@ -35,8 +35,9 @@ class Tracker:
         self._used = {PUBLIC}
 
     def begin(self) -> None:
-        """Mark the step's run as running, also when an earlier attempt ended it."""
-        self._add(PUBLIC, "step", "begin")
+        """Mark the run and the step as running, also when an earlier attempt ended them."""
+        for target in ("parent", "step"):
+            self._add(PUBLIC, target, "begin")
 
     def publishable(
         self, values: Mapping[str, Publishable], step: int = 0, *, target: str = "step"
@@ -71,11 +72,13 @@ class Tracker:
         else:
             self.publishable({name: value}, step, target=target)
 
-    def settings(self, values: Mapping[str, bool | int | float | str]) -> None:
+    def settings(
+        self, values: Mapping[str, bool | int | float | str], *, target: str = "step"
+    ) -> None:
         """Record settings, which are public, as parameters."""
         for name, value in values.items():
             text = f"{value:g}" if isinstance(value, float) else str(value)
-            self._add(PUBLIC, "step", "param", key=_fit(name), value=text[:500])
+            self._add(PUBLIC, target, "param", key=_fit(name), value=text[:500])
 
     def tag(self, name: str, value: str, *, target: str = "step") -> None:
         """Record a word or two about the run."""
@@ -92,13 +95,17 @@ class Tracker:
         self._add(PUBLIC, "step", "dataset", name=name, digest=ledger_id[:36])
 
     def model(self, name: str, folder: Path, statement: str, tags: Mapping[str, str]) -> None:
-        """Register an exported folder as a version of a model, with its privacy statement."""
-        for file in sorted(f for f in folder.iterdir() if f.is_file()):
-            self.artifact(file, Label.DP, "model")
+        """Register an exported folder as a version of a model, once, with its privacy statement."""
+        files = [self._outbox.keep(f) for f in sorted(folder.iterdir()) if f.is_file()]
         self._add(
-            PUBLIC, "step", "model", name=name, folder="model", tags=dict(tags),
+            PUBLIC,
+            "step",
+            "model",
+            name=name,
+            files=files,
+            tags={**tags, "confide.spec_hash": self._identity.spec_hash},
             description=statement[:4000],
-        )  # fmt: skip
+        )
 
     def flush(self) -> None:
         """Send now what can be sent, unless MLflow was down a moment ago."""

@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,7 +202,7 @@ class Delivery:
                     self._send_dataset(run_id, line)
             case "model":
                 for line in batch:
-                    self._register(run, line)
+                    self._register(run, line, outbox)
 
     def _send_metrics(self, run_id: str, batch: list[Line]) -> None:
         from mlflow.entities import Metric  # noqa: TID251
@@ -234,19 +234,25 @@ class Delivery:
         data = Dataset(line["name"], line["digest"], "confide", '{"ledger": true}')
         self._api.log_inputs(run_id, [DatasetInput(data, [])])
 
-    def _register(self, run: Run, line: Line) -> None:
+    def _register(self, run: Run, line: Line, outbox: Outbox) -> None:
+        """Make the folder a version of the model, unless another run has made it one."""
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
         name, run_id = line["name"], run.info.run_id
-        if self._api.search_model_versions(f"run_id = '{run_id}'"):
+        versions = self._api.search_model_versions(f"name = '{name}'")
+        wanted = line["tags"]["confide.spec_hash"]
+        if any(version.tags.get("confide.spec_hash") == wanted for version in versions):
             return
-        try:
+        for file in line["files"]:
+            self._api.log_artifact(run_id, str(outbox.file(file)), "model")
+        with suppress(MlflowException):  # it exists
             self._api.create_registered_model(name)
-        except MlflowException:  # it exists
-            self._api.get_registered_model(name)
-        source = f"{run.info.artifact_uri}/{line['folder']}"
         self._api.create_model_version(
-            name, source, run_id, tags=line["tags"], description=line["description"]
+            name,
+            f"{run.info.artifact_uri}/model",
+            run_id,
+            tags=line["tags"],
+            description=line["description"],
         )
 
     def _end(self, identity: Identity, line: Line) -> None:

@@ -100,13 +100,20 @@ def history(dataset: str, as_json: bool) -> None:
         return
     write_table(
         f"Releases of {dataset}",
-        ["entry", "mechanism", "ε (PLD)", "δ", "state", "run", "reserved"],
+        ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"],
         [
-            [r["id"], r["mechanism"], r["epsilon"], r["delta"], r["state"], r["run"],
-             r["reserved_at"]]
+            [
+                r["id"][:8],
+                r["release"],
+                r["epsilon"],
+                r["delta"],
+                r["state"],
+                r["reserved_at"][:16].replace("T", " "),
+                r["run"],
+            ]
             for r in records
         ],
-    )  # fmt: skip
+    )
 
 
 @command.command("next-cost")
@@ -176,8 +183,14 @@ def _show_remaining(ledger: Ledger, dataset: str, as_json: bool) -> None:
 def _record(entry: Entry) -> dict[str, Any]:
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
     from dp_core.privacy.mechanism_words import describe
+    from tasks.statements import release_in_words
 
     epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
     rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
-    words = {"mechanism": describe(entry.event), "epsilon": epsilon, "epsilon_rdp": rdp}
+    words: dict[str, Any] = {
+        "release": release_in_words(entry.event),
+        "mechanism": describe(entry.event),
+        "epsilon": epsilon,
+        "epsilon_rdp": rdp,
+    }
     return entry.to_json() | words
