@@ -1,0 +1,40 @@
+"""Device names, and what is not there."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+from dp_core.training.devices import configure, replicas, single_device, strategy_for
+
+
+def test_replicas_of_a_name():
+    assert [replicas(d) for d in ("cpu", "gpu", "mock-tpu:1", "mock-tpu:8")] == [1, 1, 1, 8]
+
+
+def test_mock_devices_are_as_many_as_asked_for():
+    assert strategy_for("mock-tpu:2").num_replicas_in_sync == 2
+    assert strategy_for("cpu").num_replicas_in_sync == 1
+
+
+@pytest.mark.parametrize("name", ["mock-tpu:0", "mock-tpu", "cuda", ""])
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(BadInput, match="is no device"):
+        strategy_for(name)
+
+
+def test_more_devices_than_were_configured_are_refused():
+    tf.constant(0.0)
+    with pytest.raises(BadInput, match="already running with fewer devices"):
+        configure("mock-tpu:64")
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
+def test_a_missing_gpu_is_one_clear_line():
+    with pytest.raises(BadInput, match="no GPU"):
+        strategy_for("gpu")
+
+
+def test_fine_tuning_runs_on_one_device():
+    assert single_device("mock-tpu:2") == single_device("cpu") == "/cpu:0"
