@@ -1,0 +1,104 @@
+import math
+
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import (
+    compose,
+    delta_pld,
+    epsilon_pld,
+    gaussian_delta,
+    gaussian_epsilon,
+    group_privacy,
+    is_unaccounted,
+)
+from dp_core.privacy.events import (
+    Composed,
+    FixedSizeGaussian,
+    Gaussian,
+    PoissonGaussian,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    Unaccounted,
+)
+from dp_core.privacy.units import PrivacyUnit
+
+HISTOGRAM = ThresholdedHistogram(128, 60.0, 370)
+TRAINING = PoissonGaussian.single(0.05, 1.5, 200)
+FINE_TUNING = PoissonGaussian.single(0.1, 3.0, 50)
+
+
+def test_vocabulary_pretraining_and_fine_tuning_compose() -> None:
+    parts = [HISTOGRAM, TRAINING, FINE_TUNING]
+    deltas = [1e-7, 1e-6, 1e-6]
+    alone = [epsilon_pld(event, delta) for event, delta in zip(parts, deltas, strict=True)]
+    together = epsilon_pld(compose(*parts), sum(deltas))
+    assert max(alone) < together < sum(alone) * 0.9  # far better than adding up
+
+
+def test_order_and_nesting_do_not_matter() -> None:
+    flat = compose(HISTOGRAM, TRAINING, FINE_TUNING)
+    nested = compose(FINE_TUNING, compose(TRAINING, HISTOGRAM))
+    assert isinstance(nested, Composed)
+    assert len(nested.events) == 3
+    assert epsilon_pld(nested, 1e-6) == pytest.approx(epsilon_pld(flat, 1e-6), rel=1e-6)
+
+
+def test_gaussians_compose_to_the_closed_form() -> None:
+    event = compose(Gaussian(2.0, 3), Gaussian(1.0), Gaussian(4.0))
+    mu = math.sqrt(3 / 4 + 1 + 1 / 16)
+    assert epsilon_pld(event, 1e-7) == pytest.approx(gaussian_epsilon(1e-7, mu), rel=1e-3)
+
+
+def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
+    # A threshold that nothing reaches leaves δ_m; with many counts it is a Gaussian, nearly.
+    sparse = ThresholdedHistogram(100, 50.0, 1000)
+    event = compose(sparse, Gaussian(2.0))
+    mu = math.sqrt(100 / 50**2 + 1 / 4)
+    assert delta_pld(event, 1.5) == pytest.approx(float(gaussian_delta(1.5, mu)), rel=5e-3)
+
+
+def test_the_histograms_tail_is_no_epsilons_to_repair() -> None:
+    tail_delta = delta_pld(HISTOGRAM, 50.0)
+    assert tail_delta > 0
+    assert epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 0.9) == math.inf
+    assert math.isfinite(epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 1.1))
+
+
+def test_units_and_relations_do_not_mix() -> None:
+    patient = PoissonGaussian.single(0.05, 1.5, 200, unit=PrivacyUnit.PATIENT)
+    document = ThresholdedHistogram(128, 60.0, 370, unit=PrivacyUnit.DOCUMENT)
+    with pytest.raises(BadInput, match=r"patient.*document"):
+        compose(patient, document)
+    with pytest.raises(BadInput, match="unstated unit"):
+        compose(patient, TRAINING)
+    for other in (ShuffledGaussian(1.0, 1), FixedSizeGaussian(10, ((1, 1.0, 1),))):
+        with pytest.raises(BadInput, match=r"add-or-remove-one.*one"):
+            compose(TRAINING, other)
+    with pytest.raises(BadInput, match="nothing"):
+        compose()
+
+
+def test_one_release_without_guarantee_spoils_all() -> None:
+    event = compose(TRAINING, Unaccounted("trained without privacy"))
+    assert is_unaccounted(event)
+    assert epsilon_pld(event, 1e-6) == math.inf
+
+
+def test_group_privacy_grows_both_parameters() -> None:
+    group = group_privacy(0.5, 1e-6, 4)
+    assert group.epsilon == 2.0
+    by_hand = 1e-6 * sum(math.exp(0.5 * i) for i in range(4))  # the triangle inequality, k times
+    assert group.delta == pytest.approx(by_hand, rel=1e-12)
+    assert group_privacy(0.5, 1e-6, 1) == (1, 0.5, pytest.approx(1e-6))
+    assert group_privacy(0.0, 1e-6, 3).delta == pytest.approx(3e-6)
+    assert group_privacy(100.0, 1e-6, 50).delta == 1.0
+    with pytest.raises(BadInput):
+        group_privacy(1.0, 1e-6, 0)
+
+
+def test_group_privacy_holds_for_the_gaussian() -> None:
+    # k units move the sum by k: the mechanism itself says what is true.
+    epsilon = gaussian_epsilon(1e-6, 0.2)
+    group = group_privacy(epsilon, 1e-6, 3)
+    assert float(gaussian_delta(group.epsilon, 0.6)) <= group.delta

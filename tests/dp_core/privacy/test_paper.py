@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from dp_core.privacy.paper import PaperRow, paper_table
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, PaperRow]:
+    table = paper_table()
+    assert len({row.name for row in table}) == len(table)
+    return {row.name: row for row in table}
+
+
+def test_the_vocabularys_figures(rows: dict[str, PaperRow]) -> None:
+    assert rows["epsilon_v_formula"].true == pytest.approx(0.5178, abs=5e-5)
+    assert rows["threshold_formula"].true == pytest.approx(982.54, abs=0.005)
+    assert rows["delta_v"].printed == 1e-9
+    assert rows["delta_v"].true == pytest.approx(1.18e-4, rel=0.01)
+    assert rows["threshold_right"].true == pytest.approx(1369.39, abs=0.005)
+    assert rows["threshold_exact"].true == 1132
+
+
+def test_the_training_figures(rows: dict[str, PaperRow]) -> None:
+    printed = rows["epsilon_t_131072_31250_accumulated"]
+    assert printed.printed == 0.6
+    assert printed.true == pytest.approx(0.529, rel=0.01)
+    assert printed.more["epsilon_rdp"] == pytest.approx(0.561, rel=0.01)
+    assert printed.more["epsilon_old_conversion"] == pytest.approx(0.655, rel=0.01)
+    assert rows["epsilon_t_workshop"].printed == 0.58
+    assert rows["epsilon_t_256_words"].true == pytest.approx(22.3, rel=0.01)
+
+
+def test_a_million_updates_or_double_batches_do_not_give_the_printed_epsilon(
+    rows: dict[str, PaperRow],
+) -> None:
+    for name in ("131072_1000000", "262144_31250", "262144_1000000"):
+        row = rows[f"epsilon_t_{name}_accumulated"]
+        assert row.true > 1.0
+        assert "does not hold" in row.verdict
+    assert "rounding" in rows["epsilon_t_131072_31250_accumulated"].verdict
+
+
+def test_noise_per_shard_is_more_noise(rows: dict[str, PaperRow]) -> None:
+    values = [
+        rows[f"epsilon_t_131072_31250_{noise}"].true
+        for noise in ("accumulated", "per_shard", "per_shard_and_micro")
+    ]
+    assert values == sorted(values, reverse=True)
+
+
+def test_the_arithmetic_that_does_not_add_up(rows: dict[str, PaperRow]) -> None:
+    assert rows["batch_product"].true == 262_144
+    assert rows["updates"].true == 31_250
+    assert rows["words_per_example"].true == pytest.approx(8.6, abs=0.05)
+
+
+def test_it_is_json(rows: dict[str, PaperRow]) -> None:
+    json.dumps([row.to_json() for row in rows.values()], allow_nan=False)

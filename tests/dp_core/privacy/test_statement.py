@@ -1,0 +1,82 @@
+import json
+import math
+
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.events import (
+    MechanismEvent,
+    PoissonGaussian,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    Unaccounted,
+)
+from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.units import PrivacyUnit
+
+PATIENT = PrivacyUnit.PATIENT
+VOCABULARY = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
+TRAINING = PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
+
+
+def release(event: MechanismEvent, delta: float, ledger_id: str, **more: bool) -> Release:
+    return Release("notes", PATIENT, event, delta, ledger_id, **more)
+
+
+BOTH = [release(VOCABULARY, 1e-7, "L-17"), release(TRAINING, 1e-6, "L-18")]
+
+
+def test_it_states_the_composition_in_words_and_in_data() -> None:
+    statement = privacy_statement(BOTH)
+    total = epsilon_pld(compose(VOCABULARY, TRAINING), 1.1e-6)
+    assert statement.epsilon == pytest.approx(total)
+    data = json.loads(json.dumps(statement.data))
+    assert (data["unit"], data["delta"], data["private"]) == ("patient", 1.1e-6, True)
+    assert data["ledger_ids"] == ["L-17", "L-18"]
+    events = [MechanismEvent.from_json(r["event"]) for r in data["releases"]]
+    assert events == [VOCABULARY, TRAINING]
+    for said in (f"{total:.4g}", "1.1e-06", "patient", "added or removed", "Poisson", "L-17"):
+        assert said in statement.words
+    assert f"at most {math.exp(total):.3g} times" in statement.words
+    assert "Not private" not in statement.words
+
+
+def test_a_known_seed_is_said_and_voids_the_claim() -> None:
+    statement = privacy_statement([release(TRAINING, 1e-6, "L-1", seed_known=True)])
+    assert "Not private: known seed" in statement.words
+    assert (statement.data["seed_known"], statement.data["private"]) == (True, False)
+
+
+def test_made_up_text_is_said() -> None:
+    assert "made up" in privacy_statement(BOTH, made_up=True).words
+    assert privacy_statement(BOTH, made_up=True).data["made_up"] is True
+    assert "made up" not in privacy_statement(BOTH).words
+
+
+def test_training_without_privacy_is_said() -> None:
+    free = Unaccounted("non-private pre-training", unit=PATIENT)
+    statement = privacy_statement([*BOTH, release(free, 0.0001, "L-19")])
+    assert statement.epsilon == math.inf
+    assert statement.data["epsilon"] == "inf"
+    assert "must stay with the operator" in statement.words
+    assert "differentially private" not in statement.words
+    json.dumps(statement.data, allow_nan=False)
+
+
+def test_unlike_guarantees_get_no_total() -> None:
+    shuffled = release(ShuffledGaussian(2.0, 3, unit=PATIENT), 1e-6, "L-20")
+    statement = privacy_statement([BOTH[0], shuffled])
+    assert statement.epsilon is None
+    assert "No total is claimed" in statement.words
+    assert statement.data["private"] is False
+
+
+def test_without_private_text_there_is_nothing_to_claim() -> None:
+    assert "No private text" in privacy_statement([]).words
+
+
+def test_several_data_sets_need_several_statements() -> None:
+    other = Release("letters", PATIENT, TRAINING, 1e-6, "L-3")
+    with pytest.raises(BadInput, match="several data sets"):
+        privacy_statement([BOTH[0], other])
