@@ -63,9 +63,7 @@ def cli(debug: bool) -> None:
 def main() -> int:
     """Run the command line; return the exit code, an error having been said in one line."""
     try:
-        cli.main(prog_name="confide", standalone_mode=False)
-    except click.exceptions.Exit as done:
-        return done.exit_code
+        code = cli.main(prog_name="confide", standalone_mode=False)
     except click.Abort:
         click.echo("confide: stopped", err=True)
         return 130
@@ -82,7 +80,7 @@ def main() -> int:
         _traceback()
         click.echo(f"confide: {fault_line(error)}", err=True)
         return 1
-    return 0
+    return code if isinstance(code, int) else 0  # click hands the code of `exit` back
 
 
 def _traceback() -> None:

@@ -101,7 +101,7 @@ def _services(deployment: Deployment) -> Iterator[Finding]:
 def _answers(name: str, place: str, ask: Callable[[], None], fix: str) -> Finding:
     try:
         ask()
-    except (ConfideError, OSError) as error:
+    except (ConfideError, OSError, ImportError) as error:
         said = str(error) if isinstance(error, ConfideError) else type(error).__name__
         return Finding(name, False, name != "MLflow", f"{place}: {said}", fix)
     return Finding(name, True, True, place)

@@ -1,0 +1,176 @@
+"""The command line: quick to ask, pure JSON, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks import cli
+from tasks.deployment import Deployment
+
+
+def _confide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["confide", *words])
+    code = cli.main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+
+
+def test_epsilon_has_the_reference_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --json"
+    code, out, _ = _confide(monkeypatch, capsys, *words.split())
+    found = json.loads(out)
+    assert code == 0
+    assert found["epsilon_pld"] == pytest.approx(0.947, rel=0.01)
+    assert found["epsilon_rdp"] == pytest.approx(1.0355, rel=0.01)
+    assert found["epsilon_unamplified"] > 10
+
+
+def test_calibrated_noise_reaches_its_target(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--epsilon", "2", "--delta", "1e-5", "--sampling-rate", "0.02"]
+    words = ["calibrate", "training", *target, "--steps", "200", "--json"]
+    found = json.loads(_confide(monkeypatch, capsys, *words)[1])
+    assert 1.98 <= found["epsilon"] <= 2
+    words = ["calibrate", "training", *target, "--json", "--noise-multiplier"]
+    words.append(str(found["noise_multiplier"]))
+    assert json.loads(_confide(monkeypatch, capsys, *words)[1])["steps"] >= 200
+    code, _, err = _confide(monkeypatch, capsys, "calibrate", "training", *target)
+    assert code == 2
+    assert "give one of them" in err
+
+
+def test_calibrated_vocabulary_is_better_than_the_papers_noise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "calibrate vocabulary --epsilon 0.5178 --delta 1e-9 --tuple-words 256 --json"
+    found = json.loads(_confide(monkeypatch, capsys, *words.split())[1])
+    assert found["threshold"] < 1369  # what σ = 200 needs
+    assert found["delta_earned"] <= 1e-9
+
+
+def test_the_ledger_by_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register = "ledger register notes --unit patient --epsilon 8 --delta 1e-5 --json"
+    assert _confide(monkeypatch, capsys, *register.split())[0] == 0
+    found = json.loads(_confide(monkeypatch, capsys, "ledger", "--json")[1])
+    assert found["notes"]["epsilon"] == 8
+    assert found["notes"]["share"] == 0
+    history = _confide(monkeypatch, capsys, "ledger", "history", "notes", "--json")
+    assert json.loads(history[1]) == []
+    raised = register.replace("8", "9")
+    code, _, err = _confide(monkeypatch, capsys, *raised.split())
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_the_next_runs_cost_is_told_beforehand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
+    _confide(monkeypatch, capsys, *register.split())
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"private_format": "text", "private_path": "/notes", "private_dataset": "notes"})
+    )
+    words = ["ledger", "next-cost", "--settings", str(tmp_path / "settings.json"), "--json"]
+    cheap = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=1")[1])
+    dear = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
+    assert cheap["fits"] and not dear["fits"]
+    assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--set", "epochs=-1"], "epochs"),
+        (["run", "--set", "nonsense=1"], "unknown setting"),
+        (["run", "--set", "epochs"], "not key=value"),
+        (["ledger", "history", "nobody"], "nobody"),
+        (["report"], "no report yet"),
+        (["nonsense"], "nonsense"),
+        (["epsilon", "--steps", "1"], "Missing option"),
+        (
+            ["epsilon", "--sampling-rate=2", "--noise-multiplier=1", "--steps=1", "--delta=.1"],
+            "sampling rate",
+        ),
+    ],
+)
+def test_an_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    code, out, err = _confide(monkeypatch, capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("confide: ")
+    assert said in err
+
+
+def test_doctor_names_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], untracked: Deployment
+) -> None:
+    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
+    untracked.seeds.mkdir(mode=0o755)
+    untracked.seeds.chmod(0o755)
+    code, out, _ = _confide(monkeypatch, capsys, "doctor", "--json")
+    found = {f["name"]: f for f in json.loads(out)["findings"]}
+    assert code == 1
+    assert not found["privacy seeds"]["ok"]
+    assert "chmod 700" in found["privacy seeds"]["fix"]
+    assert not found["MLflow"]["ok"]
+    assert found["store"]["ok"] and found["ledger"]["ok"]
+
+
+def test_no_password_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], untracked: Deployment
+) -> None:
+    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
+    monkeypatch.setenv("CONFIDE_LEDGER", "postgresql+psycopg2://confide:hunter2@127.0.0.1:1/ledger")
+    _, out, err = _confide(monkeypatch, capsys, "doctor")
+    assert "127.0.0.1:1/ledger" in out
+    assert "hunter2" not in out + err
+
+
+def test_asking_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from tasks import cli\n"
+        "sys.argv = ['confide'] + sys.argv[1:]\n"
+        "cli.main()\n"
+        "heavy = {'tensorflow', 'mlflow', 'scipy', 'sqlalchemy', 'matplotlib'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)\n"
+    )
+
+    def heavy(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ,
+        )
+        return eval(done.stderr.strip().splitlines()[-1])  # type: ignore[no-any-return]  # noqa: S307
+
+    assert heavy("--help") == []
+    epsilon = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=4", "--steps=1", "--delta=.1"]
+    assert {"tensorflow", "mlflow", "sqlalchemy", "matplotlib"}.isdisjoint(heavy(*epsilon))
