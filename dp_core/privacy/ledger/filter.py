@@ -2,9 +2,10 @@
 
 The budget (ε, δ) is turned, once, when it opens, into a capacity (ρ, δ') at a fixed Rényi order.
 Releases add up; one that would pass either number is refused before the data is read.
-Feldman and Zrnic (2021, arXiv:2008.11193, Theorem 3.1) for the Rényi part; the coins of the
-approximate part add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for
-approximate zCDP; written out for one order in docs/adr/0005-ledger-composition.md).
+Feldman and Zrnic (2021, arXiv:2008.11193) for the Rényi part; the coins of the approximate part
+add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for approximate zCDP; written out
+for one order in docs/adr/0005-ledger-composition.md). Releases may overlap in time (Haney et al.
+2023, arXiv:2309.05901).
 """
 
 from __future__ import annotations
