@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 Piece = tuple[str, str]
 _Choice = tuple["_Sequence", ...]
 _Slot = list[str]  # one name; a list, to be told from a choice at a glance of its type
 _Sequence = tuple["str | _Choice | _Slot", ...]
 
+_SKEW = 3.0  # of common items; 1 would be uniform
 _TOKEN = re.compile(r"[(|)]|\{\w+\}|[^(|){]+")
 
 
@@ -40,8 +43,16 @@ def phrase(template: str, rng: Random) -> str:
 
 
 def pick(rng: Random, items: Sequence[str]) -> str:
-    """Return one of the items; a comma-free shorthand for `Random.choice`, and faster."""
+    """Return one of the items, each as likely; as `Random.choice`, and faster."""
     return items[int(rng.random() * len(items))]
+
+
+def pick_common(rng: Random, items: Sequence[T]) -> T:
+    """Return one of the items, the earlier the likelier, as words of a language are.
+
+    The first tenth comes up in 46% of the draws, the last half in 21%.
+    """
+    return items[int(rng.random() ** _SKEW * len(items))]
 
 
 class _NoSlots:

@@ -7,7 +7,7 @@ signs and laboratory values' names) and treatments (drugs without their doses, p
 from __future__ import annotations
 
 from dp_core.corpus.synthetic.conditions import CONDITIONS, Condition
-from dp_core.corpus.synthetic.grammar import Piece, expand, phrase, pick
+from dp_core.corpus.synthetic.grammar import Piece, expand, phrase, pick, pick_common
 from dp_core.corpus.synthetic.lexicon import IMAGING, LABS, LESION, TEST_MODIFIERS, WORDS
 from dp_core.corpus.synthetic.patient import Medication
 from dp_core.corpus.synthetic.pharmacy import frequency_and_reason
@@ -36,9 +36,9 @@ class Narrator(Scene):
         return self._listed([(name, PROBLEM) for name in names[:3]])
 
     def _slot_symptom(self) -> list[Piece]:
-        text = pick(self.rng, self.patient.symptoms)
+        text = pick_common(self.rng, self.patient.symptoms)
         if self.rng.random() < 0.35:
-            text = f"{pick(self.rng, WORDS['symptom quality'])} {text}"
+            text = f"{pick_common(self.rng, WORDS['symptom quality'])} {text}"
         return [(text, PROBLEM)]
 
     def _slot_symptoms(self) -> list[Piece]:
@@ -49,32 +49,32 @@ class Narrator(Scene):
         """Symptoms of diseases that the patient does not have."""
         found: dict[str, Piece] = {}
         for _ in range(self.rng.randint(1, 4)):
-            condition = CONDITIONS[self.rng.randrange(len(CONDITIONS))]
-            text = phrase(pick(self.rng, condition.symptoms), self.rng)
+            condition = pick_common(self.rng, CONDITIONS)
+            text = phrase(pick_common(self.rng, condition.symptoms), self.rng)
             found[text] = (text, PROBLEM)
         return self._listed(list(found.values()), "or")
 
     def _slot_finding(self) -> list[Piece]:
         if self.rng.random() < 0.3:
             return self._slot_lesion()
-        return [(pick(self.rng, self.patient.findings), PROBLEM)]
+        return [(pick_common(self.rng, self.patient.findings), PROBLEM)]
 
     def _slot_nofinding(self) -> list[Piece]:
-        condition = CONDITIONS[self.rng.randrange(len(CONDITIONS))]
-        return [(phrase(pick(self.rng, condition.findings), self.rng), PROBLEM)]
+        condition = pick_common(self.rng, CONDITIONS)
+        return [(phrase(pick_common(self.rng, condition.findings), self.rng), PROBLEM)]
 
     def _slot_lesion(self) -> list[Piece]:
         pieces = expand(LESION, self.rng, self)
         return [(self._article("".join(text for text, _ in pieces)), PROBLEM)]
 
     def _slot_complication(self) -> list[Piece]:
-        return [(pick(self.rng, WORDS["complicated by"]), PROBLEM)]
+        return [(pick_common(self.rng, WORDS["complicated by"]), PROBLEM)]
 
     # --- tests
 
     def _slot_test(self) -> list[Piece]:
         condition = self._condition()
-        name = pick(self.rng, condition.tests)
+        name = pick_common(self.rng, condition.tests)
         return [(phrase(TEST_MODIFIERS, self.rng) + name, TEST)]
 
     def _slot_imaging(self) -> list[Piece]:
@@ -145,7 +145,7 @@ class Narrator(Scene):
         return out[:-1]
 
     def _slot_procedure(self) -> list[Piece]:
-        return [(phrase(pick(self.rng, self._condition().procedures), self.rng), TREATMENT)]
+        return [(phrase(pick_common(self.rng, self._condition().procedures), self.rng), TREATMENT)]
 
     def _slot_treatment(self) -> list[Piece]:
         return self._slot_drug() if self.rng.random() < 0.5 else self._slot_procedure()
@@ -169,10 +169,14 @@ class Narrator(Scene):
         i = self.rng.randrange(len(self.patient.conditions))
         if self.rng.random() < 0.7:
             return self.patient.condition_names[i]
-        return pick(self.rng, self.patient.conditions[i].names)
+        return pick_common(self.rng, self.patient.conditions[i].names)
 
     def _qualified(self, name: str) -> str:
-        return f"{pick(self.rng, WORDS['severity'])} {name}" if self.rng.random() < 0.25 else name
+        return (
+            f"{pick_common(self.rng, WORDS['severity'])} {name}"
+            if self.rng.random() < 0.25
+            else name
+        )
 
     def _medication(self) -> Medication:
         return self.rng.choice(self.patient.medications)
@@ -192,7 +196,11 @@ class Narrator(Scene):
     def _lab(self) -> tuple[str, str, int]:
         """Return a laboratory value's name, its number as text, and -1, 0 or 1: low to high."""
         own = sorted(self.patient.abnormal_labs)
-        key = pick(self.rng, own) if own and self.rng.random() < 0.6 else pick(self.rng, _LAB_NAMES)
+        key = (
+            pick(self.rng, own)
+            if own and self.rng.random() < 0.6
+            else pick_common(self.rng, _LAB_NAMES)
+        )
         lab, direction = LABS[key], 0
         if key in self.patient.abnormal_labs:
             direction = 1 if lab.rises else -1
@@ -202,7 +210,7 @@ class Narrator(Scene):
         else:
             value = lab.low + self.rng.random() * (lab.high - lab.low)
         unit = f" {lab.unit}" if lab.unit else ""
-        return pick(self.rng, lab.names), f"{value:.{lab.decimals}f}{unit}", direction
+        return pick_common(self.rng, lab.names), f"{value:.{lab.decimals}f}{unit}", direction
 
     def _pair(self) -> list[Piece]:
         name, value, _ = self._lab()

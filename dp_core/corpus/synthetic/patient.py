@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from random import Random
 
 from dp_core.corpus.synthetic.conditions import CONDITIONS, Condition
-from dp_core.corpus.synthetic.grammar import phrase, pick
+from dp_core.corpus.synthetic.grammar import phrase, pick, pick_common
 from dp_core.corpus.synthetic.lexicon import WORDS
 from dp_core.corpus.synthetic.pharmacy import CLASSES, DRUGS, Drug
 
 _FEMALE_ONLY, _MALE_ONLY = "breast cancer", "prostate cancer"
-_MADE_UP_DRUG = 0.3
-_POPULARITY = 1.8  # 1: all diseases are as common; above: those early in the table are commoner
+_MADE_UP_DRUG = 0.2
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def draw_patient(rng: Random) -> Patient:
         surname=surname(rng),
         physician=surname(rng),
         conditions=conditions,
-        condition_names=tuple(pick(rng, c.names) for c in conditions),
+        condition_names=tuple(pick_common(rng, c.names) for c in conditions),
         symptoms=tuple(phrase(s, rng) for c in main for s in c.symptoms),
         findings=tuple(phrase(f, rng) for c in main for f in c.findings),
         medications=tuple(by_name.values()),
@@ -90,7 +89,7 @@ def _conditions(rng: Random, female: bool) -> tuple[Condition, ...]:
     wanted = rng.randint(2, 5)
     chosen: dict[str, Condition] = {}
     while len(chosen) < wanted:
-        condition = CONDITIONS[int(len(CONDITIONS) * rng.random() ** _POPULARITY)]
+        condition = pick_common(rng, CONDITIONS)
         if condition.names[0] != wrong:
             chosen[condition.names[0]] = condition
     return tuple(chosen.values())
@@ -98,8 +97,8 @@ def _conditions(rng: Random, female: bool) -> tuple[Condition, ...]:
 
 def _medication(condition: Condition, rng: Random) -> Medication:
     if condition.classes and rng.random() < _MADE_UP_DRUG:
-        name = pick(rng, CLASSES[pick(rng, condition.classes)])
+        name = pick_common(rng, CLASSES[pick_common(rng, condition.classes)])
     else:
-        name = pick(rng, condition.drugs)
+        name = pick_common(rng, condition.drugs)
     drug = DRUGS[name]
-    return Medication(drug, pick(rng, drug.strengths), pick(rng, drug.frequencies))
+    return Medication(drug, pick_common(rng, drug.strengths), pick_common(rng, drug.frequencies))
