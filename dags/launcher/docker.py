@@ -32,6 +32,9 @@ GRACE_SECONDS = 4  # Airflow's supervisor escalates every 5 s
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
+# An image that compose built carries its service's labels: compose would take its container for
+# a replica too many, and stop it.
+NO_SERVICE = {"com.docker.compose.project": "", "com.docker.compose.service": ""}
 
 
 class DockerStep(DockerOperator):
@@ -64,7 +67,7 @@ class DockerStep(DockerOperator):
         work = work_of(self.task_id, self.plan, context, self.point)
         context["point_name"] = work.context.point
         self.log.info("Output: %s", work.spec.output)
-        self.labels = {
+        self.labels = NO_SERVICE | {
             RUN: work.context.run_key,
             TASK: f"{self.task_id}.{context['ti'].map_index}",
             SPEC: work.spec.digest(),

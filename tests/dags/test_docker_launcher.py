@@ -220,6 +220,21 @@ def test_a_step_past_its_time_is_ended(engine: Any, fake: Callable[..., DockerSt
     assert containers(engine) == []
 
 
+def test_compose_does_not_take_a_step_for_a_service_of_its_own(
+    engine: Any, fake: Callable[..., DockerStep]
+) -> None:
+    fake()
+    process = worker(engine, "die")
+    try:
+        (one,) = containers(engine)
+        of_compose = {n: v for n, v in one.labels.items() if n.startswith("com.docker.compose.pro")}
+        assert set(of_compose.values()) <= {""}
+    finally:
+        process.kill()
+        process.wait()
+        one.remove(force=True)
+
+
 def test_a_missing_image_is_said_in_words(
     engine: Any, fake: Callable[..., DockerStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
