@@ -178,8 +178,7 @@ def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[fl
     shared = np.array([words_per_unit - first for first, _ in blocks])
     thresholds = np.full(len(sigmas), np.inf)
     for i, sigma in enumerate(sigmas):
-        mus = np.sqrt(shared) / sigma
-        hidden = np.array([float(gaussian_delta(epsilon, mu)) for mu in mus])
+        hidden = gaussian_delta(epsilon, np.sqrt(shared) / sigma)
         tail = _largest_tail(hidden, delta, blocks)
         if tail > 0:
             thresholds[i] = 1 - sigma * ndtri(tail)

@@ -49,9 +49,9 @@ class LossSum:
         finite = delta / _ROUNDING - self.infinite
         if finite <= 0:
             return math.inf
-        first = self._tilted(self._chernoff_tilt(finite)).epsilon(finite)
+        first = self._tilted(self._chernoff_tilt(finite)).epsilon(finite, 1e-4)
         # Chernoff's tilt centres above ε; the second one centres on it.
-        return self._tilted(self._tilt_with_mean(first)).epsilon(finite)
+        return self._tilted(self._tilt_with_mean(first)).epsilon(finite, 1e-9)
 
     def delta(self, epsilon: float) -> float:
         """Return δ at ε ≥ 0."""
@@ -166,16 +166,16 @@ class _TiltedSum:
 
     def log_delta(self, epsilon: float) -> float:
         """Return ln δ(ε), without the infinite part."""
-        above = self.losses > epsilon
-        distance = self.losses[above] - epsilon
-        terms = -np.expm1(-distance) * np.exp(-self.theta * distance) * self.probabilities[above]
+        first = int(np.searchsorted(self.losses, epsilon, side="right"))
+        distance = self.losses[first:] - epsilon
+        terms = -np.expm1(-distance) * np.exp(-self.theta * distance) * self.probabilities[first:]
         total = float(np.sum(terms))
         if total == 0:
             return -math.inf
         return self.cumulant - self.theta * epsilon + math.log(total)
 
-    def epsilon(self, delta: float) -> float:
-        """Return the ε ≥ 0 with δ(ε) = delta."""
+    def epsilon(self, delta: float, tolerance: float) -> float:
+        """Return the ε ≥ 0 with δ(ε) = delta, from above, to a relative tolerance."""
         target = math.log(delta)
         low = max(0.0, float(self.losses[0]))
         high = max(float(self.losses[-1]), low)
@@ -183,4 +183,11 @@ class _TiltedSum:
             return low
         if self.log_delta(high) > target:
             return high
-        return float(brentq(lambda e: self.log_delta(e) - target, low, high, xtol=1e-9, rtol=1e-9))
+        root = brentq(
+            lambda e: max(self.log_delta(e), target - 1e3) - target,
+            low,
+            high,
+            xtol=tolerance * 1e-3,
+            rtol=tolerance,
+        )
+        return float(root) * (1 + tolerance)

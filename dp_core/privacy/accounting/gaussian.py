@@ -10,19 +10,19 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 
-def gaussian_delta(epsilon: ArrayLike, mu: float) -> NDArray[np.float64]:
+def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
     """Return δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), exact in both directions.
 
     Args:
         epsilon: any real numbers.
-        mu: sensitivity over standard deviation, ≥ 0.
+        mu: sensitivity over standard deviation, ≥ 0; broadcast against `epsilon`.
     """
-    eps = np.asarray(epsilon, dtype=np.float64)
-    if mu == 0:
-        return np.maximum(0.0, -np.expm1(eps))
-    upper = log_ndtr(mu / 2 - eps / mu)
-    lower = eps + log_ndtr(-mu / 2 - eps / mu)
-    return np.asarray(np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0)))
+    eps, m = np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
+    safe = np.where(m > 0, m, 1.0)
+    upper = log_ndtr(safe / 2 - eps / safe)
+    lower = eps + log_ndtr(-safe / 2 - eps / safe)
+    delta = np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
+    return np.where(m > 0, delta, np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:

@@ -23,7 +23,7 @@ from dp_core.privacy.events import (
     TruncatedPoissonGaussian,
 )
 
-_BLUR = 2e-3  # blur allowed, as a share of ε
+_BLUR = 4e-3  # blur allowed, as a share of ε
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)  # whole numbers: quick
 _DELTA = 1e-6  # at which the scale of ε is guessed
 _LARGEST_STEP_GRID = 1 << 20
