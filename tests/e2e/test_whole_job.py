@@ -1,0 +1,280 @@
+"""A whole tiny job on private text, step by step as the launchers run it; then every byte is read.
+
+Secrets are planted in the text, in patient and document ids, and in the entity labels. The
+private store may hold them (the corpus and the labelled sentences are private text); nothing else
+may: no log line, no tracker, no result, spec, file name, report, model, error. Nor may anything
+outside the protected seed store hold a privacy seed.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
+
+from dp_core.corpus.synthetic.notes import notes
+from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.events import MechanismEvent
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.units import PrivacyUnit
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+
+NAME, NUMBER, PATIENT = "Zyqvarnex Bolgathorpe", "998-87-66551", "patient-quorvath"
+DOCUMENT, LABEL = "document-xanthorquil", "entiquorble"
+SECRETS = (*NAME.split(), NUMBER, PATIENT, DOCUMENT, LABEL)
+PRIVATE_STEPS = ("corpus", "entities")  # their outputs are private text, in the private store
+OPERATOR_METRICS = {
+    "loss",
+    "batch",
+    "clipped",
+    "units",
+    "rows",
+    "documents",
+    "f1",
+    "distinct_words",
+}
+
+
+@dataclass
+class Finished:
+    """The job as it was left."""
+
+    deployment: Deployment
+    settings: JobSettings
+    steps: dict[str, StepSpec]
+    sources: Path
+    said: dict[str, str] = field(default_factory=dict)
+
+    def result(self, task: str) -> StepResult:
+        return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
+
+    def output(self, task: str) -> Path:
+        return Path(self.steps[task].output.removeprefix("file://"))
+
+    def left_behind(self) -> Iterator[tuple[str, bytes]]:
+        """Yield every file of the deployment but the seeds: its name and what it holds."""
+        for file in sorted(self.deployment.home.rglob("*")):
+            if file.is_file() and not file.is_relative_to(self.deployment.seeds):
+                yield str(file.relative_to(self.deployment.home)), _content(file)
+
+    def may_hold_text(self, name: str) -> bool:
+        return any(name.startswith(f"store/{step}/") for step in PRIVATE_STEPS)
+
+
+def _content(file: Path) -> bytes:
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+
+
+def _found(secrets: tuple[str, ...], content: bytes) -> list[str]:
+    lower = content.lower()
+    return [s for s in secrets if s.lower().encode() in lower]
+
+
+def _write_sources(folder: Path) -> None:
+    with (folder / "notes.jsonl").open("w") as stream:
+        for number, note in enumerate(notes(60, seed=5)):
+            text = note.text + (f" Seen with {NAME}, number {NUMBER}." if number == 7 else "")
+            patient = PATIENT if note.patient_id.endswith("3") else note.patient_id
+            document = DOCUMENT if number == 11 else note.document_id
+            row = {"text": text, "document_id": document, "patient_id": patient}
+            stream.write(json.dumps(row) + "\n")
+    sentence = "The O\npatient O\nhad O\n{} B-problem\ntoday O\n\n"
+    for part, words in (("train", ["fever", "cough", LABEL] * 6), ("test", ["fever", LABEL] * 3)):
+        text = "".join(sentence.format(word) for word in words)
+        (folder / f"{part}.tsv").write_text(text.replace(" ", "\t"))
+
+
+def _settings(folder: Path) -> JobSettings:
+    return JobSettings(
+        private_format="jsonl", private_path=str(folder / "notes.jsonl"), private_dataset="notes",
+        entities_format="columns", entities_train=str(folder / "train.tsv"),
+        entities_test=str(folder / "test.tsv"), synthetic_patients=50,
+        declared_units=100, words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400,
+        layers=1, hidden=64, sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
+        public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
+        canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
+    )  # fmt: skip
+
+
+def _run(finished: Finished, task: str, capture: pytest.CaptureFixture[str]) -> int:
+    file = finished.deployment.home / f"{task}.spec.json"
+    file.write_text(finished.steps[task].model_dump_json())
+    context = RunContext(run_key="e2e", run_name="dp_bert e2e", task=task)
+    code = contract.main(finished.steps[task].step, str(file), context=context.model_dump_json())
+    finished.said[task] = "".join(capture.readouterr())
+    return code
+
+
+@pytest.fixture(scope="module")
+def _as_in_a_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """What a step does to its process, undone afterwards."""
+    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
+            patch.delenv(name)
+        patch.setenv("CONFIDE_HOME", str(tmp_path_factory.mktemp("e2e") / "home"))
+        yield Deployment.from_environment()
+    signal.signal(signal.SIGTERM, before)
+    os.umask(mask)
+
+
+_DONE: list[Finished] = []
+
+
+@pytest.fixture
+def finished(
+    _as_in_a_process: Deployment,
+    tmp_path_factory: pytest.TempPathFactory,
+    capfd: pytest.CaptureFixture[str],
+) -> Finished:
+    """The job, run once for all tests of this file (what it prints is captured by function)."""
+    if not _DONE:
+        sources = tmp_path_factory.mktemp("sources")
+        _write_sources(sources)
+        deployment = _as_in_a_process
+        deployment.prepare()
+        ledger = Ledger.open(deployment.ledger)
+        ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
+        settings = _settings(sources)
+        done = Finished(deployment, settings, dp_bert_steps(settings, deployment.store), sources)
+        for task in done.steps:
+            assert _run(done, task, capfd) == 0, done.said[task]
+        _DONE.append(done)
+    return _DONE[0]
+
+
+def test_no_private_token_leaves_the_private_store(finished: Finished) -> None:
+    for name, content in finished.left_behind():
+        assert _found(SECRETS, name.encode()) == [], "a file name holds a secret"
+        if not finished.may_hold_text(name):
+            assert _found(SECRETS, content) == [], name
+    for task, said in finished.said.items():
+        assert _found(SECRETS, said.encode()) == [], task
+
+
+def test_the_search_would_have_found_them(finished: Finished) -> None:
+    private = b"".join(c for n, c in finished.left_behind() if finished.may_hold_text(n))
+    assert _found(SECRETS, private) == list(SECRETS)
+    assert finished.said["dp_pretraining"]
+    assert any(name == "mlflow.db" for name, _ in finished.left_behind())
+
+
+def test_no_privacy_seed_leaves_its_store(finished: Finished) -> None:
+    files = list(finished.deployment.seeds.glob("*.json"))
+    seeds = [bytes.fromhex(json.loads(f.read_text())["secret"]) for f in files]
+    assert len(seeds) >= 3  # vocabulary, DP training, and the key of content digests
+    content = b"".join(c for _, c in finished.left_behind())
+    content += "".join(finished.said.values()).encode()
+    for seed in seeds:
+        for form in (
+            seed,
+            seed.hex().encode(),
+            seed.hex().upper().encode(),
+            base64.b64encode(seed).rstrip(b"="),
+            base64.urlsafe_b64encode(seed).rstrip(b"="),
+            str(int.from_bytes(seed, "big")).encode(),
+            str(int.from_bytes(seed, "little")).encode(),
+            repr(seed)[2:-1].encode(),
+        ):
+            assert form not in content
+
+
+def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finished) -> None:
+    client = MlflowClient(finished.deployment.tracking)
+    names: dict[str, set[str]] = {}
+    for experiment in ("confide", "confide-operator"):
+        found = client.get_experiment_by_name(experiment)
+        runs = client.search_runs([found.experiment_id])
+        names[experiment] = {metric for run in runs for metric in run.data.metrics}
+    assert names["confide-operator"] >= OPERATOR_METRICS
+    public_corpus = {"documents", "units", "rows", "loss", "batch"}  # of public text
+    assert names["confide"] & OPERATOR_METRICS <= public_corpus
+    for task in ("private_corpus", "private_store", "dp_pretraining", "nonprivate_pretraining"):
+        shown = {m.name for m in finished.result(task).metrics if m.label != "operator"}
+        assert shown & OPERATOR_METRICS == set()
+
+
+def test_the_publishable_page_withholds_what_the_operators_page_shows(finished: Finished) -> None:
+    pages = {
+        name: json.loads((finished.output("report") / name / "tables.json").read_text())
+        for name in ("report", "operator_report")
+    }
+    columns = [c["name"] for c in pages["report"]["closing"]["columns"]]
+    f1 = columns.index("Entity F1")
+    for row in pages["report"]["closing"]["rows"]:
+        assert row[f1].get("withheld")
+    for row in pages["operator_report"]["closing"]["rows"]:
+        assert row[f1]["value"] is not None
+
+
+def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Finished) -> None:
+    vocabulary, dp = finished.result("vocabulary"), finished.result("dp_pretraining")
+    assert [r.ledger_id for r in dp.releases][:1] == [r.ledger_id for r in vocabulary.releases]
+    assert len(dp.releases) == 2
+    events = [MechanismEvent.from_json(r.event) for r in dp.releases]
+    total = epsilon_pld(compose(*events), sum(r.delta for r in dp.releases))
+    headline = {m.name: m.value for m in finished.result("report").metrics}
+    assert headline["dp/epsilon"] == pytest.approx(total)
+    assert total < sum(r.epsilon for r in dp.releases)
+
+
+def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
+    finished: Finished, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger.open(finished.deployment.ledger)
+    before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
+    assert [(state, accounted) for _, state, accounted in before] == [
+        ("settled", True),
+        ("settled", True),
+        ("settled", False),
+    ]
+    for task in ("vocabulary", "dp_pretraining", "nonprivate_pretraining"):
+        assert _run(finished, task, capfd) == 0
+        assert "done before" in finished.said[task]
+    assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
+
+
+def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None:
+    ids = [r.ledger_id for r in finished.result("dp_pretraining").releases]
+    for task in ("dp_pretraining",):
+        statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
+        assert statement["private"] is True
+        assert statement["ledger_ids"] == ids
+        words = (finished.output(task) / "PRIVACY.md").read_text()
+        assert all(entry in words for entry in ids)
+    # Trained without privacy, or fine-tuned on private labels: the operator's alone.
+    for task in ("nonprivate_pretraining", "nonprivate_finetuning", "dp_finetuning"):
+        statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
+        assert statement["private"] is False
+        assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
+
+
+def test_an_error_does_not_quote_what_it_read(
+    finished: Finished, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = finished.sources / "broken.jsonl"
+    broken.write_text(f'{{"text": "{NAME}", "patient_id": [\n{{"text": {NUMBER} {NAME}\n' * 20)
+    settings = finished.settings.model_copy(update={"private_path": str(broken)})
+    few = finished.settings.model_copy(update={"declared_units": 20, "vocabulary_epsilon": 49.0})
+    for changed, tasks in (
+        (settings, ["private_corpus"]),  # unreadable
+        (few, ["vocabulary"]),  # more units than declared
+    ):
+        steps = dp_bert_steps(changed, finished.deployment.store)
+        failing = Finished(finished.deployment, changed, steps, finished.sources)
+        for task in tasks:
+            assert _run(failing, task, capfd) == 2
+            assert len(failing.said[task].strip().splitlines()) == 1
+            assert _found(SECRETS, failing.said[task].encode()) == []
