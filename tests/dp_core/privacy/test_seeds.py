@@ -1,9 +1,10 @@
 import copy
 import json
-import multiprocessing
 import os
 import stat
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dp_core.errors import BadInput
 from dp_core.privacy.seeds import PrivacySeed, SeedStore
 
+PATIENCE = 300.0  # seconds, on a machine with other things to do
 PARTS = st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers())
 
 
@@ -41,13 +43,22 @@ def test_creating_again_gives_the_same_seed_and_leaves_nothing_else(tmp_path: Pa
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["a.json"]
 
 
-def create_in_a_process(directory: Path) -> str:
-    return SeedStore(directory).create("contended").salted_hash()
+def create_in_a_process(directory: Path, gate: Any, answers: Any) -> None:
+    gate.wait()
+    answers.put(SeedStore(directory).create("contended").salted_hash())
 
 
-def test_many_processes_create_one_seed(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(8) as pool:
-        hashes = pool.map(create_in_a_process, [tmp_path / "seeds"] * 32, chunksize=1)
+def test_many_processes_create_one_seed(tmp_path: Path, other_processes: ForkServerContext) -> None:
+    gate, answers = other_processes.Barrier(8), other_processes.Queue()
+    arguments = (tmp_path / "seeds", gate, answers)
+    processes = [
+        other_processes.Process(target=create_in_a_process, args=arguments) for _ in range(8)
+    ]
+    for process in processes:
+        process.start()
+    hashes = [answers.get(timeout=PATIENCE) for _ in processes]
+    for process in processes:
+        process.join(PATIENCE)
     assert len(set(hashes)) == 1
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["contended.json"]
 

@@ -1,0 +1,142 @@
+"""Reservations that the ledger's tests share, and what other processes do with them."""
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import event as sqlalchemy_event
+from sqlalchemy.engine import Engine
+
+from dp_core.errors import BudgetExceeded
+from dp_core.privacy.events import Gaussian, MechanismEvent, PoissonGaussian, ThresholdedHistogram
+from dp_core.privacy.ledger import Ledger, Reservation, rows
+from dp_core.privacy.ledger import filter as privacy_filter
+from dp_core.privacy.noise import discrete_gaussian
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+
+TRAINING = PoissonGaussian.single(0.01, 1.0, 500)
+HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
+GAUSSIAN = Gaussian(2.0)
+
+
+def reservation(
+    spec_hash: str = "spec", event: MechanismEvent = TRAINING, **more: Any
+) -> Reservation:
+    """Return a release of the data set `notes`."""
+    defaults = {"dataset": "notes", "unit": PrivacyUnit.PATIENT, "delta": 1e-6}
+    return Reservation(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
+
+
+# --- what other processes do
+
+
+class Gate(Protocol):
+    """A barrier: whoever waits goes on when everybody waits."""
+
+    def wait(self) -> int:
+        """Wait for the others."""
+
+
+def _slow(decide: Callable[..., None]) -> Callable[..., None]:
+    """Hold on between decision and record: a missing lock must show."""
+
+    @functools.wraps(decide)
+    def decided(*arguments: Any) -> None:
+        decide(*arguments)
+        time.sleep(0.2)
+
+    return decided
+
+
+def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
+    """Reserve when all others do, and return the entry's id, or "" if there was no room."""
+    privacy_filter.admit = _slow(privacy_filter.admit)
+    ledger = Ledger.open(url)
+    gate.wait()
+    try:
+        return ledger.reserve(reservation(spec_hash, GAUSSIAN)).id
+    except BudgetExceeded:
+        return ""
+
+
+def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
+    """Reserve with the row lock taken out: what the lock is there to prevent."""
+    rows.lock_budget = rows.budget_of
+    return reserve_in_a_process(url, spec_hash, gate)
+
+
+def open_and_register(url: str, spec_hash: str, gate: Gate) -> str:
+    """Find no ledger there, make it, register, reserve."""
+    gate.wait()
+    opened = Ledger.open(url)
+    opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    return opened.reserve(reservation(spec_hash, GAUSSIAN)).id
+
+
+KILL_POINTS = (
+    "before the entry is written",
+    "before the reservation commits",
+    "after the reservation",
+    "before the seed has its name",
+    "after the seed is created",
+    "before the binding commits",
+    "after the binding",
+    "after the release",
+    "before the settlement commits",
+    "after the settlement",
+)
+
+
+def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
+    """Go through the protocol to a released number, and die by SIGKILL at one point of it."""
+    passed: list[str] = []  # how far the protocol has come
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def reach(point: str) -> None:
+        passed.append(point)
+        if point == kill_at:
+            die()
+
+    @sqlalchemy_event.listens_for(Engine, "before_cursor_execute")
+    def executing(_c: Any, _cu: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO entries") and kill_at == KILL_POINTS[0]:
+            die()
+        if statement.startswith(("INSERT INTO entries", "UPDATE entries")):
+            passed.append("wrote")
+
+    @sqlalchemy_event.listens_for(Engine, "commit")
+    def committing(_connection: Any) -> None:
+        last = passed[-1:]
+        stage = {0: KILL_POINTS[1], 3: KILL_POINTS[5], 5: KILL_POINTS[8]}
+        done = len([p for p in passed if p in KILL_POINTS])
+        if last == ["wrote"] and stage.get(done) == kill_at:
+            die()
+
+    link = os.link
+
+    def linking(*arguments: Any) -> None:
+        reach("before the seed has its name")
+        link(*arguments)
+
+    os.link = linking
+    ledger = Ledger.open(url)
+    entry = ledger.reserve(reservation())
+    reach("after the reservation")
+    seeds = SeedStore(home / "seeds")
+    seeds.create(entry.seed_key)
+    reach("after the seed is created")
+    seed = ledger.seed(entry, seeds, b"manifest")
+    reach("after the binding")
+    noise = discrete_gaussian(100.0, 8, seed, b"context").tolist()
+    with (home / "released").open("a") as file:
+        file.write(f"{noise}\n")
+    reach("after the release")
+    ledger.settle(entry.id)
+    reach("after the settlement")

@@ -1,0 +1,434 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
+from sqlalchemy import create_engine, text
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.events import (
+    Composed,
+    PoissonGaussian,
+    Relation,
+    ShuffledGaussian,
+    Unaccounted,
+)
+from dp_core.privacy.ledger import Ledger, State, renyi
+from dp_core.privacy.ledger.database import LedgerUnavailable
+from dp_core.privacy.seeds import PrivacySeed, SeedStore
+from dp_core.privacy.units import PrivacyUnit
+
+
+def spent(ledger: Ledger, dataset: str = "notes") -> float:
+    charge = ledger.remaining(dataset).spent
+    assert charge is not None
+    return charge.rho
+
+
+# --- budgets
+
+
+def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Ledger) -> None:
+    first = ledger.datasets()["notes"]
+    assert ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5) == first
+    for unit, epsilon, delta in (
+        (PrivacyUnit.PATIENT, 9.0, 1e-5),
+        (PrivacyUnit.PATIENT, 8.0, 1e-6),
+        (PrivacyUnit.DOCUMENT, 8.0, 1e-5),
+    ):
+        with pytest.raises(BadInput, match="registered already"):
+            ledger.register_dataset("notes", unit, epsilon, delta)
+    with pytest.raises(BadInput, match="registered already"):
+        ledger.register_made_up("notes")
+    assert ledger.datasets() == {"notes": first}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
+    with pytest.raises(BadInput, match="budget"):
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, epsilon, 1e-5)
+    with pytest.raises(BadInput, match="δ"):
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1.0)
+    with pytest.raises(BadInput, match="order"):
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=1.5)
+
+
+def test_an_unregistered_data_set_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(BadInput, match="confide ledger register"):
+        ledger.reserve(reservation(dataset="unknown"))
+
+
+def test_data_sets_that_share_people_share_one_budget(ledger: Ledger) -> None:
+    ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="notes")
+    ledger.reserve(reservation("a", GAUSSIAN))
+    ledger.reserve(reservation("b", GAUSSIAN, dataset="letters"))
+    assert ledger.remaining("notes") == ledger.remaining("letters")
+    assert ledger.remaining("notes").charged_entries == 2
+    assert [e.dataset for e in ledger.history("letters")] == ["notes", "letters"]
+    with pytest.raises(BadInput, match="different"):
+        ledger.register_dataset("third", PrivacyUnit.PATIENT, 2.0, 1e-5, shares_budget_with="notes")
+
+
+def test_made_up_data_need_no_budget_and_no_single_unit(ledger: Ledger) -> None:
+    ledger.register_made_up("synthetic-notes")
+    for number, unit in enumerate(PrivacyUnit):
+        ledger.reserve(reservation(f"{number}", GAUSSIAN, dataset="synthetic-notes", unit=unit))
+    remaining = ledger.remaining("synthetic-notes")
+    assert remaining.budget.made_up
+    assert remaining.charged_entries == 3
+    assert remaining.capacity is None
+    assert ledger.cost_of_next("synthetic-notes", [(GAUSSIAN, 1e-6)]).fits
+    assert spent(ledger) == 0.0
+
+
+# --- reserve and settle
+
+
+def test_a_reservation_counts_before_it_is_settled(ledger: Ledger) -> None:
+    entry = ledger.reserve(reservation(plan_key="run-1", run="dp_bert/run-1"))
+    assert entry.state is State.RESERVED
+    before = spent(ledger)
+    assert before > 0
+    assert ledger.remaining("notes").unsettled == 1
+    ledger.bind(entry.id, PrivacySeed.draw(), b"manifest")
+    settled = ledger.settle(entry.id)
+    assert settled.state is State.SETTLED
+    assert settled.settled_at >= settled.reserved_at
+    assert ledger.settle(entry.id) == settled
+    assert spent(ledger) == before
+    assert ledger.remaining("notes").unsettled == 0
+    assert ledger.history("notes") == [settled]
+
+
+def test_the_same_reservation_is_the_same_entry_however_often(ledger: Ledger, url: str) -> None:
+    first = ledger.reserve(reservation(run="one"))
+    before = spent(ledger)
+    again = Ledger.open(url).reserve(reservation(run="two"))
+    assert again == first
+    ledger.bind(first.id, PrivacySeed.draw(), b"manifest")
+    ledger.settle(first.id)
+    retried = ledger.reserve(reservation())
+    assert (retried.id, retried.seed_key) == (first.id, first.seed_key)
+    assert retried.state is State.SETTLED
+    assert spent(ledger) == before
+    assert len(ledger.history("notes")) == 1
+
+
+def test_a_new_attempt_is_a_new_seed_and_a_new_charge(ledger: Ledger) -> None:
+    first = ledger.reserve(reservation())
+    once = spent(ledger)
+    second = ledger.reserve(reservation(attempt=1))
+    assert second.id != first.id
+    assert second.seed_key != first.seed_key
+    assert spent(ledger) == pytest.approx(2 * once)
+
+
+def test_a_spec_hash_stands_for_one_mechanism(ledger: Ledger) -> None:
+    ledger.reserve(reservation())
+    for other in (reservation(event=GAUSSIAN), reservation(delta=1e-7)):
+        with pytest.raises(BadInput, match="another mechanism"):
+            ledger.reserve(other)
+    assert len(ledger.history("notes")) == 1
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> None:
+    held = 0
+    with pytest.raises(BudgetExceeded) as caught:
+        while True:
+            ledger.reserve(reservation(f"spec-{held}", GAUSSIAN))
+            held += 1
+    assert caught.value.exit_code == 3
+    assert "\n" not in str(caught.value)
+    remaining = ledger.remaining("notes")
+    assert remaining.capacity is not None
+    each = 4 / (2 * 2.0**2)  # α/2σ² at order 4
+    assert remaining.budget.order == 4
+    assert held == int(remaining.capacity.rho / each)
+    for figure in (f"{held * each:.5g}", f"{each:.5g}", f"{remaining.capacity.rho:.5g}", "ε = 8"):
+        assert figure in str(caught.value)
+    assert remaining.charged_entries == held
+    assert held * each <= remaining.capacity.rho < (held + 1) * each
+    # a smaller one may still fit: nothing was closed
+    ledger.reserve(reservation("small", PoissonGaussian.single(0.01, 4.0, 100)))
+
+
+def test_a_sweep_of_k_points_is_charged_as_k(ledger: Ledger) -> None:
+    one = ledger.cost_of_next("notes", [(TRAINING, 1e-6)])
+    assert one.charge is not None
+    for point in range(5):
+        ledger.reserve(reservation(f"point-{point}", plan_key="sweep"))
+    assert spent(ledger) == pytest.approx(5 * one.charge.rho, rel=1e-12)
+    assert ledger.remaining("notes").share == pytest.approx(5 * one.share, rel=1e-12)
+    for point in range(5):
+        ledger.reserve(reservation(f"point-{point}", plan_key="sweep"))
+    assert ledger.remaining("notes").charged_entries == 5
+
+
+def test_releases_that_do_not_compose_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(BadInput, match="unit"):
+        ledger.reserve(reservation(unit=PrivacyUnit.DOCUMENT))
+    with pytest.raises(BadInput, match="neighbours"):
+        ledger.reserve(reservation(event=ShuffledGaussian(2.0, 3)))
+    with pytest.raises(BadInput, match="unit"):
+        reservation(event=GAUSSIAN.__class__(2.0, unit=PrivacyUnit.DOCUMENT))
+    assert ledger.history("notes") == []
+    ledger.register_dataset("zero-out", PrivacyUnit.PATIENT, 8.0, 1e-5, relation=Relation.ZERO_OUT)
+    ledger.reserve(reservation(event=ShuffledGaussian(5.0, 3), dataset="zero-out"))
+
+
+def test_a_release_without_guarantee_is_listed_and_not_charged(ledger: Ledger) -> None:
+    ledger.reserve(reservation("a", GAUSSIAN))
+    before = spent(ledger)
+    entry = ledger.reserve(reservation("b", Unaccounted("non-private training"), delta=0.0))
+    assert not entry.accounted
+    assert spent(ledger) == before
+    remaining = ledger.remaining("notes")
+    assert (remaining.charged_entries, remaining.operator_releases) == (1, 1)
+    assert [e.accounted for e in ledger.history("notes")] == [True, False]
+    assert ledger.settle(entry.id).state is State.SETTLED  # it draws no secret noise
+    assert ledger.reserve(reservation("b", Unaccounted("non-private training"), delta=0.0)).id == (
+        entry.id
+    )
+
+
+def test_every_event_is_recorded_with_its_unit(ledger: Ledger) -> None:
+    both = Composed((HISTOGRAM, TRAINING))
+    entry = ledger.reserve(reservation(event=both))
+    assert isinstance(entry.event, Composed)
+    assert {part.unit for part in (entry.event, *entry.event.events)} == {PrivacyUnit.PATIENT}
+    assert json.loads(json.dumps(entry.to_json()))["event"] == entry.event.to_json()
+    json.dumps(ledger.remaining("notes").to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"delta": 0.0}, {"delta": 1.0}, {"delta": math.nan}, {"spec_hash": ""}, {"dataset": ""}],
+)
+def test_an_incomplete_reservation_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        reservation(**wrong)  # type: ignore[arg-type]
+
+
+# --- plans registered whole
+
+
+def test_a_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
+    room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
+    assert room is not None
+    points = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(room + 1)]
+    with pytest.raises(BudgetExceeded):
+        ledger.register_plan(points)
+    assert ledger.history("notes") == []
+    entries = ledger.register_plan(points[:room])
+    assert {e.state for e in entries} == {State.PLANNED}
+    assert ledger.remaining("notes").unsettled == room
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve(reservation("one more", GAUSSIAN))
+
+
+def test_a_planned_release_is_charged_once(ledger: Ledger) -> None:
+    plan = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(3)]
+    entries = ledger.register_plan(plan)
+    before = spent(ledger)
+    with pytest.raises(BadInput, match="reserve it before"):
+        ledger.bind(entries[1].id, PrivacySeed.draw(), b"manifest")
+    with pytest.raises(BadInput, match="never reserved"):
+        ledger.settle(entries[1].id)
+    begun = ledger.reserve(plan[1])
+    assert (begun.id, begun.state) == (entries[1].id, State.RESERVED)
+    assert [e.state for e in ledger.register_plan(plan)] == [
+        State.PLANNED,
+        State.RESERVED,
+        State.PLANNED,
+    ]
+    assert spent(ledger) == before
+    with pytest.raises(BadInput, match="grown"):
+        ledger.register_plan([*plan, reservation("p3", GAUSSIAN, plan_key="sweep")])
+
+
+def test_where_epsilons_add_up_a_whole_plan_is_composed_by_pld(ledger: Ledger) -> None:
+    ledger.register_dataset("sums", PrivacyUnit.PATIENT, 20.0, 1e-4, order=math.inf)
+    events = [HISTOGRAM, TRAINING, TRAINING]
+    plan = [
+        reservation(f"p{n}", event, dataset="sums", plan_key="run", delta=1e-6)
+        for n, event in enumerate(events)
+    ]
+    ledger.register_plan(plan)
+    together = epsilon_pld(compose(*(r.event for r in plan)), 3e-6)
+    remaining = ledger.remaining("sums")
+    assert remaining.spent is not None
+    assert remaining.spent.rho == pytest.approx(together, rel=1e-9)
+    assert remaining.spent.delta == pytest.approx(3e-6)
+    # chosen one after the other, the same releases add up
+    for n, event in enumerate(events):
+        ledger.reserve(reservation(f"q{n}", event, dataset="sums", delta=1e-6))
+    apart = sum(epsilon_pld(event, 1e-6) for event in events)
+    assert ledger.remaining("sums").spent is not None
+    assert spent(ledger, "sums") == pytest.approx(together + apart, rel=1e-9)
+    assert together < apart
+
+
+def test_a_plan_shares_what_was_released_before(ledger: Ledger) -> None:
+    vocabulary = ledger.reserve(reservation("vocabulary", HISTOGRAM))
+    before = spent(ledger)
+    entries = ledger.register_plan(
+        [
+            reservation("vocabulary", HISTOGRAM, plan_key="run-2"),
+            reservation("training", GAUSSIAN, plan_key="run-2"),
+            reservation("training", GAUSSIAN, plan_key="run-2"),
+        ]
+    )
+    assert entries[0] == vocabulary
+    assert entries[1] == entries[2]
+    assert spent(ledger) == pytest.approx(before + 4 / 8)
+    with pytest.raises(BadInput, match="plan_key"):
+        ledger.register_plan([reservation()])
+
+
+# --- seeds
+
+
+def test_a_seed_belongs_to_its_entry_and_use(ledger: Ledger, tmp_path: Path) -> None:
+    seeds = SeedStore(tmp_path / "seeds")
+    entry = ledger.reserve(reservation())
+    seed = ledger.seed(entry, seeds, b"manifest")
+    bound = ledger.entry(entry.id)
+    assert bound.seed_hash == seed.salted_hash()
+    assert not bound.known_seed
+    again = ledger.seed(ledger.reserve(reservation()), seeds, b"manifest")
+    assert again.derive("x") == seed.derive("x")
+    with pytest.raises(BadInput, match="inputs are not those"):
+        ledger.seed(entry, seeds, b"another manifest")
+    other = ledger.reserve(reservation("other"))
+    assert ledger.seed(other, seeds, b"manifest").derive("x") != seed.derive("x")
+
+
+def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger: Ledger, tmp_path: Path) -> None:
+    seeds = SeedStore(tmp_path / "seeds")
+    unbound = ledger.reserve(reservation())
+    ledger.seed(unbound, seeds, b"manifest")
+    (tmp_path / "seeds" / f"{unbound.seed_key}.json").unlink()
+    with pytest.raises(BadInput, match="new charge"):
+        ledger.seed(ledger.reserve(reservation()), seeds, b"manifest")
+    # nor by an entry that was read before it was bound
+    with pytest.raises(BadInput, match="not the one it began with"):
+        ledger.seed(unbound, seeds, b"manifest")
+
+
+def test_the_ledger_holds_no_secret(ledger: Ledger, tmp_path: Path, url: str) -> None:
+    entry = ledger.reserve(reservation())
+    ledger.seed(entry, SeedStore(tmp_path / "seeds"), b"manifest of private content")
+    ledger.settle(entry.id)
+    secret = json.loads((tmp_path / "seeds" / f"{entry.seed_key}.json").read_text())["secret"]
+    with create_engine(url).connect() as db:
+        rows = str(db.execute(text("SELECT * FROM entries")).all())
+    assert secret not in rows
+    assert "manifest of private" not in rows
+    if url.startswith("sqlite"):
+        for file in (tmp_path / "home").iterdir():
+            assert bytes.fromhex(secret) not in file.read_bytes()
+            assert secret.encode() not in file.read_bytes()
+
+
+def test_a_known_seed_is_for_made_up_data_and_marks_them(ledger: Ledger) -> None:
+    with pytest.raises(BadInput, match="known seed"):
+        ledger.bind(ledger.reserve(reservation()).id, PrivacySeed.fixed(1), b"manifest")
+    ledger.register_made_up("synthetic-notes")
+    entry = ledger.reserve(reservation(dataset="synthetic-notes"))
+    ledger.bind(entry.id, PrivacySeed.fixed(1), b"manifest")
+    assert ledger.settle(entry.id).known_seed
+
+
+def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> None:
+    entry = ledger.reserve(reservation())
+    with pytest.raises(BadInput, match=r"Ledger\.seed"):
+        ledger.settle(entry.id)
+    with pytest.raises(BadInput, match="no such entry"):
+        ledger.settle("unknown")
+    with pytest.raises(BadInput, match="no such entry"):
+        ledger.entry("unknown")
+
+
+# --- what the next run would cost
+
+
+def test_the_forecast_is_what_happens(ledger: Ledger) -> None:
+    ledger.reserve(reservation("before", TRAINING))
+    run = [(HISTOGRAM, 1e-7), (GAUSSIAN, 1e-6)]
+    cost = ledger.cost_of_next("notes", run)
+    assert cost.fits
+    assert cost.charge is not None
+    assert cost.more_of_the_same is not None
+    before = ledger.remaining("notes").share
+    for number in range(cost.more_of_the_same):
+        ledger.reserve(reservation(f"h{number}", HISTOGRAM, delta=1e-7))
+        ledger.reserve(reservation(f"g{number}", GAUSSIAN))
+        if number == 0:
+            now = ledger.remaining("notes").share
+            assert now == pytest.approx(before + cost.share)
+            assert cost.left_after == pytest.approx(1 - now)
+    after = ledger.cost_of_next("notes", run)
+    assert not after.fits
+    assert after.more_of_the_same == 0
+    with pytest.raises(BudgetExceeded):
+        ledger.register_plan(
+            [reservation("h", HISTOGRAM, plan_key="p"), reservation("g", GAUSSIAN, plan_key="p")]
+        )
+    with pytest.raises(BadInput, match="neighbours"):
+        ledger.cost_of_next("notes", [(ShuffledGaussian(1.0, 1), 1e-6)])
+
+
+def test_a_better_accountant_lowers_the_past_and_the_events_stay(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.reserve(reservation("a", GAUSSIAN))
+    before, events = spent(ledger), [e.event for e in ledger.history("notes")]
+    curve = renyi.rdp_curve
+    renyi.charge.cache_clear()
+    monkeypatch.setattr(renyi, "rdp_curve", lambda *a: (c := curve(*a)) is not None and c * 0.9)
+    assert spent(ledger) == pytest.approx(0.9 * before)
+    assert [e.event for e in ledger.history("notes")] == events
+    renyi.charge.cache_clear()
+
+
+def test_an_entry_that_cannot_be_read_stops_everything(ledger: Ledger, url: str) -> None:
+    ledger.reserve(reservation("a", GAUSSIAN))
+    with create_engine(url).begin() as db:
+        db.execute(text("""UPDATE entries SET event = '{"kind": "future", "version": 9}'"""))
+    for attempt in (
+        lambda: ledger.remaining("notes"),
+        lambda: ledger.reserve(reservation("b", GAUSSIAN)),
+    ):
+        with pytest.raises(BadInput, match="unknown event kind"):
+            attempt()
+
+
+# --- databases
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["not a url", "mysql://host/db", "sqlite://", "sqlite:///:memory:", "nodb+x://u:pw@h/d"],
+)
+def test_a_database_that_cannot_hold_a_ledger_is_refused(wrong: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Ledger.open(wrong)
+    assert "pw" not in str(caught.value)
+
+
+def test_an_absent_database_is_a_fault_that_may_pass_and_shows_no_password() -> None:
+    with pytest.raises(LedgerUnavailable) as caught:
+        Ledger.open("postgresql+psycopg2://user:hunter2@127.0.0.1:1/ledger")
+    assert caught.value.exit_code == 1
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sqlite_forgets_no_commit(tmp_path: Path) -> None:
+    opened = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    with opened._database.transaction() as db:
+        assert db.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+        assert db.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert db.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1

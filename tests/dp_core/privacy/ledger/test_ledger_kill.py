@@ -1,0 +1,45 @@
+"""kill -9 at each point of the protocol leaves a state that errs on the safe side."""
+
+import signal
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+from ledger_examples import KILL_POINTS, release_in_a_process
+
+from dp_core.privacy.ledger import Ledger, State
+
+
+def run(processes: ForkServerContext, url: str, home: Path, kill_at: str) -> int | None:
+    process = processes.Process(target=release_in_a_process, args=(url, home, kill_at))
+    process.start()
+    process.join(300)
+    return process.exitcode
+
+
+def released(home: Path) -> list[str]:
+    path = home / "released"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_a_kill_never_loses_a_charge_nor_redraws_noise(
+    ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext
+) -> None:
+    assert run(other_processes, url, tmp_path, point) == -signal.SIGKILL
+    entries = ledger.history("notes")
+    out = released(tmp_path)
+    # reserved before anything can be read or released; unknown counts as spent
+    committed = KILL_POINTS.index(point) >= 2
+    assert len(entries) == committed
+    assert len(out) == (KILL_POINTS.index(point) >= 7)
+    assert ledger.remaining("notes").unsettled == (committed and point != "after the settlement")
+    before = ledger.remaining("notes").spent
+    # the retry finishes: one entry, one charge, and the noise that was drawn already
+    assert run(other_processes, url, tmp_path, "never") == 0
+    (entry,) = ledger.history("notes")
+    assert entry.state is State.SETTLED
+    assert not committed or (entry.id == entries[0].id)
+    assert not committed or ledger.remaining("notes").spent == before
+    assert len(released(tmp_path)) == len(out) + 1
+    assert len(set(released(tmp_path))) == 1
