@@ -28,7 +28,7 @@ from dags.launcher.handed_on import PLACES, SECRETS, handed_on
 from dags.launcher.outcome import failure
 from dags.launcher.work import Plan, Work, work_of
 
-GRACE_SECONDS = 3  # Airflow's supervisor escalates every 5 s, and there is a container to remove too
+GRACE_SECONDS = 3  # Airflow escalates every 5 s, and there is a container to remove too
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
