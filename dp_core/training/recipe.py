@@ -31,7 +31,7 @@ class Recipe:
     warmup: float = 0.1
     weight_decay: float = 0.01
     beta1: float = 0.9
-    beta2: float = 0.999
+    beta2: float = 0.98
     micro_rows: int = 64
     checkpoint_every: int = 100
 

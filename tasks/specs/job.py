@@ -131,6 +131,7 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
 
 
 def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> PretrainSpec:
+    private = mode == "dp"
     base = front["public_pretraining"]
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
     plan = PrivacyPlan(
@@ -148,11 +149,11 @@ def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretr
             "mode": mode,
             "store_uri": front["private_store"].output,
             "init_uri": base.output,
-            "plan": plan if mode == "dp" else None,
+            "plan": plan if private else None,
             "examples_per_step": s.examples_per_step,
-            "batch_size": s.batch_size,
-            "updates": s.updates,
-            "learning_rate": s.learning_rate if mode == "dp" else s.nonprivate_learning_rate,
+            "batch_size": s.batch_size if private else s.nonprivate_batch_size,
+            "updates": s.updates if private else s.nonprivate_updates,
+            "learning_rate": s.learning_rate if private else s.nonprivate_learning_rate,
         }
     )
 

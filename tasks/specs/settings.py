@@ -95,7 +95,7 @@ class JobSettings(Frozen):
         pattern=_NAME,
     )
     synthetic_patients: int = _field(
-        4000,
+        6000,
         _DATA,
         "Synthetic patients",
         "How many made-up patients write notes.",
@@ -110,7 +110,7 @@ class JobSettings(Frozen):
         "What is protected as a whole, in vocabulary and training alike.",
     )
     declared_units: int = _field(
-        4000,
+        6000,
         _PRIVACY,
         "Declared number of units",
         "A public, rounded upper bound on the number of units (the true number is private). "
@@ -128,7 +128,7 @@ class JobSettings(Frozen):
         le=100_000,
     )
     vocabulary_epsilon: float = _field(
-        1.0, _PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", gt=0, le=100
+        2.0, _PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", gt=0, le=100
     )
     vocabulary_delta: float = _field(1e-7, _PRIVACY, "Vocabulary: δ", "", gt=0, le=0.01)
     noise_multiplier: float = _field(
@@ -144,7 +144,7 @@ class JobSettings(Frozen):
     )
     delta: float = _field(1e-6, _PRIVACY, "Training: δ", "δ of the pre-training.", gt=0, le=0.01)
     max_examples_per_unit: int = _field(
-        8,
+        4,
         _PRIVACY,
         "Examples kept per unit",
         "Rows of a unit kept in the token store.",
@@ -152,7 +152,7 @@ class JobSettings(Frozen):
         le=1000,
     )
     examples_per_step: int = _field(
-        2,
+        1,
         _PRIVACY,
         "Examples per unit and step",
         "Rows of a sampled unit that one step reads; they are clipped together.",
@@ -167,7 +167,7 @@ class JobSettings(Frozen):
     hidden: int = _field(
         128, _MODEL, "Hidden size", "A multiple of 64.", ge=64, le=4096, multiple_of=64
     )
-    sequence_length: int = _field(64, _MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
+    sequence_length: int = _field(32, _MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
     # --- training
     batch_size: int = _field(
         256,
@@ -194,11 +194,19 @@ class JobSettings(Frozen):
         "Compare with non-private training",
         "Also pre-train on the same rows without privacy. The result stays with the operator.",
     )
+    nonprivate_batch_size: int = _field(
+        64,
+        _TRAINING,
+        "Non-private batch size",
+        "Units per update; the epochs are those of the DP training, so that as many rows are read.",
+        ge=1,
+        le=1 << 24,
+    )
     nonprivate_learning_rate: float = _field(
-        1e-3, _TRAINING, "Non-private learning rate", "Peak, of AdamW.", gt=0, le=10
+        3e-3, _TRAINING, "Non-private learning rate", "Peak, of AdamW.", gt=0, le=10
     )
     public_steps: int = _field(
-        600,
+        900,
         _TRAINING,
         "Public pre-training: updates",
         "Updates on public text.",
@@ -206,10 +214,10 @@ class JobSettings(Frozen):
         le=100_000_000,
     )
     public_batch_size: int = _field(
-        128, _TRAINING, "Public pre-training: batch size", "Rows per update.", ge=1, le=1 << 20
+        64, _TRAINING, "Public pre-training: batch size", "Rows per update.", ge=1, le=1 << 20
     )
     public_learning_rate: float = _field(
-        1e-3, _TRAINING, "Public learning rate", "Peak, of AdamW.", gt=0, le=10
+        3e-3, _TRAINING, "Public learning rate", "Peak, of AdamW.", gt=0, le=10
     )
     finetune_epochs: int = _field(3, _TRAINING, "Fine-tuning: epochs", "", ge=1, le=1000)
     finetune_batch_size: int = _field(
@@ -292,6 +300,11 @@ class JobSettings(Frozen):
     def updates(self) -> int:
         """Number of DP updates: epochs over the declared units at the expected batch size."""
         return max(1, math.ceil(self.epochs * self.declared_units / self.batch_size))
+
+    @property
+    def nonprivate_updates(self) -> int:
+        """Number of updates of the non-private comparison: the same epochs."""
+        return max(1, math.ceil(self.epochs * self.declared_units / self.nonprivate_batch_size))
 
     @property
     def made_up(self) -> bool:
