@@ -20,7 +20,7 @@ from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.tf_noise import gaussian
 
 Keys = NDArray[np.int64]  # (draws, blocks, 2)
-_LARGEST_BLOCK = 1 << 22  # values; bounds the memory of one draw
+_LARGEST_BLOCK = 1 << 20  # values: bounds memory, and a block stays near the processor
 
 
 class NoiseBlocks:
