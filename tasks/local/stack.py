@@ -31,7 +31,7 @@ RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a
 PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything
 DAGS = ("dp_bert", "dp_sweep")
 TRAINING_POOL = ("training", 1, "Steps that use every core: one at a time.")
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 
 _ORCHESTRATOR = CHECKOUT / ".venv" / "orchestrator" / "bin" / "python"
 _AIRFLOW = [str(_ORCHESTRATOR), "-m", "airflow"]

@@ -1,0 +1,140 @@
+"""`up`, `demo` and `down` for real: Airflow and MLflow as processes, with steps that only pretend.
+
+(That the steps do their work is tested where they are; here it is what starts and follows them.)
+"""
+
+import io
+import json
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from rich.console import Console
+
+from dp_core.errors import BadInput, ConfideError
+from tasks.deployment import Deployment
+from tasks.local import demo
+from tasks.local import stack as local
+from tasks.specs import JobSettings
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+LISTENING = "0A"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="sockets and sessions are read from /proc"),
+    pytest.mark.skipif(
+        not (CHECKOUT / ".venv/orchestrator/bin/python").exists(),
+        reason="Airflow's environment is missing: make setup-dev",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    python = home / "fake-python"
+    fake = CHECKOUT / "tests" / "dags" / "fake_step.py"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" "$@"\n')
+    python.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONFIDE_HOME", str(home))
+        patch.setenv("CONFIDE_TASK_PYTHON", str(python))
+        for name in ("CONFIDE_STORE", "CONFIDE_LEDGER", "CONFIDE_TRACKING", "CONFIDE_LAUNCHER"):
+            patch.delenv(name, raising=False)
+        yield Deployment.from_environment()
+
+
+@pytest.fixture(scope="module")
+def served(deployment):
+    """The stack that `up` starts, for all tests of this file."""
+    stack = local.start(deployment, local.PAGES, lambda line: None)
+    yield stack
+    local.stop(deployment)
+    assert sessions(stack) == []
+    for port in stack.ports.values():
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def sessions(stack) -> list[int]:
+    """Return the processes of the stack's sessions that still run."""
+    leaders = {process.pid for process in stack.components.values()}
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) in leaders and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def listeners(stack) -> set[str]:
+    """Return the local addresses (hexadecimal, as the kernel writes them) that it listens on."""
+    inodes = set()
+    for pid in sessions(stack):
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = str(descriptor.readlink())
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {row[1].partition(":")[0] for row in rows if row[3] == LISTENING and row[9] in inodes}
+
+
+def test_everything_listens_on_loopback_alone(served):
+    found = listeners(served)
+    assert found
+    assert found <= LOOPBACK
+
+
+def test_what_the_stack_keeps_is_for_its_owner_alone(served, deployment):
+    folder = local.airflow_home(deployment)
+    for name in ("stack.json", "secrets.json", "passwords.json", "airflow.db"):
+        assert (folder / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_a_wrong_password_opens_nothing(served):
+    from tasks.local.airflow_api import AirflowApi, AirflowRefused
+
+    with pytest.raises(AirflowRefused):
+        AirflowApi(served.airflow_url, "admin", "wrong").unfinished_runs("dp_bert")
+
+
+def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment):
+    written = io.StringIO()
+    report = demo.run(deployment, JobSettings(), Console(file=written, width=120))
+    result = json.loads((Path(unquote(urlparse(report).path)) / "result.json").read_text())
+    assert result["step"] == "report"
+    done = [line.split()[2] for line in written.getvalue().splitlines() if "✓" in line]
+    assert len(done) == len(set(done)) == 18
+    assert done[-1] == "report"
+    assert local.running(deployment) is not None  # it was not the demo's to stop
+
+
+def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):
+    (deployment.home / "fail").write_text("canaries=2")
+    settings = JobSettings(seed=2, canary_rates="0.5")
+    with pytest.raises(ConfideError) as failed:
+        demo.run(deployment, settings, Console(file=io.StringIO(), width=120))
+    (deployment.home / "fail").unlink()
+    line = str(failed.value)
+    assert line.startswith("canaries: made to fail with 2 (exit code 2: bad input")
+    assert Path(line.rpartition("Its log: ")[2]).exists()
+
+
+def test_settings_that_airflow_refuses_start_nothing(served, deployment):
+    beyond = JobSettings.model_construct(**JobSettings().model_dump() | {"layers": 1000})
+    with pytest.raises(BadInput, match="1000 is greater than the maximum of 48"):
+        demo.run(deployment, beyond, Console(file=io.StringIO()))
+    assert served.api().unfinished_runs("dp_bert") == []
