@@ -178,7 +178,7 @@ class JobSettings(Frozen):
         le=1 << 24,
     )
     epochs: float = _field(
-        20.0,
+        12.0,
         _TRAINING,
         "Epochs",
         "Passes over the declared units in DP pre-training.",
@@ -186,7 +186,7 @@ class JobSettings(Frozen):
         le=10_000,
     )
     learning_rate: float = _field(
-        1e-3, _TRAINING, "DP learning rate", "Peak, of AdamW.", gt=0, le=10
+        2e-3, _TRAINING, "DP learning rate", "Peak, of AdamW.", gt=0, le=10
     )
     nonprivate: bool = _field(
         True,
@@ -235,7 +235,7 @@ class JobSettings(Frozen):
         pattern=r"^H*SH*(,H*SH*)*$",
     )
     canary_rates: str = _field(
-        "0.005,0.02",
+        "0.002,0.006,0.02",
         _AUDIT,
         "Canary rates",
         "Comma-separated probabilities p that a unit carries the canary.",
