@@ -26,6 +26,10 @@ _ROUNDING = 1 + 1e-6  # what FFT rounding can take away, and more
 _LARGEST_WINDOW = 1 << 24
 
 
+class GridTooFineError(Exception):
+    """The grid would hold more points than memory should."""
+
+
 @dataclass(frozen=True)
 class Repeated:
     """One step's losses, and how often the step is taken."""
@@ -94,7 +98,7 @@ class LossSum:
         first = math.floor(low / self._h)
         size = math.ceil(high / self._h) - first + 1
         if size > _LARGEST_WINDOW:
-            raise MemoryError(f"a privacy-loss grid of {size} points")
+            raise GridTooFineError(f"a privacy-loss grid of {size} points")
         length = fft.next_fast_len(max(size, 2), real=True)
         spectrum: NDArray[np.complex128] | None = None
         start = 0

@@ -26,6 +26,7 @@ from dp_core.privacy.events import (
 _BLUR = 4e-3  # blur allowed, as a share of ε
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)  # whole numbers: quick
 _DELTA = 1e-6  # at which the scale of ε is guessed
+COARSEST = 1.0  # beyond it e^h is no longer near 1 + h, and nobody needs the digits
 _LARGEST_STEP_GRID = 1 << 20
 _LARGEST_TOTAL_GRID = 1 << 22
 

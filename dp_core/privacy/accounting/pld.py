@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.convolution import LossSum, Repeated
+from dp_core.privacy.accounting.convolution import GridTooFineError, LossSum, Repeated
 from dp_core.privacy.accounting.dots import dots_of
-from dp_core.privacy.accounting.grid import interval_for, scale_of
+from dp_core.privacy.accounting.grid import COARSEST, interval_for, scale_of
 from dp_core.privacy.accounting.histogram import HistogramProfile
 from dp_core.privacy.accounting.profiles import (
     FixedSizeProfile,
@@ -21,6 +21,7 @@ from dp_core.privacy.accounting.profiles import (
     SubsampledGaussian,
     TruncatedSubsampledGaussian,
 )
+from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.privacy.events import (
     Composed,
     FixedSizeGaussian,
@@ -33,7 +34,7 @@ from dp_core.privacy.events import (
     Unaccounted,
 )
 
-_REFINEMENTS = 4
+_REFINEMENTS = 3
 
 
 def epsilon_pld(event: MechanismEvent, delta: float) -> float:
@@ -47,15 +48,26 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     if is_unaccounted(event):
         return math.inf
     scale = scale_of(event)
+    epsilon = _epsilon(event, delta, interval_for(event, scale))
     for _ in range(_REFINEMENTS):
-        interval = interval_for(event, scale)
-        epsilon = max(side.epsilon(delta) for side in _sides(event, interval))
         # Rényi orders guess far too high where ε is small; every grid's ε is valid, a finer one's
         # is tighter.
-        if epsilon == 0 or epsilon > scale / 4 or interval_for(event, epsilon) >= interval:
+        if epsilon == 0 or epsilon > scale / 4:
             break
         scale = epsilon
+        epsilon = min(epsilon, _epsilon(event, delta, interval_for(event, scale)))
     return epsilon
+
+
+def _epsilon(event: MechanismEvent, delta: float, interval: float) -> float:
+    """Return ε on a grid of this spacing, or of the finest that fits."""
+    while interval <= COARSEST:
+        try:
+            return max(side.epsilon(delta) for side in _sides(event, interval))
+        except GridTooFineError:
+            interval *= 4
+    renyi = epsilon_rdp(event, delta)  # an ε in the thousands: valid is enough
+    return math.inf if renyi is None else renyi
 
 
 def delta_pld(event: MechanismEvent, epsilon: float) -> float:
@@ -65,8 +77,13 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
     if is_unaccounted(event):
         return 1.0
     scale = scale_of(event)
-    interval = interval_for(event, min(scale, epsilon) if epsilon > 0 else scale)
-    return max(side.delta(epsilon) for side in _sides(event, interval))
+    interval = interval_for(event, max(min(scale, epsilon), scale / 50))
+    while interval <= COARSEST:
+        try:
+            return max(side.delta(epsilon) for side in _sides(event, interval))
+        except GridTooFineError:
+            interval *= 4
+    return 1.0
 
 
 def is_unaccounted(event: MechanismEvent) -> bool:

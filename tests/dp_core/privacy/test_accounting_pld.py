@@ -243,3 +243,26 @@ def test_impossible_questions_are_refused(delta: float) -> None:
         epsilon_pld(PAPER, delta)
     with pytest.raises(BadInput):
         delta_pld(PAPER, -0.1)
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (single(0.01, 0.5, 1_000_000), 1e-7),  # ε in the thousands
+        (single(0.5, 0.3, 100_000), 1e-5),  # beyond any grid
+        (Gaussian(1e-3, 5), 1e-5),
+    ],
+    ids=str,
+)
+def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> None:
+    renyi = epsilon_rdp(event, delta)
+    assert renyi is not None
+    assert 0 < epsilon_pld(event, delta) <= renyi
+    assert 0 <= delta_pld(event, 1.0) <= 1
+
+
+def test_a_million_small_steps_follow_the_central_limit() -> None:
+    # Dong, Roth and Su 2022, Corollary 5.4: μ → q √(T(e^{1/σ²} − 1)).
+    event = single(0.001, 1.0, 1_000_000)
+    limit = gaussian_epsilon(1e-6, 0.001 * math.sqrt(1e6 * math.expm1(1.0)))
+    assert epsilon_pld(event, 1e-6) == pytest.approx(limit, rel=0.02)
