@@ -11,6 +11,7 @@ from typing import Any
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import is_unaccounted
 from dp_core.privacy.events import Composed, MechanismEvent, Relation
+from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 
 
@@ -123,6 +124,11 @@ class Entry:
         """False for a release without guarantee: the operator's, not charged but listed."""
         return is_accounted(self.event)
 
+    def is_bound_to(self, seed: PrivacySeed, manifest: bytes) -> bool:
+        """Return whether this seed was bound to the entry, for this very manifest."""
+        bound = (self.seed_hash, self.manifest_hash)
+        return bound == (seed.salted_hash(), manifest_hash(seed, manifest))
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain JSON data, for reports and scripts."""
         return {
@@ -151,6 +157,11 @@ def _stating(event: MechanismEvent, unit: PrivacyUnit) -> MechanismEvent:
     if isinstance(event, Composed):
         return Composed(tuple(_stating(part, unit) for part in event.events), unit=unit)
     return replace(event, unit=unit)
+
+
+def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:
+    """Return a digest of the manifest that only who holds the seed can confirm a guess by."""
+    return seed.derive("ledger manifest", manifest).hex()
 
 
 def is_accounted(event: MechanismEvent) -> bool:

@@ -93,16 +93,25 @@ def best_order(epsilon: float, delta: float) -> float:
     return float(best) if rooms[best] > 0 else math.inf
 
 
-def check_order(order: float) -> None:
-    """Refuse an order that the charges are not computed at.
+def check_order(order: float, epsilon: float, delta: float) -> None:
+    """Refuse an order that the charges are not computed at, or at which nothing would fit.
 
     Raises:
-        BadInput: neither ∞ nor a whole number from 2 to 512.
+        BadInput: neither ∞ nor a whole number from 2 to 512; or its conversion takes all of ε.
     """
-    if not math.isinf(order) and not (2 <= order <= LARGEST_ORDER and order == int(order)):
+    if math.isinf(order) and order > 0:
+        return
+    if not (2 <= order <= LARGEST_ORDER and order == int(order)):
         raise BadInput(
             f"Rényi order {order} is neither infinity nor a whole number from 2 to {LARGEST_ORDER}",
             where="ledger register",
+        )
+    if _renyi_room(epsilon, delta / 2, order) <= 0:
+        raise BadInput(
+            f"at Rényi order {order:g} the budget ε = {epsilon:g} has no room at all: "
+            f"conversion takes {conversion(delta / 2, order):.4g}",
+            where="ledger register",
+            fix="Leave the order out, or take a higher one.",
         )
 
 

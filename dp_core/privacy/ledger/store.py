@@ -21,6 +21,7 @@ from dp_core.privacy.ledger.entry import (
     canonical,
     check_budget,
     is_accounted,
+    manifest_hash,
 )
 from dp_core.privacy.ledger.filter import Cost, Remaining
 from dp_core.privacy.ledger.renyi import Release
@@ -81,7 +82,7 @@ class Ledger:
         check_budget(budget_epsilon, budget_delta)
         if order is None:
             order = privacy_filter.best_order(budget_epsilon, budget_delta)
-        privacy_filter.check_order(order)
+        privacy_filter.check_order(order, budget_epsilon, budget_delta)
         wanted = Budget(
             0, name, PrivacyUnit(unit), Relation(relation), budget_epsilon, budget_delta, order
         )
@@ -202,19 +203,19 @@ class Ledger:
     def bind(self, entry_id: str, seed: PrivacySeed, manifest: bytes) -> PrivacySeed:
         """Bind a seed that the caller drew; `seed` is what most callers want."""
         seed_hash = seed.salted_hash()
-        manifest_hash = seed.derive("ledger manifest", manifest).hex()
+        manifest_digest = manifest_hash(seed, manifest)
         with self._database.transaction() as db:
             budget, entry = rows.lock_entry(db, entry_id)
             if entry.state is State.PLANNED:
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
                 raise BadInput("a known seed protects nobody", where=f"ledger entry {entry_id}")
-            checks.refuse_rebinding(entry, seed_hash, manifest_hash)
+            checks.refuse_rebinding(entry, seed_hash, manifest_digest)
             rows.change_entry(
                 db,
                 entry_id,
                 seed_hash=seed_hash,
-                manifest_hash=manifest_hash,
+                manifest_hash=manifest_digest,
                 known_seed=seed.known,
             )
         return seed

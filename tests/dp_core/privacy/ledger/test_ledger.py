@@ -52,7 +52,9 @@ def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
     with pytest.raises(BadInput, match="δ"):
         ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1.0)
     with pytest.raises(BadInput, match="order"):
-        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=1.5)
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=2.5)
+    with pytest.raises(BadInput, match="no room at all"):
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=2.0)
 
 
 def test_an_unregistered_data_set_is_refused(ledger: Ledger) -> None:
@@ -296,6 +298,10 @@ def test_a_seed_belongs_to_its_entry_and_use(ledger: Ledger, tmp_path: Path) -> 
     seed = ledger.seed(entry, seeds, b"manifest")
     bound = ledger.entry(entry.id)
     assert bound.seed_hash == seed.salted_hash()
+    assert bound.is_bound_to(seed, b"manifest")
+    assert not bound.is_bound_to(seed, b"another manifest")
+    assert not bound.is_bound_to(PrivacySeed.draw(), b"manifest")
+    assert not entry.is_bound_to(seed, b"manifest")
     assert not bound.known_seed
     again = ledger.seed(ledger.reserve(reservation()), seeds, b"manifest")
     assert again.derive("x") == seed.derive("x")
