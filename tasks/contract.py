@@ -120,6 +120,7 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
             _end_tracking(tracker, error)
             raise
     tracker.finish("FINISHED", also=last)
+    tracker.send_left_behind()
     return result
 
 

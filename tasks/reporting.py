@@ -26,7 +26,6 @@ from dp_core.report.model import (
 )
 from tasks.specs import JobSettings, ReleaseRecord, StepResult
 from tasks.statements import release_in_words
-from tasks.steps.exposure import FILE
 from tasks.workbench import Input, Workbench, labelled
 
 KINDS: tuple[Kind, ...] = ("public", "dp", "nonprivate")
@@ -35,6 +34,7 @@ NAMES: dict[Kind, str] = {
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
+EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 
 
@@ -91,7 +91,7 @@ def _exposures(audited: Input | None) -> Exposures | None:
     if audited is None:
         return None
     label = Label.OPERATOR if audited.facts["operator_only"] else Label.DP
-    rows = json.loads((audited.folder / FILE).read_text())
+    rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
     return Exposures(label, tuple(ExposureRow.from_json(row) for row in rows))
 
 
@@ -101,7 +101,7 @@ def curve(kind: Kind, result: StepResult) -> Curve | None:
     spent = {m.step: m.value for m in result.metrics if m.name == "epsilon"}
     if not losses:
         return None
-    if spent:  # ε is computed at fewer updates than the loss: show the updates that have both
+    if spent:  # an update without any unit has no loss
         losses = [m for m in losses if m.step in spent]
     return Curve(
         kind=kind,

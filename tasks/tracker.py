@@ -17,7 +17,7 @@ from pathlib import Path
 from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public, Publishable
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
-from tasks.tracking import OPERATOR, PUBLIC, Delivery, TrackingDown
+from tasks.tracking import OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
 
 PATIENCE = 30.0  # seconds between attempts to reach a tracker that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
@@ -30,8 +30,9 @@ class Tracker:
     def __init__(self, deployment: Deployment, identity: Identity) -> None:
         self._identity = identity
         self._outbox = Outbox.create(deployment.outbox, identity)
+        self._deployment = deployment
         self._delivery = Delivery(deployment)
-        self._next = 0.0
+        self._next, self._down = 0.0, False
         self._used = {PUBLIC}
 
     def begin(self) -> None:
@@ -124,6 +125,11 @@ class Tracker:
         self._next = 0.0
         self._deliver()
 
+    def send_left_behind(self) -> None:
+        """Send what earlier steps could not, if MLflow answers now."""
+        if not self._down:
+            send_all(self._deployment)
+
     def leave(self, status: str) -> None:
         """End the step's runs on disk only: the process has no time to reach anybody."""
         self._outbox.add(
@@ -159,10 +165,10 @@ class Tracker:
             return
         try:
             self._delivery.deliver(self._outbox)
-            self._next = time.monotonic() + EVERY
+            self._next, self._down = time.monotonic() + EVERY, False
         except TrackingDown as error:
             print(f"tracking is down ({error}): kept on disk, sent later", file=sys.stderr)
-            self._next = time.monotonic() + PATIENCE
+            self._next, self._down = time.monotonic() + PATIENCE, True
 
 
 def _fit(name: str) -> str:

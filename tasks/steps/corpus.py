@@ -29,7 +29,7 @@ def run(spec: CorpusSpec, bench: Workbench) -> Answer:
         nonlocal taken
         for document in _documents(spec, bench, quarantine):
             taken += 1
-            if taken % 1000 == 0:
+            if spec.role == "public" and taken % 1000 == 0:  # the size of private data is private
                 bench.progress(taken, 0)
             yield document
 

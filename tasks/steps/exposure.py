@@ -11,11 +11,11 @@ from dp_core.privacy.labels import Dp, Label, Operator
 from dp_core.training.evaluate import ranker
 from dp_core.vocab import wordpiece
 from dp_core.vocab.special_ids import SpecialIds
+from tasks.reporting import EXPOSURE_FILE
 from tasks.specs import ExposureSpec
 from tasks.steps.canaries import read_canaries
 from tasks.workbench import Answer, Artifact, Workbench
 
-FILE = "exposure.json"
 CONTEXTS_PER_CANARY = 8
 
 
@@ -45,10 +45,10 @@ def run(spec: ExposureSpec, bench: Workbench) -> Answer:
     for row in rows:
         name = f"exposure/{row.context}/{row.pattern} at {row.rate:g}"
         bench.measure(name, label(row.exposure))
-    (bench.out / FILE).write_text(json.dumps([row.to_json() for row in rows], indent=1))
+    (bench.out / EXPOSURE_FILE).write_text(json.dumps([row.to_json() for row in rows], indent=1))
     return Answer(
-        outputs={"exposure": FILE},
+        outputs={"exposure": EXPOSURE_FILE},
         releases=model_input.result.releases,
         facts={"operator_only": model_input.facts["operator_only"]},
-        artifacts=[Artifact(FILE, Label(label.label))],
+        artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
     )

@@ -34,7 +34,8 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
         max_length=spec.sequence_length,
         seed=spec.seed,
         device=spec.device,
-        progress=bench.progress,
+        # In per cent: how many updates there are says how many sentences.
+        progress=lambda done, total: bench.progress(100 * done // total, 100),
     )
     label = Dp if releasable else Operator
     for epoch, loss in enumerate(outcome.losses, 1):

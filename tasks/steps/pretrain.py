@@ -26,8 +26,7 @@ from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of
 from tasks.workbench import Answer, Input, Workbench, merged
 
-CURVE_POINTS = 200  # of the loss
-EPSILON_POINTS = 10  # of ε: each is an accounting of its own
+CURVE_POINTS = 100  # each point of ε is an accounting of its own
 MEASURED_ROWS = 1024
 
 
@@ -183,19 +182,16 @@ class _Curve:
 
     def __init__(self, spec: PretrainSpec, bench: Workbench, plan: TrainingPlan | None) -> None:
         self._spec, self._bench, self._plan = spec, bench, plan
-        self._next_loss = self._next_epsilon = 0.0
+        self._next, self._spent = 0.0, 0.0
 
     def __call__(self, now: Progress) -> None:
-        note = ""
-        last = now.update == now.updates
-        if self._plan is not None and (now.update >= self._next_epsilon or last):
-            self._next_epsilon = now.update + now.updates / EPSILON_POINTS
-            spent = _epsilon_after(self._plan, now.update)
-            self._bench.measure("epsilon", Public(spent), now.update)
-            note = f"ε {spent:.3g}"
-        if now.update >= self._next_loss or last:
-            self._next_loss = now.update + now.updates / CURVE_POINTS
+        if now.update >= self._next or now.update == now.updates:
+            self._next = now.update + now.updates / CURVE_POINTS
+            if self._plan is not None:
+                self._spent = _epsilon_after(self._plan, now.update)
+                self._bench.measure("epsilon", Public(self._spent), now.update)
             self._measure(now)
+        note = f"ε {self._spent:.3g}" if self._plan is not None else ""
         self._bench.progress(now.update, now.updates, note)
 
     def _measure(self, now: Progress) -> None:

@@ -48,7 +48,7 @@ def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
         key=key,
     )
     for number, (unit_id, own) in enumerate(rows, 1):
-        if number % 500 == 0:
+        if spec.role == "public" and number % 500 == 0:  # the size of private data is private
             bench.progress(number, 0)
         if is_held_out(unit_id, spec.holdout, key):
             writers[HELD_OUT].add_unit(unit_id, own)

@@ -153,6 +153,30 @@ def test_what_cannot_be_sent_is_kept_and_sent_later(
     assert Outbox.all(tracked.outbox) == []
 
 
+def test_a_later_step_sends_what_an_earlier_one_could_not(tracked: Deployment) -> None:
+    earlier = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), PRIVATE)
+    earlier.publishable({"epsilon": Public(1.0)}, 1)
+    earlier.finish("FINISHED")
+    later = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="b" * 64))
+    later.finish("FINISHED")
+    later.send_left_behind()
+    run = _runs(tracked, PUBLIC)["dp_pretraining"]
+    assert _history(tracked, run, "epsilon") == [(1, 1.0)]
+    assert Outbox.all(tracked.outbox) == []
+
+
+def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for run_key in ("run-1", "run-2"):
+        tracker = Tracker(tracked, replace(PRIVATE, run_key=run_key, run_name=run_key))
+        tracker.model("confide-notes", tmp_path, "ε = 1", {"ledger.0": "abc"})
+        tracker.finish("FINISHED")
+    client = MlflowClient(tracked.tracking)
+    (version,) = client.search_model_versions("name = 'confide-notes'")
+    assert version.description == "ε = 1"
+    assert version.tags["ledger.0"] == "abc"
+
+
 def test_what_arrived_without_confirmation_is_not_doubled(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
