@@ -31,6 +31,7 @@ from tasks.deployment import CHECKOUT, Deployment
 from tasks.outbox import Identity
 from tasks.progress import Progress
 from tasks.specs import (
+    PretrainSpec,
     ReportSpec,
     RunContext,
     StepResult,
@@ -178,6 +179,9 @@ def _record(
     tracker.settings(_flat(told))
     if isinstance(spec, ReportSpec | SweepReportSpec):
         tracker.settings(spec.settings, target="parent")
+    if isinstance(spec, PretrainSpec) and spec.plan and point:  # by these, points are compared
+        place = {"batch_size": spec.batch_size, "updates": spec.updates}
+        tracker.settings({**place, "σ": spec.plan.noise_multiplier}, target="point")
     for record in result.metrics:
         tracker.labelled(record.name, labelled(record), record.step)
     above = "parent" if spec.step in _LAST_STEPS else "point" if point else ""
