@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -60,6 +61,11 @@ class Reservation:
                 where="ledger reservation",
             )
         object.__setattr__(self, "event", _stating(self.event, self.unit))
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """Return what makes two reservations the same release."""
+        return self.dataset, self.spec_hash, self.attempt
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,11 @@ class Entry:
     settled_at: str
 
     @property
+    def identity(self) -> tuple[str, str, int]:
+        """Return what a reservation of this very release has, too."""
+        return self.dataset, self.spec_hash, self.attempt
+
+    @property
     def accounted(self) -> bool:
         """False for a release without guarantee: the operator's, not charged but listed."""
         return is_accounted(self.event)
@@ -157,6 +168,11 @@ def _stating(event: MechanismEvent, unit: PrivacyUnit) -> MechanismEvent:
     if isinstance(event, Composed):
         return Composed(tuple(_stating(part, unit) for part in event.events), unit=unit)
     return replace(event, unit=unit)
+
+
+def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:
+    """Return the entries, to be found by a reservation's identity."""
+    return {entry.identity: entry for entry in entries}
 
 
 def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:

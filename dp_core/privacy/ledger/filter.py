@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger.entry import Budget, Entry, State, canonical
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical, is_accounted
 from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
 
 LARGEST_ORDER = 512
@@ -149,6 +149,12 @@ def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
             key = f"plan {entry.plan_key}" if entry.whole_plan else f"entry {entry.id}"
             groups.setdefault(key, []).append((canonical(entry.event), entry.delta))
     return [tuple(sorted(releases)) for releases in groups.values()]
+
+
+def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
+    """Return what is charged, in an order of its own, so that equal plans have equal charges."""
+    charged = [r for r in reservations if is_accounted(r.event)]
+    return tuple(sorted((canonical(r.event), r.delta) for r in charged))
 
 
 def spent_on(groups: Sequence[tuple[Release, ...]], order: float) -> Charge:

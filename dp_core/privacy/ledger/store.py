@@ -18,13 +18,11 @@ from dp_core.privacy.ledger.entry import (
     Entry,
     Reservation,
     State,
-    canonical,
+    by_identity,
     check_budget,
-    is_accounted,
     manifest_hash,
 )
 from dp_core.privacy.ledger.filter import Cost, Remaining
-from dp_core.privacy.ledger.renyi import Release
 from dp_core.privacy.ledger.schema import BUDGETS, DATASETS
 from dp_core.privacy.seeds import PrivacySeed, SeedStore
 from dp_core.privacy.units import PrivacyUnit
@@ -133,9 +131,9 @@ class Ledger:
         with self._database.transaction() as db:
             budget = rows.lock_budget(db, reservation.dataset)
             held = rows.entries_of(db, budget)
-            entry = _holds(held).get(_identity(reservation))
+            entry = by_identity(held).get(reservation.identity)
             if entry is None:
-                privacy_filter.admit(budget, held, _releases([reservation]))
+                privacy_filter.admit(budget, held, privacy_filter.releases([reservation]))
                 rows.insert_entry(db, reservation, budget, whole=False)
                 return rows.entries_of(db, budget)[-1]
             checks.refuse_different(reservation, entry)
@@ -163,22 +161,22 @@ class Ledger:
             or not reservations[0].plan_key
         ):
             raise BadInput("a plan has one data set and one plan_key", where="ledger plan")
-        wanted = list({_identity(r): r for r in reservations}.values())
+        wanted = list({r.identity: r for r in reservations}.values())
         self._warm(wanted)
         with self._database.transaction() as db:
             budget = rows.lock_budget(db, wanted[0].dataset)
             held = rows.entries_of(db, budget)
-            known = _holds(held)
-            fresh = [r for r in wanted if _identity(r) not in known]
+            known = by_identity(held)
+            fresh = [r for r in wanted if r.identity not in known]
             if fresh:
                 checks.refuse_growth(held, wanted[0].plan_key)
-            privacy_filter.admit(budget, held, _releases(fresh))
+            privacy_filter.admit(budget, held, privacy_filter.releases(fresh))
             for reservation in fresh:
                 rows.insert_entry(db, reservation, budget, whole=True)
-            entries = _holds(rows.entries_of(db, budget))
+            entries = by_identity(rows.entries_of(db, budget))
             for reservation in reservations:
-                checks.refuse_different(reservation, entries[_identity(reservation)])
-        return [entries[_identity(r)] for r in reservations]
+                checks.refuse_different(reservation, entries[reservation.identity])
+        return [entries[r.identity] for r in reservations]
 
     def seed(self, entry: Entry, seeds: SeedStore, manifest: bytes) -> PrivacySeed:
         """Return the entry's secret seed, bound to this use of it.
@@ -283,7 +281,7 @@ class Ledger:
         ]
         for reservation in planned:
             checks.refuse_foreign(reservation, budget)
-        return privacy_filter.cost_of(budget, entries, _releases(planned))
+        return privacy_filter.cost_of(budget, entries, privacy_filter.releases(planned))
 
     # --- how
 
@@ -301,20 +299,6 @@ class Ledger:
         budget, held = self._account(asked[0].dataset)
         for reservation in asked:
             checks.refuse_foreign(reservation, budget)
-        known = _holds(held)
-        fresh = _releases([r for r in asked if _identity(r) not in known])
+        known = by_identity(held)
+        fresh = privacy_filter.releases([r for r in asked if r.identity not in known])
         privacy_filter.cost_of(budget, held, fresh)
-
-
-def _identity(reservation: Reservation) -> tuple[str, str, int]:
-    return reservation.dataset, reservation.spec_hash, reservation.attempt
-
-
-def _holds(entries: Sequence[Entry]) -> dict[tuple[str, str, int], Entry]:
-    return {(e.dataset, e.spec_hash, e.attempt): e for e in entries}
-
-
-def _releases(reservations: Sequence[Reservation]) -> tuple[Release, ...]:
-    """Return what is charged, in an order of its own, so that equal plans have equal charges."""
-    charged = [r for r in reservations if is_accounted(r.event)]
-    return tuple(sorted((canonical(r.event), r.delta) for r in charged))
