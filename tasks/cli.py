@@ -21,7 +21,7 @@ COMMANDS = {
     "doctor": ("tasks.commands.doctor", "What is missing on this machine, and how to get it."),
 }
 LOCAL = {  # the local stack's own commands
-    "demo": "Run the embedded job through Airflow and show what came out.",
+    "demo": "Run the embedded job (or another) through Airflow, and show what came out.",
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
 }

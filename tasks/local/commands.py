@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -16,9 +17,15 @@ def group() -> None:
 
 
 @group.command()
+@click.option(
+    "--settings",
+    "file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON file of settings; without it, the embedded job.",
+)
 @click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
-def demo(words: tuple[str, ...]) -> None:
-    """Run the embedded job through Airflow and show what came out."""
+def demo(file: Path | None, words: tuple[str, ...]) -> None:
+    """Run the embedded job (or another) through Airflow and show what came out."""
     from tasks.commands.report import show
     from tasks.commands.settings import settings_from
     from tasks.local.demo import run
@@ -26,7 +33,7 @@ def demo(words: tuple[str, ...]) -> None:
 
     started = time.monotonic()
     console = Console()
-    report = run(Deployment.from_environment(), settings_from(JobSettings, None, words), console)
+    report = run(Deployment.from_environment(), settings_from(JobSettings, file, words), console)
     show(report)
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
 
