@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def write_operator_notice(folder: Path) -> None:
 def statement_of(releases: Sequence[ReleaseRecord], *, made_up: bool) -> Statement:
     """Return the statement as the report shows it: paragraphs without Markdown's marks."""
     statement = _statement(releases, made_up)
-    paragraphs = statement.words.replace("**", "").split("\n\n")
-    return Statement(tuple(p for p in paragraphs if not p.startswith("#")), statement.data)
+    lines = statement.words.replace("**", "").splitlines()
+    paragraphs = [line for line in lines if line and not line.startswith("#")]
+    return Statement(tuple(re.sub(r"^- ", "• ", p) for p in paragraphs), statement.data)
 
 
 def _statement(releases: Sequence[ReleaseRecord], made_up: bool) -> PrivacyStatement:
