@@ -25,6 +25,10 @@ step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
 BY_POINT = "{{ point_name }}"
 
+FORM = launcher.form(SweepSettings, configuration.sweep_settings())
+for coordinate in SweepPoint.model_fields:
+    FORM[coordinate].description = "Each point takes its own from the grid, above; not from here."
+
 
 @dag(
     dag_id="dp_sweep",
@@ -33,7 +37,7 @@ BY_POINT = "{{ point_name }}"
     schedule=configuration.sweep_schedule(),
     catchup=False,
     max_active_runs=1,
-    params=launcher.form(SweepSettings, configuration.sweep_settings()),
+    params=FORM,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "sweep"],
     doc_md="""
