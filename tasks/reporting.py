@@ -123,7 +123,7 @@ def ledger_view(bench: Workbench, dataset: str, unit: PrivacyUnit) -> LedgerView
         unit=unit,
         lines=tuple(ledger_line(entry) for entry in entries),
         spent_epsilon=remaining.epsilon_so_far,
-        spent_delta=remaining.budget.delta or 0.0,
+        spent_delta=remaining.budget.delta,
         budget_epsilon=remaining.budget.epsilon,
         budget_delta=remaining.budget.delta,
     )

@@ -102,9 +102,9 @@ class LedgerView:
     dataset: str
     unit: PrivacyUnit
     lines: tuple[LedgerLine, ...]
-    spent_epsilon: float
-    spent_delta: float
-    budget_epsilon: float | None = None  # None: no budget set
+    spent_epsilon: float | None  # None: nothing is added up, as no budget is kept
+    spent_delta: float | None
+    budget_epsilon: float | None = None  # None: made-up or public text has none
     budget_delta: float | None = None
 
 

@@ -193,20 +193,15 @@ def _hidden(
 
 
 def _spent(ledger: LedgerView) -> dict[str, str | int]:
-    """Return the account in figures fit for a sentence and a bar."""
-    budget = ledger.budget_epsilon
+    """Return the account in figures fit for a sentence and a bar; empty without a budget."""
+    spent, budget = ledger.spent_epsilon, ledger.budget_epsilon
+    if spent is None or not budget:
+        return {}
+    delta = ledger.budget_delta
     return {
-        "epsilon": cells.significant(ledger.spent_epsilon),
-        "delta": cells.significant(ledger.spent_delta, 2),
-        "budget": "" if budget is None else cells.significant(budget),
-        "budget_delta": (
-            "" if ledger.budget_delta is None else cells.significant(ledger.budget_delta, 2)
-        ),
-        "percent": (
-            0
-            if not budget
-            else 100
-            if math.isinf(ledger.spent_epsilon)
-            else min(100, round(100 * ledger.spent_epsilon / budget))
-        ),
+        "epsilon": cells.significant(spent),
+        "delta": cells.significant(ledger.spent_delta or 0.0, 2),
+        "budget": cells.significant(budget),
+        "budget_delta": "" if delta is None else cells.significant(delta, 2),
+        "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
     }

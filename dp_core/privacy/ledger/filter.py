@@ -28,8 +28,9 @@ class Remaining:
 
     Attributes:
         capacity, spent: at the budget's order; None for made-up data, which has no limit.
-        epsilon_so_far: the ε that `spent` amounts to at the budget's δ. Bookkeeping: what may be
-            claimed for everything together is the budget's own ε, fixed before the first release.
+        epsilon_so_far: the ε that `spent` amounts to at the budget's δ; None without a limit.
+            Bookkeeping: what may be claimed for everything together is the budget's own ε, fixed
+            before the first release.
         share: of the budget that is spent, from 0 to 1, by the scarcer of ρ and δ.
         unsettled: entries planned or reserved whose step has not reported; they count as spent.
         operator_releases: releases without guarantee, listed and not charged.
@@ -38,7 +39,7 @@ class Remaining:
     budget: Budget
     capacity: Charge | None
     spent: Charge | None
-    epsilon_so_far: float
+    epsilon_so_far: float | None
     share: float
     charged_entries: int
     unsettled: int
@@ -247,8 +248,10 @@ def _share(part: Charge | None, whole: Charge | None) -> float:
     return max((p / w if w > 0 else math.inf for p, w in pairs if p > 0), default=0.0)
 
 
-def _epsilon(budget: Budget, spent: Charge | None) -> float:
-    if spent is None or budget.delta is None or spent == Charge(0.0, 0.0):
+def _epsilon(budget: Budget, spent: Charge | None) -> float | None:
+    if spent is None or budget.delta is None:
+        return None  # nothing is added up where there is no limit: 0 would be a false ε
+    if spent == Charge(0.0, 0.0):
         return 0.0
     if math.isinf(budget.order):
         return spent.rho
