@@ -1,4 +1,4 @@
-"""What travels with a model: the statement of all its releases, or the warning that there is none."""
+"""What travels with a model: the statement of all its releases, or the warning of none."""
 
 from __future__ import annotations
 
