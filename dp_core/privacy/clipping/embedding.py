@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
-from dp_core.privacy.clipping.rule import UnitGradients
+from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class EmbeddingTap:
             + squared_norms(by_kind)
         )
 
-        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-            by_token, by_place, by_kind = parts
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            by_token, by_place, by_kind = (part.values for part in parts)
             weighted = tf.reshape(by_token * factors[:, None, None], (-1, d))  # (U·T, D)
             ids = tf.reshape(self.ids, (-1,))
             unused = self.table_rows[self.position] - s
@@ -57,7 +57,7 @@ class EmbeddingTap:
                 self.kind: weighted_sum(factors, by_kind),
             }
 
-        return UnitGradients(norms, (by_token, by_place, by_kind), combine)
+        return UnitGradients(norms, whole(by_token, by_place, by_kind), combine)
 
     def unit_ids(self) -> Tensor:
         """(U, T): the word ids of each unit."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 from dp_core.bert.layers import Layers, Tensor, Variables
 from dp_core.errors import PlanError
 from dp_core.privacy.clipping.embedding import EmbeddingTap
-from dp_core.privacy.clipping.rule import Tap, UnitGradients
+from dp_core.privacy.clipping.rule import Part, Tap, UnitGradients
 from dp_core.privacy.clipping.taps import TappedLayers
 from dp_core.privacy.clipping.tied_projection import TiedProjectionTap, cross_term
 
@@ -123,7 +123,7 @@ def _cross_terms(taps: list[Tap], gradients: list[Tensor], units: int) -> Tensor
     return total
 
 
-def _without(gradients: list[UnitGradients], finite: Tensor) -> list[tuple[Tensor, ...]]:
+def _without(gradients: list[UnitGradients], finite: Tensor) -> list[tuple[Part, ...]]:
     """Zero the parts of units that are not finite: a factor of 0 would not, as 0·NaN is NaN.
 
     Such units are rare, so the pass over all parts is made only if there is one.
@@ -131,9 +131,15 @@ def _without(gradients: list[UnitGradients], finite: Tensor) -> list[tuple[Tenso
     flat = [part for gradient in gradients for part in gradient.parts]
 
     def zeroed() -> list[Tensor]:
-        return [
-            tf.where(tf.reshape(finite, (-1,) + (1,) * (len(p.shape) - 1)), p, 0.0) for p in flat
-        ]
+        return [_where(part.factors(finite), part.values) for part in flat]
 
-    kept = iter(tf.cond(tf.reduce_all(finite), lambda: [tf.identity(p) for p in flat], zeroed))
-    return [tuple(next(kept) for _ in gradient.parts) for gradient in gradients]
+    def unchanged() -> list[Tensor]:
+        return [tf.identity(part.values) for part in flat]
+
+    values = iter(tf.cond(tf.reduce_all(finite), unchanged, zeroed))
+    return [tuple(Part(p.first_unit, next(values)) for p in g.parts) for g in gradients]
+
+
+def _where(keep: Tensor, values: Tensor) -> Tensor:
+    """(n,), (n, ...) -> the values of the units that are kept, zeros for the others."""
+    return tf.where(tf.reshape(keep, (-1,) + (1,) * (len(values.shape) - 1)), values, 0.0)

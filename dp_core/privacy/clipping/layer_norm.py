@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
-from dp_core.privacy.clipping.rule import UnitGradients
+from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class LayerNormTap:
         gains = tf.reduce_sum(tf.reshape(g * self.standardised, shape), axis=1)  # (U, D)
         biases = tf.reduce_sum(tf.reshape(g, shape), axis=1)  # (U, D)
 
-        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             return {
-                name: weighted_sum(factors, part)
+                name: weighted_sum(factors, part.values)
                 for name, part in zip(self.parameters, parts, strict=True)
             }
 
         norms = squared_norms(gains) + squared_norms(biases)
-        return UnitGradients(norms, (gains, biases), combine)
+        return UnitGradients(norms, whole(gains, biases), combine)

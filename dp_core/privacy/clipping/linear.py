@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.gram import gram_squared_norms
-from dp_core.privacy.clipping.rule import UnitGradients
+from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
+
+_LARGEST_PART = 8 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -36,25 +38,26 @@ class LinearTap:
 
     def _explicit(self, x: Tensor, g: Tensor) -> UnitGradients:
         """Form every unit's product; its weighted sum then is the clipped sum."""
-        products = tf.matmul(x, g, transpose_a=True)  # (U, in, out)
+        products = unit_products(x, g)
         biases = tf.reduce_sum(g, axis=1)  # (U, out)
+        kernel, bias = self.parameters
 
-        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-            return {
-                name: weighted_sum(factors, part)
-                for name, part in zip(self.parameters, parts, strict=True)
-            }
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            *products, biases = parts
+            sums = [weighted_sum(p.factors(factors), p.values) for p in products]
+            return {kernel: tf.add_n(sums), bias: weighted_sum(factors, biases.values)}
 
-        norms = squared_norms_of_matrices(products) + squared_norms(biases)
-        return UnitGradients(norms, (products, biases), combine)
+        norms = tf.concat([squared_norms_of_matrices(p.values) for p in products], axis=0)
+        parts = (*products, Part(0, biases))
+        return UnitGradients(norms + squared_norms(biases), parts, combine)
 
     def _implicit(self, x: Tensor, g: Tensor) -> UnitGradients:
         """Norms by Gram matrices; the clipped sum is the ordinary product that is still due."""
         biases = tf.reduce_sum(g, axis=1)  # (U, out)
         kernel, bias = self.parameters
 
-        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-            x, g, biases = parts
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            x, g, biases = (part.values for part in parts)
             weighted = tf.reshape(g * factors[:, None, None], (-1, g.shape[2]))  # (N, out)
             flat = tf.reshape(x, (-1, x.shape[2]))  # (N, in)
             return {
@@ -63,7 +66,21 @@ class LinearTap:
             }
 
         norms = gram_squared_norms(x, g) + squared_norms(biases)
-        return UnitGradients(norms, (x, g, biases), combine)
+        return UnitGradients(norms, whole(x, g, biases), combine)
+
+
+def unit_products(x: Tensor, g: Tensor) -> list[Part]:
+    """Return xᵤᵀgᵤ of all units: (U, T, in), (U, T, out) -> parts (n, in, out).
+
+    In parts of at most 8 MiB: larger blocks of memory are fetched from the operating system and
+    returned to it every time, which costs a third of the product itself.
+    """
+    units, size = x.shape[0], 4 * x.shape[2] * g.shape[2]
+    step = max(1, _LARGEST_PART // size)
+    return [
+        Part(u, tf.matmul(x[u : u + step], g[u : u + step], transpose_a=True))
+        for u in range(0, units, step)
+    ]
 
 
 def explicit_is_cheaper(tokens: int, d_in: int, d_out: int) -> bool:

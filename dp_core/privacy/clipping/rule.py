@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dp_core.bert.layers import Tensor
+
+
+class Part(NamedTuple):
+    """A tensor that holds something of consecutive units: (n, ...), from `first_unit` on."""
+
+    first_unit: int
+    values: Tensor
+
+    def factors(self, factors: Tensor) -> Tensor:
+        """Return those of the factors (U,) that belong to these units: (n,)."""
+        return factors[self.first_unit : self.first_unit + self.values.shape[0]]
 
 
 @dataclass(frozen=True)
@@ -20,14 +31,19 @@ class UnitGradients:
     Attributes:
         squared_norms: (U,) float32, an upper bound on each unit's squared gradient norm; not
             finite where the gradient is not.
-        parts: tensors of leading size U that together hold the gradients.
+        parts: what together holds the gradients.
         combine: (factors (U,), parts) -> for each parameter, Σᵤ factorᵤ · gradientᵤ. Linear in
             the factors; it gets the parts anew because units that are not finite are zeroed.
     """
 
     squared_norms: Tensor
-    parts: tuple[Tensor, ...]
-    combine: Callable[[Tensor, tuple[Tensor, ...]], dict[str, Tensor]]
+    parts: tuple[Part, ...]
+    combine: Callable[[Tensor, tuple[Part, ...]], dict[str, Tensor]]
+
+
+def whole(*tensors: Tensor) -> tuple[Part, ...]:
+    """Return parts that each hold all U units."""
+    return tuple(Part(0, tensor) for tensor in tensors)
 
 
 class Tap(Protocol):

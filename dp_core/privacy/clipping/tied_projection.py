@@ -15,7 +15,7 @@ from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.embedding import EmbeddingTap
 from dp_core.privacy.clipping.gram import gram_squared_norms
 from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
-from dp_core.privacy.clipping.rule import UnitGradients
+from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class TiedProjectionTap:
         g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
         biases = tf.reduce_sum(g, axis=1)  # (U, V)
 
-        def combine(factors: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-            x, g, biases = parts
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            x, g, biases = (part.values for part in parts)
             weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
             flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
             return {
@@ -49,7 +49,7 @@ class TiedProjectionTap:
             }
 
         norms = gram_squared_norms(x, g) + squared_norms(biases)
-        return UnitGradients(norms, (x, g, biases), combine)
+        return UnitGradients(norms, whole(x, g, biases), combine)
 
 
 def cross_term(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.privacy.clipping import linear
 from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
 from dp_core.privacy.clipping.linear import LinearTap
 
@@ -49,7 +50,11 @@ def test_the_rounding_factor_grows_with_the_sums():
 
 
 @pytest.mark.parametrize("tokens,d_in,d_out", [(1, 5, 3), (3, 40, 30), (50, 4, 6)])
-def test_both_forms_of_the_linear_rule_are_the_definition(tokens, d_in, d_out):
+@pytest.mark.parametrize("units_of_a_part", [1, 2, 9])
+def test_both_forms_of_the_linear_rule_are_the_definition(
+    monkeypatch, tokens, d_in, d_out, units_of_a_part
+):
+    monkeypatch.setattr(linear, "_LARGEST_PART", 4 * d_in * d_out * units_of_a_part)
     rng = np.random.default_rng(tokens)
     units = 3
     x = rng.standard_normal((units, tokens, d_in)).astype(np.float32)
@@ -62,6 +67,8 @@ def test_both_forms_of_the_linear_rule_are_the_definition(tokens, d_in, d_out):
     for form in (tap._explicit, tap._implicit):
         gradients = form(tf.constant(x), tf.constant(g))
         np.testing.assert_allclose(gradients.squared_norms, norms, rtol=2e-3)
+        if form == tap._explicit:
+            assert len(gradients.parts) == {1: 4, 2: 3, 9: 2}[units_of_a_part]
         sums = gradients.combine(tf.constant(factors), gradients.parts)
         expected = np.einsum("u,uij->ij", factors, products)
         np.testing.assert_allclose(sums["a/kernel"], expected, atol=1e-4)
