@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "canaries_per_group": 1,
     "device": "mock-tpu:8",
 }
-LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 1800)  # seconds for one run
+LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
 
 pytestmark = [
     pytest.mark.slow,
