@@ -171,7 +171,8 @@ def _batches(
 ) -> PrivateBatches | OrdinaryBatches:
     if plan is None or seed is None:
         rows = recipe.batch_size * recipe.examples_per_step
-        units = min(recipe.micro_rows, -(-rows // devices)) * devices
+        parts = -(-rows // (recipe.micro_rows * devices))
+        units = -(-rows // (parts * devices)) * devices  # even parts: little padding
         return OrdinaryBatches(store, init_seed, units, rows)
     units = max(1, recipe.micro_rows // recipe.examples_per_step) * devices
     coins = int.from_bytes(seed.derive("rows and masks")[:8], "little")
