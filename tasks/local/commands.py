@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from pathlib import Path
 
 import click
@@ -50,8 +52,21 @@ def up() -> None:
     if stack is None or set(stack.components) != set(local.PAGES):
         stack = local.start(deployment, local.PAGES, console.print)
     console.print(f"Airflow  {stack.airflow_url}   user {USER}, password {stack.password}")
-    console.print(f"MLflow   {stack.mlflow_url}")
+    console.print(f"MLflow   {_runs_page(stack.mlflow_url)}")
     console.print("Both answer on this machine only. Stop them with `make down`.")
+
+
+def _runs_page(server: str) -> str:
+    """Return the page of the runs: MLflow's own first page shows other things."""
+    from tasks.tracking import PUBLIC
+
+    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server
+            experiment = json.load(answer)["experiment"]["experiment_id"]
+    except (OSError, ValueError, KeyError):
+        return server  # nothing has been run yet
+    return f"{server}/#/experiments/{experiment}/runs"
 
 
 @group.command()
