@@ -44,6 +44,22 @@ class Stack:
         basic = f"Basic {base64.b64encode(words).decode()}"
         return self.call(f"{self.mlflow}/api/2.0/mlflow{path}", body, basic)
 
+    def tracked(self, run: str, seconds: float = 600) -> list[Any]:
+        """Return MLflow's runs of a DAG run, once they are whole: a courier brings the rest."""
+        experiment = self.mlflow_api("/experiments/get-by-name?experiment_name=confide")
+        body = {
+            "experiment_ids": [experiment["experiment"]["experiment_id"]],
+            "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
+            "max_results": 100,
+        }
+        until = time.monotonic() + seconds
+        while True:
+            runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
+            whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
+            if (whole and len(runs) >= 18) or time.monotonic() > until:
+                return runs
+            time.sleep(5)
+
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
         run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])

@@ -81,13 +81,7 @@ def test_each_release_was_paid_for_once(stack: Stack, run: str) -> None:
 
 
 def test_no_metric_was_lost_or_doubled(stack: Stack, run: str) -> None:
-    found = stack.mlflow_api("/experiments/get-by-name?experiment_name=confide")
-    body = {
-        "experiment_ids": [found["experiment"]["experiment_id"]],
-        "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
-        "max_results": 100,
-    }
-    runs = stack.mlflow_api("/runs/search", body)["runs"]
+    runs = stack.tracked(run)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
     names = Counter(r["info"]["run_name"] for r in runs)
     assert max(names.values()) == 1, names

@@ -92,13 +92,8 @@ def test_the_same_job_again_charges_nothing(stack: Stack, run: str) -> None:
 
 
 def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
-    experiment = stack.mlflow_api("/experiments/get-by-name?experiment_name=confide")
-    body = {
-        "experiment_ids": [experiment["experiment"]["experiment_id"]],
-        "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
-        "max_results": 100,
-    }
-    runs = stack.mlflow_api("/runs/search", body)["runs"]
+    runs = stack.tracked(run)
+    assert len(runs) == 18  # one for the job, one for each step
     metrics = {m["key"] for r in runs for m in r["data"].get("metrics", [])}
     assert any("epsilon" in name for name in metrics), sorted(metrics)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
