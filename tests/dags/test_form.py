@@ -79,4 +79,4 @@ def test_unknown_keys_are_refused_in_one_line():
 
 def test_inconsistent_settings_are_refused():
     with pytest.raises(AirflowFailException, match="batch_size is above declared_units"):
-        settings_from(JobSettings, {"batch_size": 5000})
+        settings_from(JobSettings, {"batch_size": 500, "declared_units": 400})

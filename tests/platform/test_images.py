@@ -129,6 +129,7 @@ def test_the_scan_can_find(tmp_path: Path) -> None:
     planted = tmp_path / "settings.py"
     planted.write_text("URL = 'postgresql://somebody:hunter22@db/x'\n")
     tmp_path.chmod(0o755)
+    planted.chmod(0o644)  # the scan runs as another user
     found = python(f"confide-task:{TAG}", SCAN, f"-v{tmp_path}:/srv/planted:ro")
     assert found.split() == ["/srv/planted/settings.py"]
 
