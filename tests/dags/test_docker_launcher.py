@@ -124,14 +124,27 @@ def _sockets() -> Iterator[None]:
         gc.collect()
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
+def _client() -> Any | None:
+    """Return a client of the engine, or None where none answers."""
     try:
         client = docker.from_env()
         client.ping()
     except DockerException:
+        return None
+    return client
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    client = _client()
+    if client is None:
+        # Not from within `except`: the skip would keep the failed client's socket to the end.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
         pytest.skip("SKIPPED: no Docker engine answers here; the docker launcher is not tried")
     if not client.images.list(IMAGE):
+        client.close()
         pytest.skip(f"SKIPPED: no image {IMAGE}: build it with `docker compose build prepare`")
     yield client
     for left in containers(client):
