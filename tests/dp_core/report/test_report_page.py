@@ -260,6 +260,22 @@ def test_a_job_without_comparison_ledger_or_curves_still_has_a_page() -> None:
     assert "No audit of a private model" in html
 
 
+def test_no_total_is_printed_where_no_budget_is_kept() -> None:
+    report = job_report()
+    assert report.ledger is not None
+    made_up = dataclasses.replace(
+        report.ledger,
+        spent_epsilon=None,
+        spent_delta=None,
+        budget_epsilon=None,
+        budget_delta=None,
+    )
+    html = job_page(dataclasses.replace(report, ledger=made_up), Edition.OPERATOR).html
+    section = html.partition('id="ledger"')[2].partition("</section>")[0]
+    assert "no budget is kept" in section
+    assert "in total" not in section
+
+
 def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     page = PAGES["made up"].write(tmp_path / "report")
     assert page == tmp_path / "report" / "report.html"
