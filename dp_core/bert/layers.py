@@ -35,13 +35,16 @@ class Layers:
             + self._parameters[f"{name}/bias"]
         )
 
-    def embed(self, ids: Tensor, types: Tensor, word: str, position: str, kind: str) -> Tensor:
-        """(M, S) word and type ids -> (M, S, D): the sum of three tables' rows."""
+    def embed(
+        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+    ) -> Tensor:
+        """(M, S) word and type ids -> (M, S, D): the sum of two tables' rows, or three's."""
         return embedding_sum(self._parameters, ids, types, word, position, kind)
 
-    def tied_projection(self, x: Tensor, table: str, bias: str) -> Tensor:
+    def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """(N, D) -> (N, V): logits by the word table itself, transposed."""
-        return tf.matmul(x, self._parameters[table], transpose_b=True) + self._parameters[bias]
+        logits = tf.matmul(x, self._parameters[table], transpose_b=True)
+        return logits if bias is None else logits + self._parameters[bias]
 
 
 def shape_of(x: Tensor) -> tuple[Any, ...]:
@@ -51,10 +54,17 @@ def shape_of(x: Tensor) -> tuple[Any, ...]:
 
 
 def embedding_sum(
-    parameters: Variables, ids: Tensor, types: Tensor, word: str, position: str, kind: str
+    parameters: Variables,
+    ids: Tensor,
+    types: Tensor | None,
+    word: str,
+    position: str,
+    kind: str | None,
 ) -> Tensor:
     """(M, S) ids -> (M, S, D)."""
-    length = shape_of(ids)[-1]
     words = tf.gather(parameters[word], ids)  # (M, S, D)
+    placed = words + parameters[position][: shape_of(ids)[-1]]
+    if kind is None:
+        return placed
     kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)
-    return words + tf.matmul(kinds, parameters[kind]) + parameters[position][:length]
+    return placed + tf.matmul(kinds, parameters[kind])

@@ -38,14 +38,16 @@ class TappedLayers(Layers):
         y = centred * self._parameters[f"{name}/gain"] + self._parameters[f"{name}/bias"]
         return self._note(y, LayerNormTap(name, self._units, centred, self._watched(y)))
 
-    def embed(self, ids: Tensor, types: Tensor, word: str, position: str, kind: str) -> Tensor:
+    def embed(
+        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+    ) -> Tensor:
         """As in `Layers`; the tap keeps the ids and the sum."""
         y = self._watched(embedding_sum(self._parameters, ids, types, word, position, kind))
-        rows = {name: self._parameters[name].shape[0] for name in (word, position, kind)}
+        rows = {name: self._parameters[name].shape[0] for name in (word, position, kind) if name}
         tap = EmbeddingTap(word, position, kind, self._units, ids, types, rows, y)
         return self._note(y, tap)
 
-    def tied_projection(self, x: Tensor, table: str, bias: str) -> Tensor:
+    def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """As in `Layers`; the tap keeps x and the logits."""
         y = self._watched(super().tied_projection(x, table, bias))
         return self._note(y, TiedProjectionTap(table, bias, self._units, x, y))

@@ -23,33 +23,35 @@ class TiedProjectionTap:
     """The output projection's input and its logits, with N = U·K predictions."""
 
     table: str
-    bias: str
+    bias: str | None
     units: int
     x: Tensor  # (N, D)
     output: Tensor  # (N, V)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Table and bias."""
-        return (self.table, self.bias)
+        """Table and bias; causal models have no bias."""
+        return (self.table,) if self.bias is None else (self.table, self.bias)
 
     def gradients(self, g: Tensor) -> UnitGradients:
         """(N, V) -> the units' gradients: few predictions, a wide table, so always by Gram."""
         x = tf.reshape(self.x, (self.units, -1, self.x.shape[1]))  # (U, K, D)
         g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
-        biases = tf.reduce_sum(g, axis=1)  # (U, V)
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            x, g, biases = (part.values for part in parts)
+            x, g, *biases = (part.values for part in parts)
             weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
             flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
-            return {
-                self.table: tf.matmul(flat, weighted, transpose_a=True),
-                self.bias: weighted_sum(factors, biases),
-            }
+            sums = {self.table: tf.matmul(flat, weighted, transpose_a=True)}
+            if self.bias is not None:
+                sums[self.bias] = weighted_sum(factors, biases[0])
+            return sums
 
-        norms = gram_squared_norms(x, g) + squared_norms(biases)
-        return UnitGradients(norms, whole(x, g, biases), combine)
+        norms = gram_squared_norms(x, g)
+        if self.bias is None:
+            return UnitGradients(norms, whole(x, g), combine)
+        biases = tf.reduce_sum(g, axis=1)  # (U, V)
+        return UnitGradients(norms + squared_norms(biases), whole(x, g, biases), combine)
 
 
 def cross_term(
