@@ -50,6 +50,11 @@ ENVIRONMENTS = {
     "orchestrator-dev": Environment(
         "orchestrator", "orchestrator-dev.txt", holds=("orchestrator.txt",)
     ),
+    "browser": Environment("browser", "browser.txt"),  # `docker/ci`, with the system's Chromium
+    # Neither is needed to run or to test the product by itself: `make test-transformers`,
+    # `make test-newest-tensorflow`.
+    "transformers": Environment("transformers", "transformers-test.txt"),
+    "newest-tensorflow": Environment("newest-tensorflow", "newest-tensorflow.txt"),
 }
 
 
@@ -184,6 +189,9 @@ def resolve_locks() -> None:
         "orchestrator-dev": platform,
         "mlflow": platform,
         "storage-emulator": platform,
+        "browser": platform,
+        "transformers-test": platform,
+        "newest-tensorflow": platform,
     }.items():
         print(f"Resolving requirements/{name}.in …", flush=True)
         compile_ = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url"]
