@@ -34,3 +34,12 @@ class BudgetExceeded(ConfideError):
     """A reservation that would pass the data set's privacy budget."""
 
     exit_code = 3
+
+
+class Unfinished(ConfideError):
+    """The work stopped in good order before its end; run again, it goes on: no failure.
+
+    The exit code is `EX_TEMPFAIL` of sysexits.h: try again.
+    """
+
+    exit_code = 75
