@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -26,29 +25,26 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.labels import Label
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.outbox import Identity
 from tasks.progress import Progress
+from tasks.recording import LAST_STEPS, end_tracking, record, say_where
 from tasks.specs import (
-    PretrainSpec,
-    ReportSpec,
     RunContext,
     StepResult,
     StepSpec,
-    SweepReportSpec,
     one_line,
     spec_from_json,
 )
+from tasks.speech import introduce, say
 from tasks.storage import Store, read_spec
 from tasks.tracker import Tracker
-from tasks.workbench import RESULT, Answer, Artifact, Workbench, labelled, read_result
+from tasks.workbench import RESULT, Answer, Workbench, read_result
 
 STOPPED = 143
 GRACE = 4.0  # seconds that a stopped step has to end by itself
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 _READERS = ("corpus", "entities")  # the steps that read files which others may change
-_LAST_STEPS = ("report", "sweep_report")
 
 
 class StepModule(Protocol):
@@ -70,9 +66,12 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
     signal.signal(signal.SIGTERM, _stop)
     os.umask(0o077)  # everything here may hold private text
     try:
+        introduce(name)
         deployment = Deployment.from_environment()
         spec = _spec(name, spec_uri)
-        result = run_step(spec, deployment, _context(context, spec))
+        run = _context(context, spec)
+        introduce(name, run)
+        result = run_step(spec, deployment, run)
     except ConfideError as error:
         return _fail(name, str(error), error.exit_code)
     except Stopped:
@@ -106,21 +105,22 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
         tracker=tracker,
         progress=Progress(context.task, _progress_file()),
     )
-    last = ("parent",) if spec.step in _LAST_STEPS else ("point",) if context.point else ()
+    last = ("parent",) if spec.step in LAST_STEPS else ("point",) if context.point else ()
     with _alone(durable):
         try:
             result = read_result(store, spec.output)
             if result is not None and result.spec_hash == spec_hash:
                 if spec.step in _READERS:
                     _module(spec).refuse_if_changed(spec, result, bench)
-                print(f"{context.task}: done before", file=sys.stderr)
+                say(f"{context.task}: done before")
             else:
                 result = _work(_module(spec), spec, bench)
-            _record(tracker, spec, store, result, point=bool(context.point))
+            record(tracker, spec, store, result, point=bool(context.point))
         except BaseException as error:
-            _end_tracking(tracker, error)
+            end_tracking(tracker, stopped=isinstance(error, Stopped))
             raise
     tracker.finish("FINISHED", also=last)
+    say_where(tracker)
     tracker.send_left_behind()
     return result
 
@@ -169,47 +169,6 @@ def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:
     bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
     shutil.rmtree(bench.durable, ignore_errors=True)
     return result
-
-
-def _record(
-    tracker: Tracker, spec: StepSpec, store: Store, result: StepResult, *, point: bool
-) -> None:
-    """Tell the tracker what the result holds; what it knows already is not told twice."""
-    told = spec.model_dump(mode="json", exclude={"settings", "results", "points"})
-    tracker.settings(_flat(told))
-    if isinstance(spec, ReportSpec | SweepReportSpec):
-        tracker.settings(spec.settings, target="parent")
-    if isinstance(spec, PretrainSpec) and spec.plan and point:  # by these, points are compared
-        place = {"batch_size": spec.batch_size, "updates": spec.updates}
-        tracker.settings({**place, "σ": spec.plan.noise_multiplier}, target="point")
-    for record in result.metrics:
-        tracker.labelled(record.name, labelled(record), record.step)
-    above = "parent" if spec.step in _LAST_STEPS else "point" if point else ""
-    if above:
-        for name, record in {m.name: m for m in result.metrics}.items():
-            tracker.labelled(name, labelled(record), record.step, target=above)
-    for release in result.releases:
-        tracker.dataset(release.dataset, release.ledger_id)
-    artifacts = [Artifact(f, Label(label), d) for f, label, d in result.facts["artifacts"]]
-    if artifacts or result.facts["model"]:
-        folder = store.local_copy(spec.output)
-        for artifact in artifacts:
-            tracker.artifact(folder / artifact.file, artifact.label, artifact.folder)
-        if result.facts["model"]:
-            _register(tracker, result, folder)
-
-
-def _register(tracker: Tracker, result: StepResult, folder: Path) -> None:
-    statement = (folder / "PRIVACY.md").read_text()
-    tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
-    tracker.model(result.facts["model"], folder, statement, tags)
-
-
-def _end_tracking(tracker: Tracker, error: BaseException) -> None:
-    if isinstance(error, Stopped):
-        tracker.leave("KILLED")
-    else:
-        tracker.finish("FAILED", also=("parent",))  # a retry makes it run again
 
 
 def _spec(name: str, uri: str) -> StepSpec:
@@ -262,18 +221,6 @@ def _progress_file() -> Path | None:
     return Path(file) if file else None
 
 
-def _flat(values: dict[str, object], above: str = "") -> dict[str, bool | int | float | str]:
-    flat: dict[str, bool | int | float | str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{above}{name}.")
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{above}{name}"] = value
-        else:
-            flat[f"{above}{name}"] = json.dumps(value)
-    return flat
-
-
 def _versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
@@ -295,5 +242,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _fail(name: str, line: str, code: int) -> int:
     if os.environ.get("CONFIDE_DEBUG") and code != STOPPED:
         traceback.print_exc()
-    print(f"confide: {name}: {line}", file=sys.stderr, flush=True)
+    say(f"confide: {name}: {line}", "error")
     return code

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
+
+from tasks.speech import say
 
 _PATIENCE = 10.0  # seconds between lines for people
 
@@ -31,4 +32,4 @@ class Progress:
         now = time.monotonic()
         if now >= self._next or done >= total:
             self._next = now + _PATIENCE
-            print(f"{self._label}: {done}/{total} {note}".rstrip(), file=sys.stderr, flush=True)
+            say(f"{self._label}: {done}/{total} {note}".rstrip())

@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.specs import RunContext, StepResult, StepSpec
+from tasks.speech import message_of
 from tasks.storage import Store
 from tasks.workbench import read_result
 
@@ -158,7 +159,8 @@ def _latest(progress: Path) -> tuple[int, int, str]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
+    text = log.read_text(errors="replace")
+    lines = [message_of(line) for line in text.splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("confide: ")] or lines or ["no output"]
     return f"{said[-1].removeprefix('confide: ')} (log: {log})"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public, Publishable
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
+from tasks.speech import say
 from tasks.tracking import OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
 
 PATIENCE = 30.0  # seconds between attempts to reach a tracker that is down
@@ -137,7 +137,9 @@ class Tracker:
         )
 
     def url(self, target: str = "step") -> str:
-        """Return the run's page, or '' when there is none."""
+        """Return the run's page, or '' when there is none or MLflow was away a moment ago."""
+        if self._down:
+            return ""
         try:
             return self._delivery.url(self._identity, target)
         except TrackingDown:
@@ -167,7 +169,7 @@ class Tracker:
             self._delivery.deliver(self._outbox)
             self._next, self._down = time.monotonic() + EVERY, False
         except TrackingDown as error:
-            print(f"tracking is down ({error}): kept on disk, sent later", file=sys.stderr)
+            say(f"tracking is down ({error}): kept on disk, sent later", "warning")
             self._next, self._down = time.monotonic() + PATIENCE, True
 
 

@@ -25,6 +25,7 @@ from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
 from dags.launcher.handed_on import PLACES, SECRETS, handed_on
+from dags.launcher.links import tracked_at
 from dags.launcher.outcome import failure
 from dags.launcher.work import Plan, Work, work_of
 
@@ -61,6 +62,7 @@ class DockerStep(DockerOperator):
         )
         self.plan = plan
         self.point = point
+        self.tracked_at = ""
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the step, pass its lines on to the task's log, and answer for its exit code."""
@@ -91,6 +93,7 @@ class DockerStep(DockerOperator):
             output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True)
             self.cli.start(identifier)
             lines = [line for line in fetch_logs(output, self.log) if line]
+            self.tracked_at = next(filter(None, map(tracked_at, reversed(lines))), "")
             exit_code = int(self.cli.wait(identifier)["StatusCode"])
         finally:
             lease.close()

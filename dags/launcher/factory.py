@@ -9,6 +9,8 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dags.launcher import deployment
+from dags.launcher.failures import say_what_failed
+from dags.launcher.links import links
 from dags.launcher.work import Plan
 
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
@@ -33,6 +35,7 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
     module, name = _OPERATORS[deployment.launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
+    task.operator_extra_links = links(task_id)
     return task
 
 
@@ -47,4 +50,5 @@ def defaults() -> dict[str, Any]:
         "retry_delay": timedelta(seconds=10),
         "retry_exponential_backoff": True,
         "max_retry_delay": timedelta(minutes=5),
+        "on_failure_callback": say_what_failed,
     }

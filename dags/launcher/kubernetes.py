@@ -17,13 +17,17 @@ from typing import Any
 import yaml
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from dags.launcher.handed_on import PLACES, handed_on
+from dags.launcher.links import tracked_at
 from dags.launcher.outcome import BAD_INPUT, failure
 from dags.launcher.work import Plan, Work, work_of
 
 TEMPLATES = Path(__file__).parent / "pods"
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
+LAST_LINES = 50  # of a step's log: its run's address is among them
 
 
 class KubernetesStep(KubernetesPodOperator):
@@ -52,6 +56,7 @@ class KubernetesStep(KubernetesPodOperator):
         )
         self.plan = plan
         self.point = point
+        self.tracked_at = ""
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
@@ -81,8 +86,22 @@ class KubernetesStep(KubernetesPodOperator):
 
     def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Answer for the pod that has ended."""
+        self.tracked_at = self._tracked_at(event)  # first: the pod is deleted on the way
         super().trigger_reentry(context, event)
         return work_of(self.task_id, self.plan, context, self.point).answer()
+
+    def _tracked_at(self, event: Mapping[str, Any]) -> str:
+        """Return the address of the step's run, out of its log; '' where that is gone."""
+        try:
+            log: str = self.client.read_namespaced_pod_log(
+                name=event["name"],
+                namespace=event["namespace"],
+                container=self.base_container_name,
+                tail_lines=LAST_LINES,
+            )
+        except (ApiException, HTTPError):
+            return ""
+        return next(filter(None, map(tracked_at, reversed(log.splitlines()))), "")
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
         """Delete the pod; say what its exit code means, and that bad input is not tried again."""

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 BAD_INPUT, BUDGET_EXCEEDED = 2, 3
 _NEVER_RETRIED = {BAD_INPUT: "bad input", BUDGET_EXCEEDED: "privacy budget exceeded"}
+
+
+def message_of(line: str) -> str:
+    """Return what a line of a step's log says, also where the log is JSON (`CONFIDE_LOG=json`)."""
+    if line.startswith("{"):
+        try:
+            return str(json.loads(line)["message"])
+        except (ValueError, KeyError, TypeError):
+            return line
+    return line
 
 
 def failure(step: str, exit_code: int, last_line: str) -> AirflowException:
@@ -16,7 +28,7 @@ def failure(step: str, exit_code: int, last_line: str) -> AirflowException:
         exit_code: negative where a signal ended the process.
         last_line: what the step said last: the reason, in one line.
     """
-    reason = last_line.removeprefix(f"confide: {step}: ")
+    reason = message_of(last_line).removeprefix(f"confide: {step}: ")
     if exit_code in _NEVER_RETRIED:
         how = f"exit code {exit_code}: {_NEVER_RETRIED[exit_code]}, not tried again"
         return AirflowFailException(f"{reason} ({how})")

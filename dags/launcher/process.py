@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 from airflow.sdk import BaseOperator
 
 from dags.launcher import deployment
+from dags.launcher.links import tracked_at
 from dags.launcher.outcome import failure
 from dags.launcher.work import Plan, Work, publishable, work_of
 
@@ -40,6 +41,7 @@ class ProcessStep(BaseOperator):
         self.plan = plan
         self.point = point
         self.process: subprocess.Popen[str] | None = None
+        self.tracked_at = ""
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the step, pass its lines on to the task's log, and answer for its exit code."""
@@ -71,6 +73,7 @@ class ProcessStep(BaseOperator):
         with self.process.stdout as lines:
             for line in lines:
                 if text := line.rstrip():
+                    self.tracked_at = tracked_at(text) or self.tracked_at
                     last_line = text
                     self.log.info("%s", text)
         return self.process.wait(), last_line

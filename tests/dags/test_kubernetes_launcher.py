@@ -183,6 +183,75 @@ def test_it_waits_without_a_worker_and_answers_afterwards(
     with pytest.raises(TaskDeferred) as deferred:
         step.execute(context)
     assert deferred.value.method_name == "trigger_reentry"
+    trigger = deferred.value.trigger
+    assert (trigger.pod_name, trigger.on_kill_action.value) == ("p", "delete_pod")  # cancelled here
     monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", lambda self, context, event: None)
+    cluster = Cluster(log="pretrain: 10/10\nMLflow: http://mlflow/#/experiments/1/runs/a\n")
+    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     answer = step.trigger_reentry(context, {"status": "success", "name": "p", "namespace": "n"})
     assert answer == {"output": work("tpu").spec.output, "metrics": {}}
+    assert step.tracked_at == "http://mlflow/#/experiments/1/runs/a"
+
+
+class Cluster:
+    """The few calls of a cluster that these tests need, with the pods that it holds."""
+
+    def __init__(self, pods: list[models.V1Pod] | None = None, log: str = "") -> None:
+        self.pods, self.log = pods or [], log
+        self.made: list[Any] = []
+        self.deleted: list[str] = []
+        self.asked = ""
+
+    def list_namespaced_pod(self, namespace: str, label_selector: str) -> models.V1PodList:
+        self.asked = label_selector
+        return models.V1PodList(items=self.pods)
+
+    def read_namespaced_pod_log(self, **_: Any) -> str:
+        return self.log
+
+    def delete_namespaced_pod(self, name: str, **_: Any) -> None:
+        self.deleted.append(name)
+
+    def create_pod(self, pod: models.V1Pod) -> models.V1Pod:
+        self.made.append(pod)
+        return pod
+
+
+def pod(phase: str) -> models.V1Pod:
+    labels = {"try_number": "1"}
+    return models.V1Pod(
+        metadata=models.V1ObjectMeta(name="first", namespace="confide", labels=labels),
+        status=models.V1PodStatus(phase=phase),
+    )
+
+
+@pytest.mark.parametrize(("phase", "made"), [("Running", 0), ("Pending", 0), ("Failed", 1)])
+def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
+    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, phase: str, made: int
+) -> None:
+    """Nothing trains twice beside itself; and a release is charged by its spec, not by its pod."""
+    cluster = Cluster([pod(phase)])
+    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
+    monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
+    ended: list[Any] = []
+    monkeypatch.setattr(step, "process_pod_deletion", lambda pod: ended.append(pod) or True)
+    ti = SimpleNamespace(
+        dag_id="dp_bert", task_id="dp_pretraining", run_id="manual", map_index=-1, try_number=2
+    )
+    run = SimpleNamespace(run_id="manual", logical_date=None, dag_id="dp_bert")
+    context = {"ti": ti, "dag_run": run, "dag": None, "run_id": "manual"}
+    step.describe(work("cpu"))
+    found = step.get_or_create_pod(pod("Pending"), context)
+    assert len(cluster.made) == len(ended) == made
+    assert found.metadata.name == "first"
+    assert "try_number" not in cluster.asked  # the pod of an earlier try is found as well
+
+
+def test_a_cancelled_task_deletes_its_pod(
+    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
+    step.pod = pod("Running")
+    step.on_kill()
+    assert cluster.deleted == ["first"]

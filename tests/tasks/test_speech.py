@@ -1,0 +1,85 @@
+"""What a step says: the same words as a line for people or as an object for programs."""
+
+import json
+import logging
+import warnings
+
+import pytest
+
+from dp_core.errors import BadInput
+from tasks import contract
+from tasks.runner import _last_line
+from tasks.specs import RunContext
+from tasks.speech import introduce, message_of, say
+
+CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    kept = logging.root.handlers[:]
+    monkeypatch.delenv("CONFIDE_LOG", raising=False)
+    yield
+    logging.captureWarnings(False)
+    logging.root.handlers[:] = kept
+    monkeypatch.delenv("CONFIDE_LOG", raising=False)
+    introduce("")
+
+
+def test_lines_are_for_people_unless_programs_are_asked_for(capsys):
+    introduce("pretrain", CONTEXT)
+    say("dp_pretraining: 3/10")
+    assert capsys.readouterr().err == "dp_pretraining: 3/10\n"
+
+
+def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
+    monkeypatch.setenv("CONFIDE_LOG", "json")
+    introduce("pretrain", CONTEXT)
+    say("two\nlines", "warning")
+    (line,) = capsys.readouterr().err.splitlines()
+    body = json.loads(line)
+    assert body.pop("time").endswith("+00:00")
+    assert body == {
+        "level": "warning",
+        "step": "pretrain",
+        "run": "dp_bert/manual__1",
+        "task": "dp_pretraining",
+        "point": "",
+        "message": "two lines",
+    }
+    assert message_of(line) == "two lines"
+
+
+def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
+    monkeypatch.setenv("CONFIDE_LOG", "json")
+    introduce("corpus", CONTEXT)
+    logging.getLogger("a.library").error("cannot parse %s", "zyxsecret")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("zyxsecret", stacklevel=1)
+    said = capsys.readouterr().err
+    assert "zyxsecret" not in said
+    levels = [
+        (json.loads(line)["level"], json.loads(line)["message"]) for line in said.splitlines()
+    ]
+    assert levels[0][0] == "error"
+    assert levels[0][1].startswith("a.library (test_speech.py:")
+    assert levels[1][1].startswith("py.warnings (")
+
+
+def test_another_form_is_refused(monkeypatch):
+    monkeypatch.setenv("CONFIDE_LOG", "xml")
+    with pytest.raises(BadInput, match="CONFIDE_LOG"):
+        introduce("pretrain")
+
+
+def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONFIDE_LOG", "json")
+    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path))
+    assert contract.main("pretrain", "data:,{}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["level"] == "error"
+    assert json.loads(line)["message"].startswith("confide: pretrain: ")
+    log = tmp_path / "step.log"
+    log.write_text(line + "\n")
+    assert _last_line(log).startswith("pretrain: ")
