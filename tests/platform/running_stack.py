@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -12,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+# The whole job, as small as it gets: every step, every release, every model.
+TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
+TAG = os.environ.get("CONFIDE_TAG") or "local"
+PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
+LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
 
 
 class Stack:
@@ -19,7 +25,9 @@ class Stack:
 
     def __init__(self) -> None:
         lines = (ROOT / ".env").read_text().splitlines()
-        self.secrets = dict(line.split("=", 1) for line in lines if "=" in line)
+        written = dict(line.split("=", 1) for line in lines if "=" in line)
+        # As for compose itself, the environment comes before the file.
+        self.secrets = {name: os.environ.get(name, value) for name, value in written.items()}
         self.airflow = f"http://127.0.0.1:{self.secrets['AIRFLOW_PORT']}"
         self.mlflow = f"http://127.0.0.1:{self.secrets['MLFLOW_PORT']}"
         password = self.secrets["AIRFLOW_PASSWORD"]
