@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dp_core.errors import PlanError
+from dp_core.privacy.adaptive_clipping import AdaptiveClipping
 from dp_core.privacy.events import (
     FixedSizeGaussian,
     MechanismEvent,
@@ -57,8 +58,10 @@ class TrainingPlan:
         declared_units: public upper bound on the number of units (the number of
             slots where `needs_exact_units`).
         sampling: how batches are drawn.
-        clip_norm: bound C on one unit's gradient, summed over the unit's rows.
-        noise_multiplier: *effective* σ of one whole update, in units of C.
+        clip_norm: bound C on one unit's gradient, summed over the unit's rows; with `adaptive`,
+            that of the first update.
+        noise_multiplier: *effective* σ of one whole update, in units of C; with `adaptive`, of
+            gradients and count together.
         schedule: phases of updates with their expected batch.
         delta: δ at which ε is stated.
         shards: parallel shards P. accumulation: micro-batches T summed in time for an update.
@@ -68,6 +71,7 @@ class TrainingPlan:
         max_examples_per_unit: rows of a unit that the store keeps (None: the store bounds them).
         denominator: what sums are divided by; only the expected batch is private.
         amplification: the sampling whose ε is claimed; None means the one that is run.
+        adaptive: how C is learned from noised counts; None keeps it.
         noise_multiplier_per_draw_stated: what the trainer was told each draw adds, if someone
             else computed it; it must agree.
 
@@ -90,6 +94,7 @@ class TrainingPlan:
     denominator: Denominator = "expected"
     amplification: str | None = None
     noise_multiplier_per_draw_stated: float | None = None
+    adaptive: AdaptiveClipping | None = None
     _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,9 +154,15 @@ class TrainingPlan:
         """Return how many independent noise draws make up one update's noise."""
         return self.shards * self.accumulation if self.noise_placement == "per-draw" else 1
 
+    def gradient_noise_multiplier(self) -> float:
+        """Return σ of an update's gradients: the plan's, or more where a count shares it."""
+        if self.adaptive is None:
+            return self.noise_multiplier
+        return self.adaptive.gradient_noise_multiplier(self.noise_multiplier)
+
     def noise_multiplier_per_draw(self) -> float:
-        """Return σ of each draw: σ/√draws, so that the draws of one update sum to σ."""
-        return self.noise_multiplier / math.sqrt(self.noise_draws())
+        """Return σ of each draw on the gradients: the draws of one update sum to all of it."""
+        return self.gradient_noise_multiplier() / math.sqrt(self.noise_draws())
 
     @property
     def needs_exact_units(self) -> bool:
@@ -242,6 +253,7 @@ class TrainingPlan:
             self.sampling.check_batch(phase.expected_batch)
 
     def _check_noise(self) -> None:
+        self.gradient_noise_multiplier()  # refuses a count that takes all of the noise
         _refuse(
             self.noise_placement not in ("update", "per-draw"),
             "unknown placement",
@@ -252,7 +264,8 @@ class TrainingPlan:
             stated is not None and not math.isclose(stated, each, rel_tol=1e-9),
             f"each of {self.noise_draws()} draws would add σ={stated}, which makes the update's "
             f"σ={(stated or 0) * math.sqrt(self.noise_draws()):.6g}, not the plan's "
-            f"{self.noise_multiplier:.6g}: noise of all shards and micro-batches counts once each",
+            f"{self.gradient_noise_multiplier():.6g}: noise of all shards and micro-batches "
+            "counts once each",
             "noise_multiplier_per_draw_stated",
         )
 
