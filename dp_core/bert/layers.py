@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_core.bert.functions import Tensor, standardise
+from dp_core.bert.precision import compute_type
 
 __all__ = ["Layers", "Tensor", "Variables", "embedding_sum", "shape_of"]
 
@@ -19,14 +20,30 @@ Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 
 
 class Layers:
-    """Ordinary layers over named parameters. N stands for any leading shape."""
+    """Ordinary layers over named parameters. N stands for any leading shape.
 
-    def __init__(self, parameters: Variables) -> None:
+    Args:
+        parameters: float32 variables or tensors, by name.
+        precision: the format of the factors of products, `float32` or `bfloat16`; what goes in
+            and comes out is float32 in any case.
+    """
+
+    def __init__(self, parameters: Variables, precision: str = "float32") -> None:
         self._parameters = parameters
+        self._type = compute_type(precision)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """(N, in) -> (N, out) by `name/kernel` and `name/bias`."""
-        return tf.matmul(x, self._parameters[f"{name}/kernel"]) + self._parameters[f"{name}/bias"]
+        return (
+            self.product(x, self._parameters[f"{name}/kernel"]) + self._parameters[f"{name}/bias"]
+        )
+
+    def product(self, a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
+        """(..., n, k), (..., k, m) -> (..., n, m), its factors in the chosen precision."""
+        if self._type == tf.float32:
+            return tf.matmul(a, b, transpose_b=transpose_b)
+        factors = (tf.cast(factor, self._type) for factor in (a, b))
+        return tf.cast(tf.matmul(*factors, transpose_b=transpose_b), tf.float32)
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""
@@ -43,7 +60,7 @@ class Layers:
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """(N, D) -> (N, V): logits by the word table itself, transposed."""
-        logits = tf.matmul(x, self._parameters[table], transpose_b=True)
+        logits = self.product(x, self._parameters[table], transpose_b=True)
         return logits if bias is None else logits + self._parameters[bias]
 
 

@@ -7,6 +7,7 @@ update alone, the layout (devices, micro-batches) cannot change what is drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,15 @@ from numpy.typing import NDArray
 
 from dp_core.bert.config import BertConfig
 from dp_core.bert.heads import mlm_row_losses
-from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.layers import Tensor
 from dp_core.bert.parameters import Arrays
-from dp_core.privacy.clipping.engine import clipped_sum
+from dp_core.bert.precision import compute_type
+from dp_core.privacy.clipping.engines import engine_named
+from dp_core.privacy.clipping.factors import factors_named
 from dp_core.training.adamw import AdamW
 from dp_core.training.noise_blocks import Keys, NoiseBlocks
 from dp_core.training.rows import MicroBatch
+from dp_core.training.unit_losses import RowLosses, UnitBatch, ordinary_sum
 
 _MEAN, _SQUARE = "adam-mean/", "adam-square/"
 _TALLIES = 3  # sum of unit losses, units, clipped units
@@ -30,10 +34,17 @@ _TALLIES = 3  # sum of unit losses, units, clipped units
 
 @dataclass(frozen=True)
 class Clipping:
-    """What makes a step private: `noise_stddev` is that of one draw, in units of the sum."""
+    """What makes a step private.
+
+    Attributes:
+        clip_norm: C, for as long as `Trainer.add` is not told another.
+        noise_stddev: of one draw, in units of the sum, unless `Trainer.move` is told another.
+        style: how to clip, `flat` or `automatic` (`dp_core.privacy.clipping.factors`).
+    """
 
     clip_norm: float
     noise_stddev: float
+    style: str = "flat"
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,14 @@ class Trainer:
         parameters: initial weights, by name.
         optimizer: the constants of AdamW.
         clipping: clip and noise; None trains without privacy.
+        engine: the way to the clipped sum, one of `clipping.engines.ENGINES`.
+        precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
+            sums and noise are float32.
+        row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), as
+            `heads.mlm_row_losses`.
+
+    Raises:
+        BadInput: no such engine, precision or style of clipping.
     """
 
     def __init__(
@@ -63,9 +82,17 @@ class Trainer:
         parameters: Arrays,
         optimizer: AdamW,
         clipping: Clipping | None,
+        *,
+        engine: str = "book-keeping",
+        precision: str = "float32",
+        row_losses: RowLosses = mlm_row_losses,
     ) -> None:
+        compute_type(precision)
         self._strategy, self._config = strategy, config
         self._optimizer, self._clipping = optimizer, clipping
+        self._engine, self._precision = engine_named(engine), precision
+        self._factors = factors_named("flat" if clipping is None else clipping.style)
+        self._row_losses = row_losses
         self.names = list(parameters)
         self.noise = NoiseBlocks({n: a.shape for n, a in parameters.items()})
         with strategy.scope():
@@ -74,26 +101,45 @@ class Trainer:
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
             self._sums = {n: _accumulator(a.shape) for n, a in parameters.items()}
             self._tallies = _accumulator((_TALLIES,))
+            self._below = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
         self._move = tf.function(self._move_everywhere, autograph=False)
-        self._read = tf.function(self._read_everywhere, autograph=False)
+        self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
+        self._take_below = tf.function(lambda: self._take(self._below), autograph=False)
 
     @property
     def devices(self) -> int:
         """Number of devices that share a micro-batch."""
         return int(self._strategy.num_replicas_in_sync)
 
-    def add(self, batch: MicroBatch) -> None:
-        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices."""
+    def add(self, batch: MicroBatch, clip_norm: float | None = None) -> None:
+        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices.
+
+        Args:
+            batch: the units.
+            clip_norm: C of this update, where it changes; `Clipping.clip_norm` if None. All
+                micro-batches of an update must have the same.
+        """
+        if clip_norm is None:
+            clip_norm = math.inf if self._clipping is None else self._clipping.clip_norm
         n = self.devices
         shares = [np.split(array, n) for array in batch.arrays()]
 
         def of_device(context: Any) -> tuple[Tensor, ...]:
             return tuple(tf.constant(s[context.replica_id_in_sync_group]) for s in shares)
 
-        self._add(self._strategy.experimental_distribute_values_from_function(of_device))
+        values = self._strategy.experimental_distribute_values_from_function(of_device)
+        self._add(values, tf.constant(clip_norm, tf.float32))
 
-    def move(self, *, t: int, rate: float, divisor: float, keys: Keys | None) -> None:
+    def move(
+        self,
+        *,
+        t: int,
+        rate: float,
+        divisor: float,
+        keys: Keys | None,
+        noise_stddev: float | None = None,
+    ) -> None:
         """Make update t (from 0) from the accumulators, and empty them.
 
         Args:
@@ -101,14 +147,28 @@ class Trainer:
             rate: learning rate.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
             keys: from `noise.keys`; None draws no noise.
+            noise_stddev: of one draw, where it changes; `Clipping.noise_stddev` if None.
         """
-        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor)]
+        if noise_stddev is None:
+            noise_stddev = 0.0 if self._clipping is None else self._clipping.noise_stddev
+        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor, noise_stddev)]
         self._move(*scalars, None if keys is None else tf.constant(keys))
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
         loss, units, clipped = self._read().numpy()
         return Tallies(float(loss), round(float(units)), round(float(clipped)))
+
+    def noised_below(self, noise: float) -> float:
+        """Return Σ (1{norm ≤ C} − ½) over the units since the last call, plus `noise`.
+
+        What adaptive clipping learns C from (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
+        remark 4 of section 2.3): one unit moves it by ½. The sum is exact for under 2²³ units.
+
+        Args:
+            noise: one draw with the plan's standard deviation for this count.
+        """
+        return float(self._take_below().numpy()) + noise
 
     def weights(self) -> Arrays:
         """Return the weights as arrays."""
@@ -129,11 +189,12 @@ class Trainer:
             self._means[n].assign(state[_MEAN + n])
             self._squares[n].assign(state[_SQUARE + n])
 
-    def _add_everywhere(self, batch: tuple[Any, ...]) -> None:
-        self._strategy.run(self._add_here, args=batch)
+    def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
+        self._strategy.run(self._add_here, args=(clip_norm, *batch))
 
     def _add_here(
         self,
+        clip_norm: Tensor,
         ids: Tensor,
         lengths: Tensor,
         positions: Tensor,
@@ -141,50 +202,45 @@ class Trainer:
         weights: Tensor,
         shares: Tensor,
     ) -> None:
-        u, r, s = ids.shape
-        k = positions.shape[2]
-
-        def unit_losses(layers: Layers) -> Tensor:
-            losses = mlm_row_losses(
-                layers,
-                self._config,
-                tf.reshape(ids, (u * r, s)),
-                tf.reshape(lengths, (u * r,)),
-                tf.reshape(positions, (u * r, k)),
-                tf.reshape(labels, (u * r, k)),
-                tf.reshape(weights, (u * r, k)),
-            )
-            return tf.reduce_sum(tf.reshape(losses, (u, r)) * shares, axis=1)  # (U,)
-
+        batch = (ids, lengths, positions, labels, weights, shares)
+        unit_losses = UnitBatch(self._row_losses, self._config, batch)
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) padding is no unit
-        sums, losses, clipped = self._gradient_sums(unit_losses, u)
+        sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
         for name in self.names:
             self._sums[name].assign_add(sums[name])
-        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, clipped))
+        below = norms <= clip_norm
+        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, ~below))
         self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
+        self._below.assign_add(tf.reduce_sum(tf.where(real, tf.cast(below, tf.float32) - 0.5, 0.0)))
 
     def _gradient_sums(
-        self, unit_losses: Callable[[Layers], Tensor], units: int
+        self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         if self._clipping is None:
-            return ordinary_sum(unit_losses, self._weights, units)
-        clip_norm = self._clipping.clip_norm
-        clipped = clipped_sum(unit_losses, self._weights, units, clip_norm)
-        return clipped.sums, clipped.losses, clipped.norms > clip_norm
+            return ordinary_sum(unit_losses, self._weights, units, self._precision)
+        clipped = self._engine(
+            unit_losses,
+            self._weights,
+            units,
+            clip_norm,
+            factors_of=self._factors,
+            precision=self._precision,
+        )
+        return clipped.sums, clipped.losses, clipped.norms
 
-    def _read_everywhere(self) -> Tensor:
+    def _take(self, counts: Any) -> Tensor:
         # With one device, `reduce` answers with the variable itself: copy it before emptying it.
-        total = tf.identity(self._strategy.reduce("SUM", self._tallies, axis=None))
+        total = tf.identity(self._strategy.reduce("SUM", counts, axis=None))
         with tf.control_dependencies([total]):
-            self._strategy.run(lambda: self._tallies.assign(tf.zeros((_TALLIES,))))
+            self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
         return total
 
     def _move_everywhere(
-        self, rate: Tensor, step: Tensor, divisor: Tensor, keys: Tensor | None
+        self, rate: Tensor, step: Tensor, divisor: Tensor, stddev: Tensor, keys: Tensor | None
     ) -> None:
         totals = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
         if keys is not None and self._clipping is not None:
-            noise = self.noise.draw(keys, self._clipping.noise_stddev)
+            noise = self.noise.draw(keys, stddev)
             totals = {name: total + noise[name] for name, total in totals.items()}
         for name, total in totals.items():
             arguments = (self._means[name], self._squares[name], total / divisor)
@@ -202,19 +258,6 @@ class Trainer:
     def _empty(self) -> None:
         for name in self.names:
             self._sums[name].assign(tf.zeros_like(self._sums[name]))
-
-
-def ordinary_sum(
-    unit_losses: Callable[[Layers], Tensor], parameters: Mapping[str, Any], units: int
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return the plain gradient of the summed losses, the losses (U,), and that none is clipped."""
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(list(parameters.values()))
-        losses = unit_losses(Layers(parameters))
-        total = tf.reduce_sum(losses)
-    gradients = tape.gradient(total, list(parameters.values()))
-    dense = [tf.convert_to_tensor(g) for g in gradients]
-    return dict(zip(parameters, dense, strict=True)), losses, tf.zeros((units,), tf.bool)
 
 
 def _accumulator(shape: tuple[int, ...]) -> Any:

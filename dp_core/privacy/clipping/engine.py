@@ -15,12 +15,12 @@ import tensorflow as tf
 from dp_core.bert.layers import Layers, Tensor, Variables
 from dp_core.errors import PlanError
 from dp_core.privacy.clipping.embedding import EmbeddingTap
+from dp_core.privacy.clipping.factors import Factors, flat_factors
 from dp_core.privacy.clipping.rule import Part, Tap, UnitGradients
 from dp_core.privacy.clipping.taps import TappedLayers
 from dp_core.privacy.clipping.tied_projection import TiedProjectionTap, cross_term
 
 UnitLosses = Callable[[Layers], Tensor]  # layers -> (U,) one loss per unit
-_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,13 @@ class ClippedSum:
 
 
 def clipped_sum(
-    unit_losses: UnitLosses, parameters: Variables, units: int, clip_norm: float
+    unit_losses: UnitLosses,
+    parameters: Variables,
+    units: int,
+    clip_norm: float | Tensor,
+    *,
+    factors_of: Factors = flat_factors,
+    precision: str = "float32",
 ) -> ClippedSum:
     """Clip each unit's gradient to `clip_norm` and add them up.
 
@@ -52,19 +58,22 @@ def clipped_sum(
         unit_losses: the forward pass, reading parameters through the layers it is given.
         parameters: every trainable parameter, by name.
         units: U, static.
-        clip_norm: C; infinite switches clipping off.
+        clip_norm: C; infinite switches (flat) clipping off. A scalar tensor may change from call
+            to call of one graph.
+        factors_of: how to clip, from `factors`.
+        precision: of products in the model, `float32` or `bfloat16`; norms and sums are float32.
 
     Raises:
         PlanError: a parameter without a rule, named; it would leak unclipped or train silently not.
     """
-    taps, tap_gradients, losses = _forward_backward(unit_losses, parameters, units)
+    taps, tap_gradients, losses = _forward_backward(unit_losses, parameters, units, precision)
     _check_coverage(taps, parameters)
     gradients = [tap.gradients(g) for tap, g in zip(taps, tap_gradients, strict=True)]
     squared = tf.add_n([g.squared_norms for g in gradients])
     squared += _cross_terms(taps, tap_gradients, units)
     finite = tf.math.is_finite(squared)  # (U,) false as soon as any value of the unit is not
     norms = tf.sqrt(tf.maximum(squared, 0.0))
-    factors = tf.where(finite, clip_factors(norms, clip_norm), 0.0)  # (U,)
+    factors = tf.where(finite, factors_of(norms, clip_norm), 0.0)  # (U,)
     sums: dict[str, Tensor] = {}
     for gradient, parts in zip(gradients, _without(gradients, finite), strict=True):
         for name, value in gradient.combine(factors, parts).items():
@@ -72,16 +81,11 @@ def clipped_sum(
     return ClippedSum({name: sums[name] for name in parameters}, norms, losses)
 
 
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """min(1, C/norm): (U,) -> (U,)."""
-    return tf.minimum(1.0, clip_norm / tf.maximum(norms, _TINY))
-
-
 def _forward_backward(
-    unit_losses: UnitLosses, parameters: Variables, units: int
+    unit_losses: UnitLosses, parameters: Variables, units: int, precision: str
 ) -> tuple[list[Tap], list[Tensor], Tensor]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        layers = TappedLayers(parameters, units, tape)
+        layers = TappedLayers(parameters, units, tape, precision)
         losses = unit_losses(layers)
         total = tf.reduce_sum(losses)
     outputs = [tap.output for tap in layers.taps]

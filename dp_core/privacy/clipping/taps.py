@@ -18,8 +18,14 @@ from dp_core.privacy.clipping.tied_projection import TiedProjectionTap
 class TappedLayers(Layers):
     """The same layers, each leaving a tap. Parameters can be read through a layer rule only."""
 
-    def __init__(self, parameters: Variables, units: int, tape: tf.GradientTape) -> None:
-        super().__init__(parameters)
+    def __init__(
+        self,
+        parameters: Variables,
+        units: int,
+        tape: tf.GradientTape,
+        precision: str = "float32",
+    ) -> None:
+        super().__init__(parameters, precision)
         self._units, self._tape = units, tape
         self.taps: list[Tap] = []
 

@@ -12,7 +12,7 @@ from dp_core.errors import PlanError
 from dp_core.privacy.clipping import linear
 from dp_core.privacy.clipping.engine import ClippedSum, clipped_sum
 from dp_core.privacy.clipping.naive import naive_clipped_sum
-from dp_core.training.trainer import ordinary_sum
+from dp_core.training.unit_losses import ordinary_sum
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
