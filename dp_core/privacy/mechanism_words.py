@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dp_core.privacy.accounting import rdp_curve
 from dp_core.privacy.events import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
+    RandomCountSelection,
     Relation,
+    Restated,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
@@ -22,6 +25,16 @@ _RELATIONS = {
 }
 
 
+_RESTATED = {
+    Relation.ZERO_OUT: "a unit without words or rows leaves a release as if it were not there",
+    Relation.REPLACE: "replacing a unit is removing one and adding another: 2ε, and (1 + e^ε)δ",
+}
+_SELECTION = (
+    "how many trainings there were is secret, and no training but the best was shown to anyone",
+    "trainings were compared by a score of the released model and public data alone",
+)
+
+
 def neighbours(event: MechanismEvent, unit: str) -> str:
     """Return in words by what neighbouring data sets differ."""
     return _RELATIONS[event.relation].format(unit=unit)
@@ -32,6 +45,14 @@ def describe(event: MechanismEvent) -> str:
     match event:
         case Composed(events=events):
             return "; and ".join(describe(part) for part in events)
+        case Restated(event=inner):
+            return describe(inner)
+        case RandomCountSelection(candidates=candidates):
+            return (
+                f"the best of a secret random number of trainings ({_law(event)}), each of one "
+                f"of {len(candidates)} candidates drawn at random, the costliest of them "
+                f"{describe(max(candidates, key=_cost))}; ε by Rényi, no PLD is known"
+            )
         case ThresholdedHistogram(words_per_unit=words, sigma=sigma, threshold=threshold):
             return (
                 f"counts of words, at most {words} distinct words per unit, discrete Gaussian "
@@ -60,6 +81,11 @@ def assumptions(event: MechanismEvent) -> tuple[str, ...]:
         return tuple(dict.fromkeys(a for part in event.events for a in assumptions(part)))
     if isinstance(event, Unaccounted):
         return ()
+    if isinstance(event, Restated):
+        return (*assumptions(event.event), _RESTATED[event.to])
+    if isinstance(event, RandomCountSelection):
+        own = dict.fromkeys(a for c in event.candidates for a in assumptions(c))
+        return (*own, *_SELECTION)
     if isinstance(event, ThresholdedHistogram):
         return (
             "each unit's words were bounded before anything was counted, independently of all "
@@ -86,3 +112,14 @@ def _phases(phases: tuple[tuple[float, float, int], ...], what: str) -> str:
         f"{steps} updates, {what} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
         for rate, sigma, steps in phases
     )
+
+
+def _law(event: RandomCountSelection) -> str:
+    if event.count == "poisson":
+        return f"Poisson, mean {event.mean:g}"
+    return f"truncated negative binomial, η = {event.eta:g}, γ = {event.gamma:.4g}"
+
+
+def _cost(event: MechanismEvent) -> float:
+    curve = rdp_curve(event, [8])
+    return float("inf") if curve is None else float(curve[0])

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, is_unaccounted
+from dp_core.privacy.accounting import (
+    compose,
+    epsilon_pld,
+    epsilon_rdp,
+    is_unaccounted,
+    without_pld,
+)
 from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.mechanism_words import assumptions, describe, neighbours
 from dp_core.privacy.units import PrivacyUnit
@@ -69,7 +75,9 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
             fix="State the privacy of each data set by itself.",
         )
     delta = math.fsum(release.delta for release in releases)
-    epsilon = _total(releases, delta)
+    epsilon = total_epsilon([r.event.stating(r.unit) for r in releases], delta)
+    if any(r.event.unit not in (None, r.unit) for r in releases):
+        epsilon = None
     private = epsilon is not None and math.isfinite(epsilon) and bool(releases)
     data = {
         "version": VERSION,
@@ -78,6 +86,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "neighbours": releases[0].event.relation.value if releases else None,
         "epsilon": _json_number(epsilon),
         "delta": delta,
+        "accounting": _accounting(releases),
         "private": private and not any(r.seed_known for r in releases),
         "seed_known": any(r.seed_known for r in releases),
         "made_up": made_up,
@@ -92,15 +101,24 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
     )
 
 
-def _total(releases: Sequence[Release], delta: float) -> float | None:
-    if not releases:
+def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:
+    """Return the ε of all releases together, by PLD at δ; 0 for none.
+
+    None where they protect different units or by different neighbours: no total would be true.
+    """
+    if not events:
         return 0.0
-    if any(is_unaccounted(release.event) for release in releases):
+    if any(is_unaccounted(event) for event in events):
         return math.inf
-    protects = {(release.unit, release.event.unit, release.event.relation) for release in releases}
-    if len(protects) > 1:
+    if len({(event.unit, event.relation) for event in events}) > 1:
         return None
-    return epsilon_pld(compose(*(release.event for release in releases)), delta)
+    return epsilon_pld(compose(*events), delta)
+
+
+def _accounting(releases: Sequence[Release]) -> str:
+    if any(without_pld(release.event) for release in releases):
+        return "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+    return "PLD"
 
 
 def _release_data(release: Release) -> dict[str, Any]:

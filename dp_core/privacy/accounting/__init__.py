@@ -2,8 +2,14 @@
 
 from dp_core.privacy.accounting.composition import GroupGuarantee, compose, group_privacy
 from dp_core.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld, is_unaccounted
+from dp_core.privacy.accounting.pld import (
+    delta_pld,
+    epsilon_pld,
+    is_unaccounted,
+    without_pld,
+)
 from dp_core.privacy.accounting.rdp import epsilon_paper_conversion, epsilon_rdp, rdp_curve
+from dp_core.privacy.accounting.relations import under
 from dp_core.privacy.accounting.unamplified import (
     epsilon_shuffled_replace_one,
     epsilon_unamplified,
@@ -23,4 +29,6 @@ __all__ = [
     "group_privacy",
     "is_unaccounted",
     "rdp_curve",
+    "under",
+    "without_pld",
 ]

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from dp_core.privacy.accounting.rdp import rdp_curve
+from dp_core.privacy.accounting.stated import StatedGuarantee
 from dp_core.privacy.events import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
+    Restated,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
@@ -56,6 +58,9 @@ def _scale(event: MechanismEvent) -> float:
             leaf = PoissonGaussian(leaf.phases)
         if isinstance(leaf, ThresholdedHistogram):
             leaf = Gaussian(leaf.sigma / math.sqrt(leaf.words_per_unit))
+        if isinstance(leaf, StatedGuarantee):  # a divergence is at most ε, and αε²/2 where small
+            curve = curve + np.minimum(leaf.epsilon, np.asarray(_ORDERS) * leaf.epsilon**2 / 2)
+            continue
         part = rdp_curve(leaf, _ORDERS)
         if part is not None:
             curve = curve + part
@@ -67,6 +72,8 @@ def _leaves(event: MechanismEvent) -> Iterator[MechanismEvent]:
     if isinstance(event, Composed):
         for part in event.events:
             yield from _leaves(part)
+    elif isinstance(event, Restated):
+        yield event.event
     else:
         yield event
 
@@ -81,6 +88,8 @@ def _steps(event: MechanismEvent) -> Iterator[tuple[int, float]]:
                 yield from ((n, _reach(rate, 2 / sigma)) for rate, sigma, n in phases)
             case FixedSizeGaussian(slots=slots, phases=phases):
                 yield from ((n, _reach(b / slots, 2 / sigma)) for b, sigma, n in phases)
+            case StatedGuarantee(epsilon=epsilon):
+                yield 1, 2 * epsilon
             case Gaussian(noise_multiplier=sigma, count=n):
                 yield 1, _reach(1.0, math.sqrt(n) / sigma)
             case ShuffledGaussian(noise_multiplier=sigma, participations=n):

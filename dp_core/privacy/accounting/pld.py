@@ -22,12 +22,16 @@ from dp_core.privacy.accounting.profiles import (
     TruncatedSubsampledGaussian,
 )
 from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.stated import StatedGuarantee, StatedProfile, resolved
 from dp_core.privacy.events import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
+    RandomCountSelection,
+    Relation,
+    Restated,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
@@ -41,10 +45,15 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     """Return the claim: an upper bound on ε at δ for `event`, under its own relation.
 
     ∞ where the event holds a release without guarantee, or where δ is below what the mechanism
-    gives away at any ε (a histogram's tail).
+    gives away at any ε (a histogram's tail). Where no PLD is known (`without_pld`), that part
+    enters as the (ε, δ) that is proven for it.
     """
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
+    if isinstance(event, RandomCountSelection):  # alone: at the δ asked for, not at its own
+        renyi = epsilon_rdp(event, delta)
+        return math.inf if renyi is None else renyi
+    event = resolved(event, epsilon_pld)
     if is_unaccounted(event):
         return math.inf
     scale = scale_of(event)
@@ -74,6 +83,7 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
     """Return an upper bound on δ at ε ≥ 0 for `event`; 1 for a release without guarantee."""
     if not epsilon >= 0:
         raise BadInput(f"{epsilon} is below 0", where="epsilon")
+    event = resolved(event, epsilon_pld)
     if is_unaccounted(event):
         return 1.0
     scale = scale_of(event)
@@ -88,9 +98,24 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
 
 def is_unaccounted(event: MechanismEvent) -> bool:
     """Return whether any part of `event` has no guarantee."""
-    if isinstance(event, Composed):
-        return any(is_unaccounted(part) for part in event.events)
-    return isinstance(event, Unaccounted)
+    match event:
+        case Composed(events=parts) | RandomCountSelection(candidates=parts):
+            return any(is_unaccounted(part) for part in parts)
+        case Restated(event=inner):
+            return is_unaccounted(inner)
+        case _:
+            return isinstance(event, Unaccounted)
+
+
+def without_pld(event: MechanismEvent) -> bool:
+    """Return whether some part has no PLD, and enters a total as a proven (ε, δ)."""
+    match event:
+        case Composed(events=parts):
+            return any(without_pld(part) for part in parts)
+        case Restated(to=to):
+            return to is Relation.REPLACE
+        case _:
+            return isinstance(event, RandomCountSelection)
 
 
 def _sides(event: MechanismEvent, interval: float) -> tuple[LossSum, LossSum]:
@@ -107,6 +132,10 @@ def _steps(event: MechanismEvent) -> Iterator[tuple[Profile, int]]:
         case Composed(events=events):
             for part in events:
                 yield from _steps(part)
+        case Restated(to=Relation.ZERO_OUT, event=inner):
+            yield from _steps(inner)
+        case StatedGuarantee(epsilon=epsilon, delta=delta):
+            yield StatedProfile(epsilon, delta), 1
         case Gaussian(noise_multiplier=sigma, count=times):
             yield SubsampledGaussian(1.0, math.sqrt(times) / sigma), 1
         case ShuffledGaussian(noise_multiplier=sigma, participations=times):

@@ -12,13 +12,16 @@ from absl import logging as absl_logging  # type: ignore[import-untyped]
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import NDArray
 
+from dp_core.privacy.accounting.selection import negative_binomial_curve, poisson_curve, worst
 from dp_core.privacy.events import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
+    RandomCountSelection,
     Relation,
+    Restated,
     ShuffledGaussian,
 )
 
@@ -45,6 +48,10 @@ def rdp_curve(
         parts = [rdp_curve(part, orders) for part in event.events]
         known = [part for part in parts if part is not None]
         return np.sum(known, axis=0) if len(known) == len(parts) else None
+    if isinstance(event, Restated):
+        return rdp_curve(event.event, orders) if event.to is Relation.ZERO_OUT else None
+    if isinstance(event, RandomCountSelection):
+        return _selection_curve(event, orders)
     described = _described(event)
     if described is None:
         return None
@@ -58,6 +65,22 @@ def rdp_curve(
     with _without_warnings():
         accountant.compose(described)
     return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+def _selection_curve(
+    event: RandomCountSelection, orders: Sequence[float]
+) -> NDArray[np.float64] | None:
+    """Return the bound of the best of K trainings; its λ̂ and α run over all of `ORDERS`."""
+    every = np.asarray([*orders, *ORDERS], dtype=np.float64)
+    known = [c for e in event.candidates if (c := rdp_curve(e, list(every))) is not None]
+    if len(known) < len(event.candidates):
+        return None
+    base = worst(known)
+    if event.count == "poisson":
+        curve = poisson_curve(every, base, event.mean)
+    else:
+        curve = negative_binomial_curve(every, base, event.eta, event.gamma)
+    return np.asarray(curve[: len(orders)])
 
 
 @contextlib.contextmanager
@@ -108,7 +131,8 @@ def _described(event: MechanismEvent) -> dpa.DpEvent | None:
 def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
     """Return ε from Rényi DP by the conversion of Canonne, Kamath and Steinke 2020 (Prop. 12).
 
-    None where no Rényi bound of the mechanism is known (histograms, truncated samples).
+    None where no Rényi bound of the mechanism is known (histograms, truncated samples, guarantees
+    restated for replace-one).
     """
     curve = rdp_curve(event)
     if curve is None:

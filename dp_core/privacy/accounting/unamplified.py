@@ -11,6 +11,7 @@ from dp_core.privacy.events import (
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
+    Restated,
     ShuffledGaussian,
     TruncatedPoissonGaussian,
 )
@@ -41,6 +42,8 @@ def _mu(event: MechanismEvent, sensitivity: float) -> float:
             rates = [(rate, sigma, steps) for rate, sigma, steps in phases]
         case FixedSizeGaussian(slots=slots, phases=phases):
             rates = [(batch / slots, sigma, steps) for batch, sigma, steps in phases]
+        case Restated(event=inner):
+            return _mu(inner, sensitivity)
         case Composed(events=events):
             return math.sqrt(sum(_mu(e, sensitivity) ** 2 for e in events))
         case _:

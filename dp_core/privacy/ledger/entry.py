@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import is_unaccounted
-from dp_core.privacy.events import Composed, MechanismEvent, Relation
+from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 
@@ -60,7 +60,7 @@ class Reservation:
                 f"the event protects the unit {self.event.unit}, the reservation {self.unit}",
                 where="ledger reservation",
             )
-        object.__setattr__(self, "event", _stating(self.event, self.unit))
+        object.__setattr__(self, "event", self.event.stating(self.unit))
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -161,13 +161,6 @@ class Entry:
             "reserved_at": self.reserved_at,
             "settled_at": self.settled_at,
         }
-
-
-def _stating(event: MechanismEvent, unit: PrivacyUnit) -> MechanismEvent:
-    """Return the event with its unit written into it and all its parts."""
-    if isinstance(event, Composed):
-        return Composed(tuple(_stating(part, unit) for part in event.events), unit=unit)
-    return replace(event, unit=unit)
 
 
 def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:

@@ -1,0 +1,79 @@
+"""Choosing among trainings without paying for each: the secret count, and the candidates drawn.
+
+What it costs is `RandomCountSelection` (accounting/selection.py). Here are the draws: K and each
+training's candidate come from the reservation's secret seed, so that a retry repeats them and
+nobody else learns K. K must stay secret: no log, metric, duration or file that leaves the operator
+may tell it, and no training but the best may be shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+from dp_core.errors import BadInput
+from dp_core.privacy.events import RandomCountSelection
+from dp_core.privacy.seeds import PrivacySeed
+
+_BITS = 128
+MOST_TRAININGS = 1_000_000
+
+
+def draw_count(event: RandomCountSelection, seed: PrivacySeed) -> int:
+    """Return K, the number of trainings: secret, and the same for the same seed.
+
+    By inversion of the law in double precision: each probability is off by less than 1e-12,
+    whatever the data are, since K does not depend on them.
+    """
+    u = Fraction(int.from_bytes(seed.derive("selection count")[: _BITS // 8], "big"), 1 << _BITS)
+    below = Fraction(0)
+    for k, probability in _probabilities(event):
+        below += Fraction(probability)
+        if u < below:
+            return k
+        if k >= MOST_TRAININGS:
+            break
+    raise BadInput("the law of K has too heavy a tail", where="selection")
+
+
+def draw_candidate(event: RandomCountSelection, seed: PrivacySeed, training: int) -> int:
+    """Return the index of the candidate of a training (from 0): uniform, independent, secret."""
+    word = int.from_bytes(seed.derive("selection candidate", training)[: _BITS // 8], "big")
+    return word * len(event.candidates) >> _BITS
+
+
+def count_probability(event: RandomCountSelection, k: int) -> float:
+    """Return Pr[K = k] (k from 0; the truncated law gives 0 nothing)."""
+    return next((p for n, p in _probabilities(event) if n >= k), 0.0) if k >= _first(event) else 0.0
+
+
+def geometric(mean: float) -> tuple[float, float]:
+    """Return (η, γ) of the geometric law with E[K] = mean > 1: η = 1, γ = 1/mean."""
+    if not mean > 1:
+        raise BadInput(f"{mean} is not above 1", where="selection mean")
+    return 1.0, 1 / mean
+
+
+def _first(event: RandomCountSelection) -> int:
+    return 0 if event.count == "poisson" else 1
+
+
+def _probabilities(event: RandomCountSelection) -> Iterator[tuple[int, float]]:
+    """Yield (k, Pr[K = k]) from the smallest k."""
+    if event.count == "poisson":
+        log, k = -event.mean, 0
+        while True:
+            yield k, math.exp(log)
+            k += 1
+            log += math.log(event.mean / k)
+    eta, gamma = event.eta, event.gamma
+    # Pr[K = 1]; then Pr[K = k+1]/Pr[K = k] = (1 − γ)(k + η)/(k + 1)  (Definition 1)
+    first = (1 - gamma) / math.log(1 / gamma)
+    if eta != 0:
+        first = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
+    log, k = math.log(first), 1
+    while True:
+        yield k, math.exp(log)
+        log += math.log((1 - gamma) * (k + eta) / (k + 1))
+        k += 1
