@@ -1,4 +1,12 @@
-"""What a deployment may configure about DAGs: when sweeps run by themselves, and over what."""
+"""What a deployment may configure about DAGs: schedules, the sweep's defaults, the corpora.
+
+`CONFIDE_TRAIN_SCHEDULE`  when `dp_bert` runs by itself (cron, or a preset such as @weekly)
+`CONFIDE_TRAIN_SETTINGS`  a JSON file: the defaults of `dp_bert`'s form
+`CONFIDE_SWEEP_SCHEDULE`  when `dp_sweep` runs by itself
+`CONFIDE_SWEEP_SETTINGS`  a JSON file: the defaults of `dp_sweep`'s form
+`CONFIDE_CORPORA`         a JSON file: private data set -> the settings of the job that a new
+                          version of it starts
+"""
 
 from __future__ import annotations
 
@@ -9,28 +17,81 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.specs import SweepSettings, one_line
+from tasks.specs import JobSettings, SweepSettings, one_line
+
+MADE_UP = "synthetic-notes"  # the project's own notes: what a new version does can be seen on them
 
 
-def sweep_schedule() -> str | None:
-    """Return `CONFIDE_SWEEP_SCHEDULE` (cron, or a preset such as @daily); None: by hand only."""
-    return os.environ.get("CONFIDE_SWEEP_SCHEDULE") or None
+def schedule(name: str) -> str | None:
+    """Return a schedule, `TRAIN` or `SWEEP`; None: by hand only."""
+    return os.environ.get(f"CONFIDE_{name}_SCHEDULE") or None
+
+
+def train_settings() -> dict[str, Any]:
+    """Return the deployment's own defaults of `dp_bert`'s form.
+
+    Raises:
+        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
+    """
+    return _settings("CONFIDE_TRAIN_SETTINGS", JobSettings)
 
 
 def sweep_settings() -> dict[str, Any]:
-    """Return the JSON object in the file `CONFIDE_SWEEP_SETTINGS`: the sweep's own defaults.
+    """Return the deployment's own defaults of `dp_sweep`'s form.
 
     Raises:
-        ValueError: what is wrong with it, in one line; Airflow shows it as an import error.
+        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
     """
-    file = os.environ.get("CONFIDE_SWEEP_SETTINGS")
+    return _settings("CONFIDE_SWEEP_SETTINGS", SweepSettings)
+
+
+def corpora() -> dict[str, dict[str, Any]]:
+    """Return the settings of the job that a new version starts, by private data set.
+
+    Raises:
+        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
+    """
+    given = _read("CONFIDE_CORPORA") or {MADE_UP: {}}
+    for name, settings in given.items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"CONFIDE_CORPORA: {name}: not an object of settings")
+        if fixed := {"private_dataset", "data_version"} & set(settings):
+            raise ValueError(f"CONFIDE_CORPORA: {name}: {sorted(fixed)[0]} comes with the event")
+        try:
+            job_of(name, settings, "1")
+        except ValidationError as error:
+            raise ValueError(f"CONFIDE_CORPORA: {name}: {one_line(error)}") from None
+    return given
+
+
+def job_of(corpus: str, settings: dict[str, Any], version: str) -> JobSettings:
+    """Return the job that a version of a corpus starts.
+
+    Raises:
+        ValidationError: the name, the settings or the version are not what a job can be told.
+    """
+    named = {"private_dataset": corpus, "data_version": version}
+    return JobSettings.model_validate({**settings, **named})
+
+
+def _settings(variable: str, model: type[JobSettings]) -> dict[str, Any]:
+    given = _read(variable)
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"{variable}: {one_line(error)}") from None
+    return given
+
+
+def _read(variable: str) -> dict[str, Any]:
+    """Return the JSON object in the file that a variable names; {} where it names none."""
+    file = os.environ.get(variable)
     if not file:
         return {}
     try:
         given = json.loads(Path(file).read_text())
-        SweepSettings.model_validate(given)
-    except ValidationError as error:
-        raise ValueError(f"CONFIDE_SWEEP_SETTINGS: {one_line(error)}") from None
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"CONFIDE_SWEEP_SETTINGS: {type(error).__name__}: {error}") from None
-    return dict(given)
+    except (OSError, ValueError) as error:  # also what is not UTF-8
+        raise ValueError(f"{variable}: {type(error).__name__}: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{variable}: not a JSON object")
+    return given

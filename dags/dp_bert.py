@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import TriggerRule, dag, get_current_context, task
 
-from dags import launcher
+from dags import configuration, launcher
 from dags.launcher import TRAINING
 from tasks.specs import JobSettings, StepSpec, SweepPoint, dp_bert_steps
 
@@ -26,10 +26,10 @@ training = partial(step, pool=TRAINING)
     dag_id="dp_bert",
     dag_display_name="dp_bert · train privately, then measure",
     description="Private corpus → DP vocabulary → DP pre-training → entity F1 and exposure",
-    schedule=None,
+    schedule=configuration.schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
-    params=launcher.form(JobSettings),
+    params=launcher.form(JobSettings, configuration.train_settings()),
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md="""
@@ -43,7 +43,11 @@ model and, for comparison, for one trained without privacy.
 
 The defaults run on made-up notes. *Trigger* opens the form; wrong values are refused there or by
 the first task. Every task is one `python -m tasks …`; a task whose result is there already answers
-at once, and nothing is charged twice. Results: the **report** task's output, and MLflow.
+at once, and nothing is charged twice. Results: the **report** task's output, and MLflow: the
+buttons *MLflow run* and *Report* on a task's page lead there.
+
+By schedule: `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a JSON file). On a new
+version of a corpus: the DAG `new_corpus`.
 """,
 )
 def dp_bert() -> None:

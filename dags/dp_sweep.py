@@ -34,7 +34,7 @@ for coordinate in SweepPoint.model_fields:
     dag_id="dp_sweep",
     dag_display_name="dp_sweep · ε and F1 over a grid",
     description="σ × batch size × epochs: one training a point, all of them charged",
-    schedule=configuration.sweep_schedule(),
+    schedule=configuration.schedule("SWEEP"),
     catchup=False,
     max_active_runs=1,
     params=FORM,

@@ -18,6 +18,10 @@ COMMANDS = {
     "paper-table": ("tasks.commands.paper_table", "The paper's figures beside what is true."),
     "ledger": ("tasks.commands.ledger", "What was spent of each data set's privacy budget."),
     "report": ("tasks.commands.report", "The latest report: its table, and where the page is."),
+    "announce": (
+        "tasks.commands.announce",
+        "Tell Airflow that a private corpus has a new version.",
+    ),
     "doctor": ("tasks.commands.doctor", "What is missing on this machine, and how to get it."),
 }
 LOCAL = {  # the local stack's own commands

@@ -71,6 +71,27 @@ class AirflowApi:
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf}
         self._call("POST", f"/api/v2/dags/{dag}/dagRuns", body)
 
+    def announce(self, asset: str, version: str) -> None:
+        """Create an event of an asset, which starts the DAGs that wait for it.
+
+        Raises:
+            AirflowRefused: there is no such asset.
+        """
+        query = urllib.parse.urlencode({"name_pattern": asset, "limit": 100})
+        known = self._call("GET", f"/api/v2/assets?{query}")["assets"]
+        found = [a["id"] for a in known if a["name"] == asset]  # the pattern matches parts too
+        if not found:
+            raise AirflowRefused("Airflow knows no such asset: is it in CONFIDE_CORPORA?")
+        body = {"asset_id": found[0], "extra": {"data_version": version}}
+        self._call("POST", "/api/v2/assets/events", body)
+
+    def pool_slots(self, name: str) -> int | None:
+        """Return how many tasks a pool lets run at a time; None where there is no such pool."""
+        try:
+            return int(self._call("GET", f"/api/v2/pools/{name}")["slots"])
+        except AirflowRefused:
+            return None
+
     def unfinished_runs(self, dag: str) -> list[str]:
         """Return the ids of the DAG's runs that are queued or running."""
         query = "?state=running&state=queued&limit=100"

@@ -29,7 +29,7 @@ from tasks.local.processes import Started
 
 RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a DAG
 PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything
-DAGS = ("dp_bert", "dp_sweep")
+DAGS = ("dp_bert", "dp_sweep", "new_corpus")
 TRAINING_POOL = ("training", 1, "Steps that use every core: one at a time.")
 START_SECONDS = 300.0
 

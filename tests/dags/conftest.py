@@ -25,8 +25,9 @@ os.environ.update(
         "CONFIDE_TASK_PYTHON": str(HOME / "fake-python"),
     }
 )
-for name in ("CONFIDE_STORE", "CONFIDE_LAUNCHER", "CONFIDE_SWEEP_SCHEDULE"):
-    os.environ.pop(name, None)
+for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
+    if name not in {"CONFIDE_HOME", "CONFIDE_TASK_PYTHON", "CONFIDE_TASK_IMAGE"}:
+        os.environ.pop(name, None)
 sys.path.insert(0, str(CHECKOUT))
 
 

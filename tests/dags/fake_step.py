@@ -27,6 +27,7 @@ spec = spec_from_json(read(uri))
 context = json.loads(os.environ["CONFIDE_RUN_CONTEXT"])
 task = context["task"]
 print(f"{task}: working", file=sys.stderr)
+print(f"MLflow: http://127.0.0.1:5000/#/experiments/1/runs/{task}", file=sys.stderr)
 Path(os.environ["CONFIDE_PROGRESS"] + ".env").write_text(json.dumps(dict(os.environ)))
 for done in range(1, 3):
     with Path(os.environ["CONFIDE_PROGRESS"]).open("a") as file:

@@ -9,7 +9,8 @@ from dags import configuration
 
 def test_without_configuration_sweeps_run_by_hand_only(monkeypatch):
     monkeypatch.delenv("CONFIDE_SWEEP_SETTINGS", raising=False)
-    assert configuration.sweep_schedule() is None
+    assert configuration.schedule("SWEEP") is None
+    assert configuration.schedule("TRAIN") is None
     assert configuration.sweep_settings() == {}
 
 
@@ -18,7 +19,7 @@ def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
     file.write_text(json.dumps({"sweep_noise_multipliers": "1,2", "layers": 3}))
     monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
     monkeypatch.setenv("CONFIDE_SWEEP_SCHEDULE", "0 3 * * 6")
-    assert configuration.sweep_schedule() == "0 3 * * 6"
+    assert configuration.schedule("SWEEP") == "0 3 * * 6"
     assert configuration.sweep_settings() == {"sweep_noise_multipliers": "1,2", "layers": 3}
 
 

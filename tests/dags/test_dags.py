@@ -39,8 +39,8 @@ def upstream_of(dag) -> dict[str, set[str]]:
     }
 
 
-def test_the_folder_holds_the_two_dags(dags):
-    assert set(dags) == {"dp_bert", "dp_sweep"}
+def test_the_folder_holds_these_dags(dags):
+    assert set(dags) == {"dp_bert", "dp_sweep", "new_corpus"}
 
 
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
@@ -113,10 +113,11 @@ def test_mapped_tasks_are_named_by_their_point(dags):
 def test_overlapping_runs_and_catching_up_are_off(dags):
     for dag in dags.values():
         assert dag.max_active_runs == 1
+        assert all(task.retries == 2 for task in dag.tasks if hasattr(task, "plan"))
         assert dag.catchup is False
 
 
-@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "new_corpus"])
 def test_reading_a_dag_loads_nothing_heavy_and_no_provider_that_is_not_chosen(name):
     unwanted = [
         *("tensorflow", "mlflow", "dp_core", "numpy", "pandas", "docker", "kubernetes", "google"),

@@ -7,17 +7,20 @@ import io
 import json
 import socket
 import sys
+import time
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
+from tasks.commands.announce import command as announce
 from tasks.deployment import Deployment
 from tasks.local import demo
 from tasks.local import stack as local
-from tasks.specs import JobSettings
+from tasks.specs import JobSettings, dp_bert_steps
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -131,6 +134,51 @@ def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):
     line = str(failed.value)
     assert line.startswith("canaries: made to fail with 2 (exit code 2: bad input")
     assert Path(line.rpartition("Its log: ")[2]).exists()
+
+
+def ended(api, dag: str, runs: int) -> list[dict]:
+    """Return the DAG's runs once so many have ended; Airflow may take its time under load."""
+    deadline = time.monotonic() + 240
+    while True:
+        found = api._call("GET", f"/api/v2/dags/{dag}/dagRuns?limit=100&order_by=id")["dag_runs"]
+        if sum(run["state"] in {"success", "failed"} for run in found) >= runs:
+            return found
+        assert time.monotonic() < deadline, f"{dag}: {[run['state'] for run in found]}"
+        time.sleep(0.5)
+
+
+def test_a_new_version_of_a_corpus_is_trained_on(served, deployment):
+    """An asset event starts `new_corpus`, and that `dp_bert`, with the version as data."""
+    api = served.api()
+    before = len(ended(api, "dp_bert", 0))
+    said = CliRunner().invoke(announce, ["synthetic-notes", "2026-11"])
+    assert said.exit_code == 0, said.output
+    run = ended(api, "dp_bert", before + 1)[-1]
+    assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
+    assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
+    report = dp_bert_steps(JobSettings(data_version="2026-11"), deployment.store)["report"].output
+    assert (Path(unquote(urlparse(report).path)) / "result.json").exists()
+    # ... and from the task's page buttons lead to its run and to the report.
+    place = f"/api/v2/dags/dp_bert/dagRuns/{run['dag_run_id']}/taskInstances/report/links"
+    links = api._call("GET", place)["extra_links"]
+    assert links["MLflow run"] == "http://127.0.0.1:5000/#/experiments/1/runs/report"
+    assert links["Report"] == links["MLflow run"] + "/artifacts/report/report.html"
+
+
+def test_what_is_no_version_starts_nothing(served, tmp_path):
+    api = served.api()
+    before = len(ended(api, "dp_bert", 0))
+    answered = len(ended(api, "new_corpus", 0))
+    said = CliRunner().invoke(announce, ["synthetic-notes", f"2026; touch {tmp_path}/here"])
+    assert said.exit_code == 0
+    assert ended(api, "new_corpus", answered + 1)[-1]["state"] == "failed"
+    assert len(ended(api, "dp_bert", 0)) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_that_nobody_configured_cannot_be_announced(served):
+    with pytest.raises(BadInput, match="CONFIDE_CORPORA"):
+        CliRunner().invoke(announce, ["ward-notes", "1"], catch_exceptions=False)
 
 
 def test_settings_that_airflow_refuses_start_nothing(served, deployment):

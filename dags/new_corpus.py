@@ -1,0 +1,112 @@
+"""A private corpus has a new version: learn its vocabulary anew, and do all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import Asset, AssetAny, dag, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
+from pydantic import ValidationError
+
+from dags import configuration, launcher
+from tasks.specs import one_line
+
+CORPORA = configuration.corpora()
+GROUP = "confide-corpus"
+_OF_AIRFLOW = {"from_rest_api", "from_trigger"}  # keys that Airflow itself adds to an event
+
+
+def asset_of(corpus: str) -> Asset:
+    """Return the asset that stands for a private data set; it bears the data set's name."""
+    return Asset(name=corpus, uri=f"confide://corpus/{corpus}", group=GROUP)
+
+
+def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run that an event asks for: its id, and the settings of its form.
+
+    The event comes from outside: nothing of it is used but a version that the settings allow.
+
+    Raises:
+        AirflowFailException: what is wrong with it, in one line; trying again cannot help.
+    """
+    corpus, extra = str(event["corpus"]), dict(event["extra"])
+    version = extra.pop("data_version", "")
+    if unknown := sorted(set(extra) - _OF_AIRFLOW):
+        raise AirflowFailException(
+            f"{corpus}: the event holds {len(unknown)} keys besides data_version"
+        )
+    if corpus not in CORPORA:
+        raise AirflowFailException(f"{corpus}: CONFIDE_CORPORA knows no such data set")
+    if not version:
+        raise AirflowFailException(f'{corpus}: the event needs {{"data_version": "…"}}')
+    try:
+        job = configuration.job_of(corpus, CORPORA[corpus], version)
+    except ValidationError as error:
+        raise AirflowFailException(f"{corpus}: {one_line(error)}") from None
+    return {
+        "run_id": f"corpus__{corpus}__{job.data_version}",
+        "conf": job.model_dump(mode="json", exclude_defaults=True) | {"data_version": version},
+    }
+
+
+@dag(
+    dag_id="new_corpus",
+    dag_display_name="new_corpus · train on a corpus's new version",
+    description="An asset event of a private data set → dp_bert with that version",
+    schedule=AssetAny(*map(asset_of, sorted(CORPORA))),
+    catchup=False,
+    max_active_runs=1,
+    default_args=launcher.defaults(),
+    tags=["confide", "differential privacy", "assets"],
+    doc_md="""
+### When a private corpus has a new version, train on it
+
+Each private data set in `CONFIDE_CORPORA` (a JSON file: data set → settings of `dp_bert`) is an
+**asset** of the same name. Announce a version by
+
+    ./confide announce ward-notes 2026-11
+
+or on the asset's page (*Create asset event*, extra `{"data_version": "2026-11"}`), or through the
+REST API. This DAG checks the event and starts `dp_bert` with the data set's settings and that
+version: vocabulary, pre-training, fine-tuning, exposure. **What is trained on a new version is a
+new release, charged to the same budget**; where it does not fit, the ledger refuses the run.
+
+A version that was announced before starts nothing. Runs of `dp_bert` wait for each other.
+""",
+)
+def new_corpus() -> None:
+    """Describe what an event starts."""
+
+    @task(doc_md="Lists the events that this run answers: a data set and what came with it.")
+    def events() -> list[dict[str, Any]]:
+        triggering = get_current_context()["triggering_asset_events"]
+        return [
+            {"corpus": event.asset.name, "extra": dict(event.extra)}
+            for of_asset in triggering.values()
+            for event in of_asset
+        ]
+
+    @task_group
+    def version(event: dict[str, Any]) -> None:
+        @task(retries=0, map_index_template="{{ corpus }}", doc_md="Checks the event as data.")
+        def job(event: dict[str, Any]) -> dict[str, Any]:
+            get_current_context()["corpus"] = str(event["corpus"])  # type: ignore[typeddict-unknown-key]
+            return run_of(event)
+
+        asked = job(event)
+        TriggerDagRunOperator(
+            task_id="train",
+            trigger_dag_id="dp_bert",
+            trigger_run_id=asked["run_id"],
+            conf=asked["conf"],
+            logical_date=None,
+            skip_when_already_exists=True,
+            doc_md="Starts `dp_bert`; skipped where this version was announced before.",
+        )
+
+    version.expand(event=events())
+
+
+new_corpus()

@@ -1,0 +1,38 @@
+"""`confide announce`: a private corpus has a new version; Airflow trains on it."""
+
+from __future__ import annotations
+
+import click
+
+from dp_core.errors import BadInput, ConfideError
+from tasks.commands.output import as_json, write_json
+from tasks.deployment import Deployment
+from tasks.local.airflow_api import AirflowAway, AirflowRefused
+from tasks.local.connection import connected
+
+
+@click.command("announce")
+@click.argument("corpus")
+@click.argument("version")
+@as_json
+def command(corpus: str, version: str, as_json: bool) -> None:
+    """Tell Airflow that the private data set CORPUS has a new VERSION.
+
+    The DAG `new_corpus` then starts `dp_bert` with the data set's settings (`CONFIDE_CORPORA`).
+    Both words are data: they are checked there against what a setting may be.
+    """
+    api = connected(Deployment.from_environment())
+    if api is None:
+        raise BadInput(
+            "no Airflow runs here", fix="Run `make up`, or set CONFIDE_AIRFLOW_API to one."
+        )
+    try:
+        api.announce(corpus, version)
+    except AirflowRefused as error:
+        raise BadInput(str(error), where=corpus) from None
+    except AirflowAway as error:
+        raise ConfideError(f"Airflow does not answer ({error})") from None
+    if as_json:
+        write_json({"corpus": corpus, "data_version": version, "announced": True})
+    else:
+        click.echo(f"Announced {corpus} {version}: follow the DAG new_corpus in Airflow.")
