@@ -39,6 +39,10 @@ def record(
         folder = store.local_copy(spec.output)
         for artifact in artifacts:
             tracker.artifact(folder / artifact.file, artifact.label, artifact.folder)
+            if spec.step in LAST_STEPS:  # the job's own page has its report and figures too
+                tracker.artifact(
+                    folder / artifact.file, artifact.label, artifact.folder, target="parent"
+                )
         if result.facts["model"]:
             _register(tracker, result, folder)
 

@@ -28,6 +28,10 @@ EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
 KINDS = ("begin", "metric", "param", "tag", "artifact", "dataset", "model", "end")
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
+# MLflow's pages show training runs, not conversations, of an experiment that says what it is.
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+# Before MLflow is imported: its makers are not told what is done here.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 class TrackingDown(Exception):
@@ -124,7 +128,7 @@ class Delivery:
             served = self._deployment.tracking.startswith(("http://", "https://"))
             place = None if served else (self._deployment.artifacts / name).as_uri()
             try:
-                return str(self._api.create_experiment(name, artifact_location=place))
+                return str(self._api.create_experiment(name, place, tags=_KIND))
             except MlflowException:  # another machine was faster
                 found = self._api.get_experiment_by_name(name)
         if found is None:

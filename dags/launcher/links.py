@@ -15,6 +15,7 @@ from dags.launcher.outcome import message_of
 
 _LINE = re.compile(r"MLflow: (https?://\S+)")
 _REPORT = "/artifacts/report/report.html"
+_TRAINING = "?workflowType=machine_learning"  # MLflow's menus for models, not for conversations
 
 
 class MlflowRun(BaseOperatorLink):
@@ -25,7 +26,8 @@ class MlflowRun(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address that the step said; empty when it said none, and no button then."""
-        return str(getattr(operator, "tracked_at", ""))
+        run = str(getattr(operator, "tracked_at", ""))
+        return run + _TRAINING if run else ""
 
 
 class Report(BaseOperatorLink):
@@ -37,7 +39,7 @@ class Report(BaseOperatorLink):
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the page's address in MLflow; empty where MLflow has no server."""
         run = str(getattr(operator, "tracked_at", ""))
-        return run + _REPORT if run else ""
+        return run + _REPORT + _TRAINING if run else ""
 
 
 def links(task_id: str) -> list[BaseOperatorLink]:

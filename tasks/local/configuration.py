@@ -117,6 +117,7 @@ def environment(
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": logs,
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": f"{logs}/dags",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
     }
 
 

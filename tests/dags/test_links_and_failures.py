@@ -32,8 +32,10 @@ def test_buttons_lead_to_the_run_and_to_the_report(dags):
     task = dags["dp_bert"].get_task("report")
     assert [link.name for link in task.operator_extra_links] == ["MLflow run", "Report"]
     task.tracked_at = URL
-    assert MlflowRun().get_link(task, ti_key=None) == URL
-    assert Report().get_link(task, ti_key=None) == f"{URL}/artifacts/report/report.html"
+    menus = "?workflowType=machine_learning"
+    assert MlflowRun().get_link(task, ti_key=None) == URL + menus
+    page = f"{URL}/artifacts/report/report.html{menus}"
+    assert Report().get_link(task, ti_key=None) == page
     task.tracked_at = ""
     assert Report().get_link(task, ti_key=None) == ""
 

@@ -81,6 +81,16 @@ def test_made_up_data_shares_one_experiment_and_says_so(tracked: Deployment) -> 
     assert _runs(tracked, OPERATOR) == {}
 
 
+def test_mlflow_shows_training_and_tells_its_makers_nothing(tracked: Deployment) -> None:
+    from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
+
+    Tracker(tracked, MADE_UP).finish("FINISHED")
+    found = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
+    assert found is not None
+    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert is_telemetry_disabled()
+
+
 def test_points_stand_between_the_run_and_its_steps(tracked: Deployment) -> None:
     tracker = Tracker(tracked, AT_A_POINT)
     tracker.publishable({"f1": Dp(0.8)}, target="point")
