@@ -1,20 +1,43 @@
-"""The shape of a BERT, and its translation from and to Hugging Face's `config.json`."""
+"""The shape of a BERT, and its translation from and to Hugging Face's `config.json`.
+
+DistilBERT (Sanh et al. 2019) is a BERT of half the layers without token types: `type_vocab` 0.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from dp_core.errors import BadInput
 
-HEAD_WIDTH = 64  # BERT's width of an attention head, at every published size
+HEAD_WIDTH = 64  # the width of an attention head, at every published size of BERT and GPT-2
+_DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
+
+
+class Shape(Protocol):
+    """What every architecture here has a number for."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces."""
+
+    @property
+    def hidden(self) -> int:
+        """D."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer."""
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """A BERT encoder's shape (Devlin et al. 2019). Widths in floats, `max_positions` in tokens."""
+    """A BERT encoder's shape (Devlin et al. 2019). Widths in floats, `max_positions` in tokens.
+
+    Without token types (`type_vocab` 0) it is a DistilBERT's.
+    """
 
     vocab_size: int
     hidden: int
@@ -27,19 +50,28 @@ class BertConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
-            if getattr(self, name) < 1:
-                raise BadInput(
-                    f"{name} is {getattr(self, name)}", where="model", fix="It must be 1 or more."
-                )
-        if self.hidden % self.heads:
+        check_shape(self)
+        if self.distilled and self.layer_norm_epsilon != _DISTILBERT_EPSILON:
             raise BadInput(
-                f"hidden size {self.hidden} is not a multiple of {self.heads} heads", where="model"
+                f"layer_norm_epsilon is {self.layer_norm_epsilon}",
+                where="model",
+                fix=f"A DistilBERT's is {_DISTILBERT_EPSILON}: its config.json has no word for it.",
             )
+
+    @property
+    def distilled(self) -> bool:
+        """Whether this is a DistilBERT."""
+        return self.type_vocab == 0
 
     @classmethod
     def of_size(
-        cls, *, vocab_size: int, hidden: int, layers: int, max_positions: int = 512
+        cls,
+        *,
+        vocab_size: int,
+        hidden: int,
+        layers: int,
+        max_positions: int = 512,
+        type_vocab: int = 2,
     ) -> BertConfig:
         """Return BERT's usual proportions: heads of 64 and a fourfold intermediate layer.
 
@@ -53,6 +85,7 @@ class BertConfig:
             heads=max(1, hidden // HEAD_WIDTH),
             intermediate=4 * hidden,
             max_positions=max_positions,
+            type_vocab=type_vocab,
             initializer_range=round(math.sqrt(0.4 / hidden), 3),
         )
 
@@ -67,35 +100,61 @@ class BertConfig:
         Raises:
             BadInput: another architecture, activation or position embedding.
         """
-        expected = {
-            "model_type": "bert",
-            "hidden_act": "gelu",
-            "position_embedding_type": "absolute",
-            "is_decoder": False,
-            "tie_word_embeddings": True,
-        }
-        for key, value in expected.items():
-            if config.get(key, value) != value:
-                raise BadInput(
-                    f"{key} is {config[key]!r}", where="config.json", fix=f"Only {value!r} works."
-                )
         try:
-            return cls(
-                vocab_size=config["vocab_size"],
-                hidden=config["hidden_size"],
-                layers=config["num_hidden_layers"],
-                heads=config["num_attention_heads"],
-                intermediate=config["intermediate_size"],
-                max_positions=config["max_position_embeddings"],
-                type_vocab=config.get("type_vocab_size", 2),
-                layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
-                initializer_range=config.get("initializer_range", 0.02),
-            )
+            if config.get("model_type") == "distilbert":
+                return cls._from_distilbert(config)
+            return cls._from_bert(config)
         except KeyError as missing:
             raise BadInput(f"{missing.args[0]} is missing", where="config.json") from None
 
+    @classmethod
+    def _from_bert(cls, config: Mapping[str, Any]) -> BertConfig:
+        refuse_other_than(
+            config,
+            {
+                "model_type": "bert",
+                "hidden_act": "gelu",
+                "position_embedding_type": "absolute",
+                "is_decoder": False,
+                "tie_word_embeddings": True,
+            },
+        )
+        return cls(
+            vocab_size=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            intermediate=config["intermediate_size"],
+            max_positions=config["max_position_embeddings"],
+            type_vocab=config.get("type_vocab_size", 2),
+            layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
+            initializer_range=config.get("initializer_range", 0.02),
+        )
+
+    @classmethod
+    def _from_distilbert(cls, config: Mapping[str, Any]) -> BertConfig:
+        # `sinusoidal_pos_embds` says how the position table began: it is stored like any other.
+        refuse_other_than(config, {"activation": "gelu", "tie_word_embeddings": True})
+        return cls(
+            vocab_size=config["vocab_size"],
+            hidden=config["dim"],
+            layers=config["n_layers"],
+            heads=config["n_heads"],
+            intermediate=config["hidden_dim"],
+            max_positions=config["max_position_embeddings"],
+            type_vocab=0,
+            layer_norm_epsilon=_DISTILBERT_EPSILON,
+            initializer_range=config.get("initializer_range", 0.02),
+        )
+
     def to_hf(self) -> dict[str, Any]:
-        """Return what `transformers.BertConfig` reads; trained without dropout, and says so."""
+        """Return what `transformers` reads as `BertConfig` or `DistilBertConfig`.
+
+        Trained without dropout, and says so.
+        """
+        return self._to_distilbert() if self.distilled else self._to_bert()
+
+    def _to_bert(self) -> dict[str, Any]:
         return {
             "architectures": ["BertForMaskedLM"],
             "model_type": "bert",
@@ -116,3 +175,54 @@ class BertConfig:
             "pad_token_id": 0,
             "torch_dtype": "float32",
         }
+
+    def _to_distilbert(self) -> dict[str, Any]:
+        return {
+            "architectures": ["DistilBertForMaskedLM"],
+            "model_type": "distilbert",
+            "vocab_size": self.vocab_size,
+            "dim": self.hidden,
+            "n_layers": self.layers,
+            "n_heads": self.heads,
+            "hidden_dim": self.intermediate,
+            "max_position_embeddings": self.max_positions,
+            "initializer_range": self.initializer_range,
+            "activation": "gelu",
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "seq_classif_dropout": 0.0,
+            "sinusoidal_pos_embds": False,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+            "torch_dtype": "float32",
+        }
+
+
+def check_shape(shape: Shape) -> None:
+    """Refuse sizes below 1, and a hidden size that the heads do not divide.
+
+    Raises:
+        BadInput: such a shape.
+    """
+    for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
+        if getattr(shape, name) < 1:
+            raise BadInput(
+                f"{name} is {getattr(shape, name)}", where="model", fix="It must be 1 or more."
+            )
+    if shape.hidden % shape.heads:
+        raise BadInput(
+            f"hidden size {shape.hidden} is not a multiple of {shape.heads} heads", where="model"
+        )
+
+
+def refuse_other_than(config: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuse a `config.json` that says otherwise; what it does not say is as expected.
+
+    Raises:
+        BadInput: naming the first difference.
+    """
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise BadInput(
+                f"{key} is {config[key]!r}", where="config.json", fix=f"Only {value!r} works."
+            )

@@ -36,7 +36,7 @@ def encode(
         lengths: (M,) int32; tokens from there on are padding that nobody attends to.
         asked: (M, K) int32 places whose states are wanted; all if None. The last block computes
             nothing for the others beyond their keys and values, so that asking for few is cheap.
-        types: (M, S) int32 token types; zeros if None.
+        types: (M, S) int32 token types; zeros if None. A DistilBERT has none.
 
     Returns:
         (M, S, D) float32, or (M, K, D).
@@ -44,8 +44,11 @@ def encode(
     m, s = shape_of(ids)
     padding = _FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
     bias = padding[:, None, None, :]  # (M, 1, 1, S)
-    kinds = tf.zeros_like(ids) if types is None else types
-    x = layers.embed(ids, kinds, WORD, POSITION, TYPE)
+    if config.distilled:
+        x = layers.embed(ids, None, WORD, POSITION, None)
+    else:
+        kinds = tf.zeros_like(ids) if types is None else types
+        x = layers.embed(ids, kinds, WORD, POSITION, TYPE)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
     x = layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon)
     for i in range(config.layers):

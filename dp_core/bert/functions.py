@@ -16,6 +16,7 @@ Backward = Callable[[Tensor], Tensor]
 
 _SQRT_HALF = math.sqrt(0.5)
 _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
+_SLOPE, _CUBIC = math.sqrt(2.0 / math.pi), 0.044715  # of GPT-2's approximation
 
 
 def _gelu(x: Tensor) -> tuple[Tensor, Backward]:
@@ -42,6 +43,18 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[...
     return tf.math.log(total) + highest[:, 0] - own, backward
 
 
+def _gelu_new(x: Tensor) -> tuple[Tensor, Backward]:
+    squared = tf.square(x)
+    bent = tf.tanh(_SLOPE * x * (1.0 + _CUBIC * squared))
+
+    def backward(g: Tensor) -> Tensor:
+        steepness = _SLOPE * (1.0 + 3.0 * _CUBIC * squared)
+        return g * 0.5 * (1.0 + bent + x * (1.0 - tf.square(bent)) * steepness)
+
+    return 0.5 * x * (1.0 + bent), backward
+
+
+_gelu_new_with_gradient = tf.custom_gradient(_gelu_new)
 _gelu_with_gradient = tf.custom_gradient(_gelu)
 _cross_entropy_with_gradient = tf.custom_gradient(_cross_entropy)
 
@@ -49,6 +62,11 @@ _cross_entropy_with_gradient = tf.custom_gradient(_cross_entropy)
 def gelu(x: Tensor) -> Tensor:
     """x·Φ(x), exactly (Hendrycks and Gimpel 2016), as Hugging Face's `gelu` computes it."""
     return _gelu_with_gradient(x)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """x·Φ(x) approximately, by tanh, as GPT-2 and Hugging Face's `gelu_new` compute it."""
+    return _gelu_new_with_gradient(x)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,91 +1,68 @@
-"""Parameter names and layouts of Hugging Face's `BertForMaskedLM`, both ways.
+"""Parameters under Hugging Face's names and layouts, both ways.
 
-There kernels are [out, in], and query, key and value are three; the output projection is the
-word table itself (`cls.predictions.decoder.weight` is tied and not stored).
+BERT's and DistilBERT's kernels are [out, in] there, with query, key and value apart; GPT-2's are
+[in, out], with the three in one, as ours are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import MLM_BIAS, POSITION, TAGGER, TYPE, WORD, Arrays
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.hf_layouts import pairs, prefix
+from dp_core.bert.parameters import CLASSIFIER, MLM_BIAS, TAGGER, Arrays, ModelConfig
 
-_QKV = ("query", "key", "value")
+_BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
+_KERNEL = "/kernel"
 
 
-def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: BertConfig) -> Arrays:
-    """Return the same parameters under Hugging Face's names; `tagger` becomes `classifier`."""
+def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
+    """Return the same parameters under Hugging Face's names; a head's become `classifier`."""
     out: Arrays = {}
-    for ours, theirs in _pairs(config, TAGGER + "/kernel" in parameters):
+    for ours, theirs in pairs(config, heads_of(parameters)):
         value = parameters[ours]
         if isinstance(theirs, str):
-            out[theirs] = _transposed(ours, value)
+            out[theirs] = _turned(ours, value, config)
         else:
             thirds = np.split(value, 3, axis=-1)
-            out |= {name: _transposed(ours, v) for name, v in zip(theirs, thirds, strict=True)}
+            names = zip(theirs, thirds, strict=True)
+            out |= {name: _turned(ours, third, config) for name, third in names}
     return out
 
 
-def from_hf(tensors: Mapping[str, NDArray[np.float32]], config: BertConfig) -> Arrays:
+def from_hf(
+    tensors: Mapping[str, NDArray[np.float32]], config: ModelConfig, heads: frozenset[str]
+) -> Arrays:
     """Return the parameters that are there under our names; the rest is left out.
 
-    Understands the older `gamma` and `beta`, and encoders saved without the `bert.` prefix.
+    Understands the older `gamma` and `beta`, and bodies saved without the architecture's prefix.
     """
-    known = {_modern(name): value for name, value in tensors.items()}
+    known = {_modern(name, config): value for name, value in tensors.items()}
     out: Arrays = {}
-    for ours, theirs in _pairs(config, "classifier.weight" in known):
+    for ours, theirs in pairs(config, heads):
         names = [theirs] if isinstance(theirs, str) else list(theirs)
         if all(name in known for name in names):
-            parts = [_transposed(ours, known[name].astype(np.float32)) for name in names]
+            parts = [_turned(ours, known[name].astype(np.float32), config) for name in names]
             out[ours] = np.ascontiguousarray(np.concatenate(parts, axis=-1))
     return out
 
 
-def _modern(name: str) -> str:
+def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
+    """Return which heads these parameters have."""
+    marks = {"mlm": MLM_BIAS, TAGGER: TAGGER + _KERNEL, CLASSIFIER: CLASSIFIER + _KERNEL}
+    return frozenset(head for head, name in marks.items() if name in parameters)
+
+
+def _modern(name: str, config: ModelConfig) -> str:
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    return f"bert.{name}" if name.startswith(("embeddings.", "encoder.")) else name
+    own = prefix(config)
+    return own + name if name.startswith(_BODY) and not name.startswith(own) else name
 
 
-def _transposed(ours: str, value: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(value.T) if ours.endswith("/kernel") else value
-
-
-def _pairs(config: BertConfig, tagger: bool) -> Iterator[tuple[str, str | tuple[str, ...]]]:
-    """Yield (our name, their name or names)."""
-    yield WORD, "bert.embeddings.word_embeddings.weight"
-    yield POSITION, "bert.embeddings.position_embeddings.weight"
-    yield TYPE, "bert.embeddings.token_type_embeddings.weight"
-    yield from _norm("embeddings/norm", "bert.embeddings.LayerNorm")
-    for i in range(config.layers):
-        ours, theirs = f"layer_{i}", f"bert.encoder.layer.{i}"
-        for kind, suffix in (("kernel", "weight"), ("bias", "bias")):
-            yield (
-                f"{ours}/qkv/{kind}",
-                tuple(f"{theirs}.attention.self.{part}.{suffix}" for part in _QKV),
-            )
-        yield from _linear(f"{ours}/attention_output", f"{theirs}.attention.output.dense")
-        yield from _norm(f"{ours}/attention_norm", f"{theirs}.attention.output.LayerNorm")
-        yield from _linear(f"{ours}/intermediate", f"{theirs}.intermediate.dense")
-        yield from _linear(f"{ours}/output", f"{theirs}.output.dense")
-        yield from _norm(f"{ours}/output_norm", f"{theirs}.output.LayerNorm")
-    if tagger:
-        yield from _linear(TAGGER, "classifier")
-        return
-    yield from _linear("mlm/transform", "cls.predictions.transform.dense")
-    yield from _norm("mlm/norm", "cls.predictions.transform.LayerNorm")
-    yield MLM_BIAS, "cls.predictions.bias"
-
-
-def _linear(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    yield f"{ours}/kernel", f"{theirs}.weight"
-    yield f"{ours}/bias", f"{theirs}.bias"
-
-
-def _norm(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    yield f"{ours}/gain", f"{theirs}.weight"
-    yield f"{ours}/bias", f"{theirs}.bias"
+def _turned(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    turn = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
+    return np.ascontiguousarray(value.T if turn else value)

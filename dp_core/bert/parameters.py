@@ -6,24 +6,32 @@ serves all three.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.bert.config import BertConfig
+from dp_core.bert.gpt2_config import Gpt2Config
 
 Arrays = dict[str, NDArray[np.float32]]
+ModelConfig = BertConfig | Gpt2Config
+C = TypeVar("C", bound=ModelConfig)
+Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
 MLM_BIAS = "mlm/bias"
-TAGGER = "tagger"
+TAGGER = "tagger"  # classifies pieces
+POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
+HEADS = ("mlm/", f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # what stands on a BERT's encoder
 
 
 @dataclass(frozen=True)
-class Bert:
+class Model(Generic[Config]):
     """A model outside of training.
 
     Attributes:
@@ -32,7 +40,7 @@ class Bert:
         labels: the tags of its token classifier in order of id, if it has one.
     """
 
-    config: BertConfig
+    config: Config
     parameters: Arrays
     labels: tuple[str, ...] = ()
 
@@ -42,15 +50,38 @@ class Bert:
         return sum(p.size for p in self.parameters.values())
 
 
-def parameter_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every parameter of the encoder with its MLM head."""
+Bert = Model[BertConfig]
+Gpt2 = Model[Gpt2Config]
+AnyModel = Model[ModelConfig]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every parameter, a BERT's MLM head among them."""
+    d = config.hidden
+    shapes = {WORD: (config.vocab_size, d), POSITION: (config.max_positions, d)}
+    if isinstance(config, Gpt2Config):
+        return shapes | _decoder(config)
+    if not config.distilled:
+        shapes[TYPE] = (config.type_vocab, d)
+    return shapes | _encoder(config)
+
+
+def _decoder(config: Gpt2Config) -> dict[str, tuple[int, ...]]:
     d, f = config.hidden, config.intermediate
-    shapes: dict[str, tuple[int, ...]] = {
-        WORD: (config.vocab_size, d),
-        POSITION: (config.max_positions, d),
-        TYPE: (config.type_vocab, d),
-    }
-    shapes |= _norm("embeddings/norm", d)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(config.layers):
+        shapes |= _norm(f"layer_{i}/attention_norm", d)
+        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
+        shapes |= _linear(f"layer_{i}/attention_output", d, d)
+        shapes |= _norm(f"layer_{i}/intermediate_norm", d)
+        shapes |= _linear(f"layer_{i}/intermediate", d, f)
+        shapes |= _linear(f"layer_{i}/output", f, d)
+    return shapes | _norm("final_norm", d)
+
+
+def _encoder(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    d, f = config.hidden, config.intermediate
+    shapes = _norm("embeddings/norm", d)
     for i in range(config.layers):
         shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
         shapes |= _linear(f"layer_{i}/attention_output", d, d)
@@ -95,9 +126,18 @@ def _initial(name: str, shape: tuple[int, ...], scale: float, seed: int) -> NDAr
     return values * np.float32(scale)
 
 
-def fresh(config: BertConfig, seed: int) -> Bert:
-    """Return a randomly initialised BERT with its MLM head."""
-    return Bert(config, initial_values(parameter_shapes(config), config.initializer_range, seed))
+def fresh(config: C, seed: int) -> Model[C]:
+    """Return a randomly initialised model: a BERT with its MLM head, or a GPT-2.
+
+    What a GPT-2's layers add to the residual stream starts smaller by √(2·layers), so that the sum
+    of all layers starts as large as one (Radford et al. 2019, 2.3).
+    """
+    values = initial_values(parameter_shapes(config), config.initializer_range, seed)
+    if isinstance(config, Gpt2Config):
+        for name in values:
+            if name.endswith(("/attention_output/kernel", "/output/kernel")):
+                values[name] /= np.float32(math.sqrt(2 * config.layers))
+    return Model(config, values)
 
 
 def decays(name: str) -> bool:

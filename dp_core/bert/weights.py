@@ -1,47 +1,53 @@
 """Models as folders, in Hugging Face's layout: `config.json`, `model.safetensors`, vocabulary.
 
-What is written here loads in `transformers` as `BertForMaskedLM`, and the other way round.
+What is written here loads in `transformers` as `BertForMaskedLM`, `DistilBertForMaskedLM`,
+`GPT2LMHeadModel`, or as a classifier of tokens or sequences, and the other way round.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.hf_names import from_hf, to_hf
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.hf_names import from_hf, heads_of, to_hf
 from dp_core.bert.parameters import (
-    MLM_BIAS,
+    CLASSIFIER,
+    HEADS,
     TAGGER,
-    WORD,
-    Arrays,
+    AnyModel,
     Bert,
+    Model,
+    ModelConfig,
     initial_values,
     parameter_shapes,
 )
 from dp_core.errors import BadInput
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
-_TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json")
+_SHARDS = "model.safetensors.index.json"
+_TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+_CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
+_FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
-def save(model: Bert, folder: Path, vocabulary: Path | None = None) -> None:
+def save(model: AnyModel, folder: Path, vocabulary: Path | None = None) -> None:
     """Write a model, with the tokenizer files of the folder `vocabulary` beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     about = model.config.to_hf()
-    if f"{TAGGER}/kernel" in model.parameters:
-        about["architectures"] = ["BertForTokenClassification"]
+    for head in heads_of(model.parameters) & _CLASSIFIERS.keys():
+        about["architectures"] = [_FAMILIES[about["model_type"]] + _CLASSIFIERS[head]]
         about["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
         about["label2id"] = {label: i for i, label in enumerate(model.labels)}
-    tensors = to_hf(model.parameters, model.config)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(to_hf(model.parameters, model.config), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     if vocabulary is not None:
         for name in _TOKENIZER:
@@ -50,23 +56,30 @@ def save(model: Bert, folder: Path, vocabulary: Path | None = None) -> None:
 
 
 def load(folder: Path) -> Bert:
+    """Read a BERT or a DistilBERT; see `load_model`.
+
+    Raises:
+        BadInput: as `load_model`; or it is a GPT-2.
+    """
+    model = load_model(folder)
+    if not isinstance(model.config, BertConfig):
+        raise BadInput("a causal model", where=str(folder), fix="This needs a BERT.")
+    return Model(model.config, model.parameters, model.labels)
+
+
+def load_model(folder: Path) -> AnyModel:
     """Read a model; an MLM head that the folder lacks is initialised afresh, with no data.
 
     Raises:
-        BadInput: files missing, not a BERT, or tensors that do not fit the config.
+        BadInput: files missing, another architecture, or tensors that do not fit the config.
     """
     about = _read_config(folder)
-    config = BertConfig.from_hf(about)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError, TypeError) as error:
-        raise BadInput(
-            f"{WEIGHTS} cannot be read", where=str(folder), fix="Give a Hugging Face BERT folder."
-        ) from error
-    found = from_hf(tensors, config)
+    config = _shape(about)
+    head = _classifier(about)
+    found = from_hf(_read_tensors(folder), config, frozenset({"mlm"} if head is None else {head}))
     shapes = parameter_shapes(config)
     for name, shape in shapes.items():
-        if name not in found and not name.startswith("mlm/"):
+        if name not in found and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
         if name in found and found[name].shape != shape:
             raise BadInput(
@@ -75,33 +88,41 @@ def load(folder: Path) -> Bert:
             )
     missing = {name: shape for name, shape in shapes.items() if name not in found}
     fresh = initial_values(missing, config.initializer_range, seed=0)
-    return Bert(config, fresh | found, _labels(about) if f"{TAGGER}/kernel" in found else ())
+    return Model(config, fresh | found, _labels(about) if head else ())
 
 
-def load_with_vocabulary(folder: Path, pieces: Sequence[str], seed: int) -> Bert:
-    """Read a model for another vocabulary.
+def _shape(about: dict[str, Any]) -> ModelConfig:
+    if about.get("model_type") == "gpt2":
+        return Gpt2Config.from_hf(about)
+    return BertConfig.from_hf(about)
 
-    Pieces that the folder's `vocab.txt` has keep their embedding and output bias; the others are
-    initialised from the public seed. This uses the vocabularies alone, and no data.
 
-    Args:
-        folder: the model, with its `vocab.txt`.
-        pieces: the new vocabulary, in order of id.
-        seed: public.
-    """
-    model = load(folder)
-    old = {piece: i for i, piece in enumerate(read_vocabulary(folder))}
-    config = model.config.with_vocabulary(len(pieces))
-    shapes = parameter_shapes(config)
-    changed: Arrays = initial_values(
-        {name: shapes[name] for name in (WORD, MLM_BIAS)}, config.initializer_range, seed
-    )
-    pairs = [(new, old[piece]) for new, piece in enumerate(pieces) if piece in old]
-    if pairs:
-        to, source = np.array(pairs).T
-        for name, values in changed.items():
-            values[to] = model.parameters[name][source]
-    return Bert(config, model.parameters | changed)
+def _classifier(about: dict[str, Any]) -> str | None:
+    """Return the classifier that the config speaks of, if any."""
+    words = tuple(about.get("architectures") or ())
+    for head, ending in _CLASSIFIERS.items():
+        if any(word.endswith(ending) for word in words):
+            return head
+    return None
+
+
+def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
+    try:
+        files = [WEIGHTS]
+        if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
+            files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
+        return {k: v for name in files for k, v in load_file(_inside(folder, name)).items()}
+    except (OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{WEIGHTS} cannot be read",
+            where=str(folder),
+            fix="Give a Hugging Face folder of a BERT, DistilBERT or GPT-2 with safetensors.",
+        ) from error
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return a file of the folder itself, whatever its index says."""
+    return folder / Path(name).name
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -109,17 +130,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{CONFIG} cannot be read", where=str(folder)) from error
+    if not isinstance(about, dict):
+        raise BadInput(f"{CONFIG} is no JSON object", where=str(folder))
     return about
 
 
 def _labels(about: dict[str, Any]) -> tuple[str, ...]:
     names = about.get("id2label", {})
     return tuple(names[key] for key in sorted(names, key=int))
-
-
-def read_vocabulary(folder: Path) -> list[str]:
-    """Return the pieces of the folder's `vocab.txt`, in order of id."""
-    try:
-        return (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")[:-1]
-    except OSError as error:
-        raise BadInput(f"{VOCABULARY} cannot be read", where=str(folder)) from error

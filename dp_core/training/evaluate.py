@@ -12,7 +12,7 @@ from dp_core.bert.heads import mlm_logits
 from dp_core.bert.layers import Layers, Tensor
 from dp_core.bert.parameters import Bert
 from dp_core.corpus.token_store import TokenStore
-from dp_core.training.rows import micro_batch, row_keys
+from dp_core.training.rows import masked_examples, micro_batch, row_keys
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -41,7 +41,7 @@ def mlm_accuracy(model: Bert, store: TokenStore, *, seed: int, max_rows: int = 1
         part = rows[start : start + _ROWS_AT_ONCE]
         keys = row_keys(store, unit_of[part], part[:, None], seed, 0)
         real = np.ones((len(part), 1), np.bool_)
-        batch = micro_batch(store, part[:, None], real, keys, _ROWS_AT_ONCE)
+        batch = micro_batch(store, part[:, None], real, keys, _ROWS_AT_ONCE, masked_examples)
         weights = batch.weights[:, 0]
         arrays = (batch.ids, batch.lengths, batch.positions, batch.labels)
         hits = first_guess_is_right(*(tf.constant(a[:, 0]) for a in arrays)).numpy()

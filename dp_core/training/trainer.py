@@ -16,10 +16,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.bert.config import BertConfig
 from dp_core.bert.heads import mlm_row_losses
 from dp_core.bert.layers import Tensor
-from dp_core.bert.parameters import Arrays
+from dp_core.bert.parameters import Arrays, ModelConfig
 from dp_core.bert.precision import compute_type
 from dp_core.privacy.clipping.engines import engine_named
 from dp_core.privacy.clipping.factors import factors_named
@@ -78,7 +77,7 @@ class Trainer:
     def __init__(
         self,
         strategy: Any,
-        config: BertConfig,
+        config: ModelConfig,
         parameters: Arrays,
         optimizer: AdamW,
         clipping: Clipping | None,

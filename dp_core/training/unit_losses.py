@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_core.bert.config import BertConfig
 from dp_core.bert.layers import Layers, Tensor
+from dp_core.bert.parameters import ModelConfig
 
 # (layers, config, ids, lengths, positions, labels, weights) -> (M,), as `heads.mlm_row_losses`
 RowLosses = Callable[..., Tensor]
@@ -21,7 +21,7 @@ class UnitBatch:
     """U units of R rows; a unit's loss is the sum of its rows', each by its share."""
 
     row_losses: RowLosses
-    config: BertConfig
+    config: ModelConfig
     batch: Batch
 
     def __call__(self, layers: Layers) -> Tensor:
