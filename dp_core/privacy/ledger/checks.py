@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, canonical, is_accounted
+from dp_core.privacy.ledger.entry import (
+    Budget,
+    Entry,
+    Reservation,
+    State,
+    canonical,
+    is_accounted,
+)
 
 
 def refuse_foreign(reservation: Reservation, budget: Budget) -> None:
@@ -52,11 +60,31 @@ def refuse_growth(held: Iterable[Entry], plan_key: str) -> None:
     Raises:
         BadInput: it was.
     """
-    if any(entry.whole_plan and entry.plan_key == plan_key for entry in held):
+    if any(e.whole_plan and e.plan_key == plan_key and e.charged for e in held):
         raise BadInput(
             "the plan was registered whole and has grown since",
             where=f"ledger plan {plan_key}",
             fix="Register what is new as a plan of its own.",
+        )
+
+
+def refuse_partial_withdrawal(plan: Sequence[Entry], budget: Budget) -> None:
+    """Refuse to give back a part of a plan that was composed as one release.
+
+    At α = ∞ a plan is charged the PLD of all its releases, which presumes that all were fixed
+    beforehand. To stop after looking at the first ones, and to pay for those alone, would make a
+    filter of PLDs, which is none. At a finite order charges add up release by release, and a
+    release that was never made costs nothing.
+
+    Raises:
+        BadInput: one of the plan's releases has begun.
+    """
+    begun = [e for e in plan if e.state in (State.RESERVED, State.SETTLED)]
+    if math.isinf(budget.order) and begun:
+        raise BadInput(
+            f"{len(begun)} of its {len(plan)} releases have begun, and it was charged as one",
+            where=f"ledger plan {plan[0].plan_key}",
+            fix="It stays charged: at Rényi order infinity only an untouched plan is given back.",
         )
 
 

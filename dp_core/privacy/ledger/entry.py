@@ -17,11 +17,12 @@ from dp_core.privacy.units import PrivacyUnit
 
 
 class State(StrEnum):
-    """How far an entry has come. All three count as spent."""
+    """How far an entry has come. All but the last count as spent."""
 
     PLANNED = "planned"  # part of a plan registered whole; its step has not begun
     RESERVED = "reserved"  # the step may have read the data: unknown counts as spent
     SETTLED = "settled"  # the step reported its release
+    WITHDRAWN = "withdrawn"  # planned, given up by the operator before its step began: nothing read
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Entry:
     known_seed: bool
     reserved_at: str
     settled_at: str
+    withdrawn_at: str
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -134,6 +136,16 @@ class Entry:
     def accounted(self) -> bool:
         """False for a release without guarantee: the operator's, not charged but listed."""
         return is_accounted(self.event)
+
+    @property
+    def charged(self) -> bool:
+        """Whether it counts as spent: it has a guarantee, and was not withdrawn unread."""
+        return self.accounted and self.state is not State.WITHDRAWN
+
+    @property
+    def open(self) -> bool:
+        """Whether it holds some of the budget for a step that has not reported."""
+        return self.charged and self.state is not State.SETTLED
 
     def is_bound_to(self, seed: PrivacySeed, manifest: bytes) -> bool:
         """Return whether this seed was bound to the entry, for this very manifest."""
@@ -160,6 +172,7 @@ class Entry:
             "known_seed": self.known_seed,
             "reserved_at": self.reserved_at,
             "settled_at": self.settled_at,
+            "withdrawn_at": self.withdrawn_at,
         }
 
 

@@ -11,12 +11,13 @@ for one order in docs/adr/0005-ledger-composition.md). Releases may overlap in t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical, is_accounted
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, canonical, is_accounted
 from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
 
 LARGEST_ORDER = 512
@@ -146,7 +147,7 @@ def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
     """Return the charged releases, those of one plan that was registered whole together."""
     groups: dict[str, list[Release]] = {}
     for entry in entries:
-        if entry.accounted:
+        if entry.charged:
             key = f"plan {entry.plan_key}" if entry.whole_plan else f"entry {entry.id}"
             groups.setdefault(key, []).append((canonical(entry.event), entry.delta))
     return [tuple(sorted(releases)) for releases in groups.values()]
@@ -184,10 +185,20 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> N
         terms.append(f"δ {spent.delta:.3g} + {cost.delta:.3g} > {room.delta:.3g}")
     raise BudgetExceeded(
         f"the privacy budget (ε = {budget.epsilon:g}, δ = {budget.delta:g}) has no room: "
-        f"spent + asked > capacity is {' and '.join(terms)}",
+        f"spent + asked > capacity is {' and '.join(terms)}{_held_open(held)}",
         where=f"data set {budget.name}",
         fix="Nothing was read or charged. Use more noise or fewer updates, or stop here.",
     )
+
+
+def _held_open(held: Sequence[Entry]) -> str:
+    """Say which other runs hold some of the budget for steps that have not reported."""
+    runs = Counter(e.run or "no run" for e in held if e.open)
+    if not runs:
+        return ""
+    named = ", ".join(f"{n} of {run}" for run, n in runs.most_common(2))
+    more = f" and {len(runs) - 2} more runs" if len(runs) > 2 else ""
+    return f" ({sum(runs.values())} of what is spent are planned or unfinished: {named}{more})"
 
 
 def _currency(budget: Budget) -> str:
@@ -210,8 +221,8 @@ def standing(budget: Budget, entries: Sequence[Entry]) -> Remaining:
         spent=spent,
         epsilon_so_far=_epsilon(budget, spent),
         share=_share(spent, room),
-        charged_entries=sum(e.accounted for e in entries),
-        unsettled=sum(e.accounted and e.state is not State.SETTLED for e in entries),
+        charged_entries=sum(e.charged for e in entries),
+        unsettled=sum(e.open for e in entries),
         operator_releases=sum(not e.accounted for e in entries),
     )
 

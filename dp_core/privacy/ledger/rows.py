@@ -118,6 +118,19 @@ def _insert_budget(db: Connection, budget: Budget) -> int:
     return int(key[0])
 
 
+def revive_entry(db: Connection, entry: Entry, reservation: Reservation, whole: bool) -> None:
+    """Ask again for what was withdrawn: it is charged from now on, like a new entry."""
+    values = {
+        "state": (State.PLANNED if whole else State.RESERVED).value,
+        "plan_key": reservation.plan_key,
+        "whole_plan": whole,
+        "run": reservation.run,
+        "reserved_at": now(),
+        "withdrawn_at": "",
+    }
+    change_entry(db, entry.id, **values)
+
+
 def insert_entry(db: Connection, reservation: Reservation, budget: Budget, whole: bool) -> None:
     """Write a new entry: planned if its plan is registered whole, reserved otherwise."""
     values = {
@@ -139,6 +152,7 @@ def insert_entry(db: Connection, reservation: Reservation, budget: Budget, whole
         "known_seed": False,
         "reserved_at": now(),
         "settled_at": "",
+        "withdrawn_at": "",
     }
     db.execute(insert(ENTRIES).values(values))
 
@@ -181,4 +195,5 @@ def as_entry(row: Row[Any]) -> Entry:
         known_seed=row.known_seed,
         reserved_at=row.reserved_at,
         settled_at=row.settled_at,
+        withdrawn_at=row.withdrawn_at,
     )

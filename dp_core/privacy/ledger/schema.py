@@ -22,10 +22,12 @@ from sqlalchemy import (
     UniqueConstraint,
     inspect,
     select,
+    text,
     update,
 )
 
 from dp_core.errors import BadInput
+from dp_core.privacy.ledger import schema_v1
 
 METADATA = MetaData()
 
@@ -78,16 +80,21 @@ ENTRIES = Table(
     Column("known_seed", Boolean, nullable=False),
     Column("reserved_at", String(40), nullable=False),
     Column("settled_at", String(40), nullable=False),
+    Column("withdrawn_at", String(40), nullable=False, server_default=""),
     UniqueConstraint("dataset", "spec_hash", "attempt"),
 )
 
 
-def _create(db: Connection) -> None:
-    METADATA.create_all(db)
+def _version_1(db: Connection) -> None:
+    schema_v1.METADATA.create_all(db)
 
 
-# Once a second version exists, version 1's tables are written out here as they were.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create,)
+def _version_2(db: Connection) -> None:
+    """A planned release whose step never began can be withdrawn (state `withdrawn`)."""
+    db.execute(text("ALTER TABLE entries ADD COLUMN withdrawn_at VARCHAR(40) NOT NULL DEFAULT ''"))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_version_1, _version_2)
 CURRENT = len(MIGRATIONS)
 
 

@@ -2,14 +2,16 @@ import re
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, text, update
+from ledger_examples import GAUSSIAN, HISTOGRAM, reservation
+from sqlalchemy import Connection, MetaData, Table, create_engine, inspect, select, text, update
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger import Ledger, State, schema
 from dp_core.privacy.ledger.schema import CURRENT, METADATA, MIGRATIONS, VERSION
 from dp_core.privacy.units import PrivacyUnit
 
 GOLDEN = Path(__file__).parent / "golden"
+BOOLEANS = ("whole_plan", "known_seed")
 
 
 def test_opening_again_changes_nothing(url: str) -> None:
@@ -41,14 +43,42 @@ def test_the_migrations_lead_to_the_tables_that_the_code_uses(url: str) -> None:
     assert ["dataset", "spec_hash", "attempt"] in [u["column_names"] for u in unique]
 
 
-@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
-def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
-    tmp_path: Path, version: int
-) -> None:
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    raw = create_engine(url).raw_connection()
+def _golden(version: int, folder: Path) -> Path:
+    """Return a SQLite ledger as that version left it."""
+    file = folder / "old.db"
+    raw = create_engine(f"sqlite:///{file}").raw_connection()
     raw.executescript((GOLDEN / f"ledger_v{version}.sql").read_text())
     raw.close()
+    return file
+
+
+def _copied(file: Path, version: int, url: str) -> None:
+    """Make another database of the same version with the same rows, as that release made it."""
+    tables = ("budgets", "datasets", "entries")
+    with create_engine(url).begin() as db:
+        for step in MIGRATIONS[:version]:
+            step(db)
+        db.execute(VERSION.insert().values(version=version))
+        metadata = MetaData()
+        metadata.reflect(bind=db, only=tables)
+        with create_engine(f"sqlite:///{file}").connect() as old:
+            for table in tables:
+                source = Table(table, MetaData(), autoload_with=old)
+                for row in old.execute(select(source).order_by(source.columns[0])).mappings():
+                    values = {k: bool(v) if k in BOOLEANS else v for k, v in row.items()}
+                    values.pop("number", None)  # PostgreSQL counts for itself
+                    db.execute(metadata.tables[table].insert().values(values))
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
+def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
+    tmp_path: Path, version: int, url: str
+) -> None:
+    file = _golden(version, tmp_path)
+    if url.startswith("sqlite"):
+        url = f"sqlite:///{file}"
+    else:
+        _copied(file, version, url)
     ledger = Ledger.open(url)
     remaining = ledger.remaining("notes")
     assert (remaining.budget.epsilon, remaining.budget.delta) == (8.0, 1e-5)
@@ -58,5 +88,35 @@ def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
     assert remaining.spent is not None
     assert remaining.spent.rho == pytest.approx(4 / 8 + 4 * 64 / (2 * 80**2), rel=1e-9)
     states = [entry.state for entry in ledger.history("notes")]
-    assert states == [State.SETTLED, State.RESERVED, State.SETTLED]
+    withdrawn = [State.WITHDRAWN] * (version >= 2)
+    assert states == [State.SETTLED, State.RESERVED, State.SETTLED, *withdrawn]
     assert ledger.datasets()["synthetic-notes"].made_up
+    # and it goes on: what was reserved is found again, what is new is charged and can be withdrawn
+    before = ledger.history("notes")
+    assert ledger.reserve(reservation("vocabulary", HISTOGRAM)).id == before[1].id
+    assert ledger.remaining("notes").spent == remaining.spent
+    ledger.register_plan([reservation("new", GAUSSIAN, plan_key="new")])
+    assert ledger.remaining("notes").charged_entries == 3
+    ledger.withdraw_plan("notes", "new")
+    assert ledger.remaining("notes").spent == remaining.spent
+    with create_engine(url).connect() as db:
+        assert db.execute(text("SELECT version FROM ledger_schema")).all() == [(CURRENT,)]
+
+
+def test_an_upgrade_that_breaks_off_leaves_the_old_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{_golden(1, tmp_path)}"
+
+    def broken(db: Connection) -> None:
+        MIGRATIONS[1](db)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", (MIGRATIONS[0], broken))
+        with pytest.raises(KeyboardInterrupt):
+            Ledger.open(url)
+    with create_engine(url).connect() as db:
+        assert db.execute(text("SELECT version FROM ledger_schema")).all() == [(1,)]
+        assert "withdrawn_at" not in {c["name"] for c in inspect(db).get_columns("entries")}
+    assert Ledger.open(url).remaining("notes").charged_entries == 2

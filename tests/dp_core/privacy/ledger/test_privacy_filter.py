@@ -48,6 +48,7 @@ def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
         known_seed=False,
         reserved_at="",
         settled_at="",
+        withdrawn_at="",
     )
 
 

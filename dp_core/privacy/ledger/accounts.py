@@ -1,0 +1,164 @@
+"""The accounts: data sets, their budgets, and how they stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from sqlalchemy import select
+
+from dp_core.errors import BadInput
+from dp_core.privacy.events import MechanismEvent, Relation
+from dp_core.privacy.ledger import checks, rows
+from dp_core.privacy.ledger import filter as privacy_filter
+from dp_core.privacy.ledger.database import Database
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, check_budget
+from dp_core.privacy.ledger.filter import Cost, Remaining
+from dp_core.privacy.ledger.schema import BUDGETS, DATASETS
+from dp_core.privacy.units import PrivacyUnit
+
+
+class Accounts:
+    """Which data sets there are, and what was spent on each. `Ledger` adds what spends."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open, or make, the ledger at a SQLAlchemy URL (SQLite or PostgreSQL).
+
+        Raises:
+            BadInput: not such a URL, or a newer release's ledger.
+            LedgerUnavailable: the database does not answer; may be retried.
+        """
+        return cls(Database(url))
+
+    # --- data sets and budgets
+
+    def register_dataset(
+        self,
+        name: str,
+        unit: PrivacyUnit,
+        budget_epsilon: float,
+        budget_delta: float,
+        *,
+        relation: Relation = Relation.ADD_REMOVE,
+        order: float | None = None,
+        shares_budget_with: str | None = None,
+    ) -> Budget:
+        """Register a private data set and open its budget; repeating the same is no change.
+
+        Args:
+            name: of the data set, in every spec that uses it.
+            unit: what is protected.
+            budget_epsilon: ε that everything ever released from it may have together.
+            budget_delta: δ of the same guarantee.
+            relation: which data sets are neighbours.
+            order: Rényi order of the filter (whole, from 2), or ∞ to add up (ε, δ); by default
+                the order with most room for Gaussian mechanisms. It cannot be changed later.
+            shares_budget_with: a registered data set that may hold the same people.
+
+        Raises:
+            BadInput: an impossible budget, or the name has another one already. A budget cannot
+                be raised: what was released under it was promised to stay within it.
+        """
+        check_budget(budget_epsilon, budget_delta)
+        if order is None:
+            order = privacy_filter.best_order(budget_epsilon, budget_delta)
+        privacy_filter.check_order(order, budget_epsilon, budget_delta)
+        wanted = Budget(
+            0, name, PrivacyUnit(unit), Relation(relation), budget_epsilon, budget_delta, order
+        )
+        return self._register(name, wanted, shares_budget_with)
+
+    def register_made_up(self, name: str) -> Budget:
+        """Register a data set of made-up people: entries are kept, nothing is limited."""
+        return self._register(name, Budget(0, name, None, None, None, None, math.inf), None)
+
+    def datasets(self) -> dict[str, Budget]:
+        """Return each registered data set with its budget, by name."""
+        joined = select(DATASETS.c.name.label("dataset"), BUDGETS).join(BUDGETS)
+        with self._database.transaction() as db:
+            found = db.execute(joined.order_by(DATASETS.c.name)).all()
+        return {row.dataset: rows.as_budget(row) for row in found}
+
+    def _register(self, name: str, wanted: Budget, shared: str | None) -> Budget:
+        if not 0 < len(name) <= 200:
+            raise BadInput("a data set's name has 1 to 200 characters", where="ledger register")
+        with self._database.alone() as db:
+            found = rows.find_budget(db, name)
+            if found is None:
+                return rows.insert_dataset(db, name, wanted, shared)
+        alike = replace(wanted, id=found.id, name=found.name) == found
+        if not alike or (shared is None) != (found.name == name):
+            raise BadInput(
+                f"{name} is registered already, with another budget",
+                where="ledger register",
+                fix="A budget is declared once: releases were made under it.",
+            )
+        return found
+
+    # --- reading
+
+    def entry(self, entry_id: str) -> Entry:
+        """Return one entry.
+
+        Raises:
+            BadInput: there is none of that id.
+        """
+        with self._database.transaction() as db:
+            return rows.find_entry(db, entry_id)
+
+    def history(self, dataset: str) -> list[Entry]:
+        """Return every entry of the data set's budget (all data sets that share it), in order.
+
+        Raises:
+            BadInput: the data set is not registered.
+        """
+        return self._account(dataset)[1]
+
+    def remaining(self, dataset: str) -> Remaining:
+        """Return how the data set's budget stands, by today's accounting of what is recorded."""
+        return privacy_filter.standing(*self._account(dataset))
+
+    def cost_of_next(self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]) -> Cost:
+        """Return what releases that the ledger has never seen would cost, as one plan.
+
+        Args:
+            dataset: registered name.
+            events: each release with the δ at which it states its ε.
+
+        Raises:
+            BadInput: not registered, or an event that the budget cannot hold.
+        """
+        unit = self._account(dataset)[0].unit
+        planned = [
+            Reservation(dataset, unit or event.unit or PrivacyUnit.PATIENT, event, delta, "-")
+            for event, delta in events
+        ]
+        return self.cost_of_plan(planned)
+
+    def cost_of_plan(self, planned: Sequence[Reservation]) -> Cost:
+        """Return what a planned run would cost and leave: warn before it is started.
+
+        Args:
+            planned: every release of the run, all of one data set. Those that the ledger holds
+                already cost nothing again.
+
+        Raises:
+            BadInput: not registered, or an event that the budget cannot hold.
+        """
+        budget, held = self._account(planned[0].dataset)
+        for reservation in planned:
+            checks.refuse_foreign(reservation, budget)
+        known = {e.identity for e in held if e.state is not State.WITHDRAWN}
+        fresh = [r for r in planned if r.identity not in known]
+        return privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
+
+    def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
+        with self._database.transaction() as db:
+            budget = rows.budget_of(db, dataset)
+            return budget, rows.entries_of(db, budget)

@@ -1,0 +1,202 @@
+"""Whole plans: all or nothing beforehand, given back only where nothing was read."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
+from sqlalchemy import event as sqlalchemy_event
+from sqlalchemy.engine import Engine
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.events import Gaussian
+from dp_core.privacy.ledger import Ledger, Reservation, State
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+
+RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
+DEAR = Gaussian(0.6)
+
+
+def plan(**more: Any) -> list[Reservation]:
+    both = RUN | more
+    return [reservation("vocabulary", HISTOGRAM, **both), reservation("training", **both)]
+
+
+def states(ledger: Ledger) -> list[State]:
+    return [entry.state for entry in ledger.history("notes")]
+
+
+def test_a_plan_that_does_not_fit_leaves_nothing_behind(ledger: Ledger) -> None:
+    ledger.reserve(reservation("other", GAUSSIAN, run="dp_bert/other"))
+    with pytest.raises(BudgetExceeded) as caught:
+        ledger.register_plan([*plan(), reservation("dear", DEAR, **RUN)])
+    said = str(caught.value)
+    assert "spent + asked > capacity" in said and "\n" not in said
+    assert "1 of dp_bert/other" in said  # who holds what is not there
+    assert len(ledger.history("notes")) == 1
+
+
+def test_what_was_withdrawn_is_free_again_and_charged_when_asked_for(ledger: Ledger) -> None:
+    empty = ledger.remaining("notes").spent
+    first = ledger.register_plan(plan())
+    held = ledger.remaining("notes")
+    gone = ledger.withdraw_plan("notes", "dp_bert/one")
+    assert {e.id for e in gone} == {e.id for e in first}
+    assert all(e.withdrawn_at for e in gone)
+    assert ledger.remaining("notes").spent == empty
+    assert ledger.remaining("notes").unsettled == 0
+    again = ledger.register_plan(plan(plan_key="dp_bert/two", run="dp_bert/two"))
+    assert [e.id for e in again] == [e.id for e in first]
+    assert ledger.remaining("notes").spent == held.spent
+    with pytest.raises(BadInput, match="no planned release"):
+        ledger.withdraw_plan("notes", "dp_bert/one")
+    assert ledger.reserve(plan()[1]).state is State.RESERVED
+
+
+def test_reserving_what_was_withdrawn_asks_the_budget_again(ledger: Ledger) -> None:
+    asked = reservation("dear", Gaussian(0.8), **RUN)
+    ledger.register_plan([asked])
+    ledger.withdraw_plan("notes", "dp_bert/one")
+    ledger.reserve(reservation("other", Gaussian(0.8)))
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve(asked)
+    assert states(ledger) == [State.WITHDRAWN, State.RESERVED]
+
+
+def test_what_began_stays_charged(ledger: Ledger) -> None:
+    vocabulary, _ = plan()
+    ledger.register_plan(plan())
+    ledger.reserve(vocabulary)
+    before = ledger.cost_of_plan([vocabulary])
+    assert before.share == 0  # held already
+    (gone,) = ledger.withdraw_plan("notes", "dp_bert/one")
+    assert gone.spec_hash == "training"
+    assert states(ledger) == [State.RESERVED, State.WITHDRAWN]
+    with pytest.raises(BadInput, match="no planned release"):
+        ledger.withdraw_plan("notes", "dp_bert/one")
+
+
+def test_a_plan_charged_as_one_is_given_back_whole_or_not_at_all(url: str) -> None:
+    ledger = Ledger.open(url)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
+    ledger.register_plan(plan())
+    spent = ledger.remaining("notes").spent
+    ledger.reserve(plan()[0])
+    with pytest.raises(BadInput, match="charged as one"):
+        ledger.withdraw_plan("notes", "dp_bert/one")
+    assert ledger.remaining("notes").spent == spent
+    other = [reservation("later", TRAINING, plan_key="later", run="later")]
+    ledger.register_plan(other)
+    ledger.withdraw_plan("notes", "later")
+    assert ledger.remaining("notes").spent == spent
+
+
+def test_a_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.register_plan(plan())
+    (first, _) = ledger.withdraw_plan("notes", "dp_bert/one")
+    with pytest.raises(BadInput, match="reserve it"):
+        ledger.seed(first, SeedStore(tmp_path / "seeds"), b"manifest")
+    with pytest.raises(BadInput, match="never reserved"):
+        ledger.settle(first.id)
+
+
+# --- kill -9
+
+POINTS = {
+    "before the plan commits": ("INSERT INTO entries", 0),
+    "after the plan": ("", 0),
+    "before the withdrawal commits": ("UPDATE entries", 0),
+    "after the withdrawal": ("", 0),
+}
+
+
+def change_in_a_process(url: str, kill_at: str) -> None:
+    """Register a plan, withdraw it; die by SIGKILL at one point."""
+    statement = POINTS.get(kill_at, ("", 0))[0]
+    written: list[str] = []
+
+    @sqlalchemy_event.listens_for(Engine, "before_cursor_execute")
+    def executing(_c: Any, _cu: Any, sql: str, *_: Any) -> None:
+        if statement and sql.startswith(statement):
+            written.append(sql)
+
+    @sqlalchemy_event.listens_for(Engine, "commit")
+    def committing(_connection: Any) -> None:
+        if written:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ledger = Ledger.open(url)
+    ledger.register_plan(plan())
+    if kill_at == "after the plan":
+        os.kill(os.getpid(), signal.SIGKILL)
+    ledger.withdraw_plan("notes", "dp_bert/one")
+    if kill_at == "after the withdrawal":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_registers_or_withdraws_all_of_a_plan_or_nothing(
+    ledger: Ledger, url: str, point: str, other_processes: ForkServerContext
+) -> None:
+    empty = ledger.remaining("notes").spent
+    process = other_processes.Process(target=change_in_a_process, args=(url, point))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    expected = {
+        "before the plan commits": [],
+        "after the plan": [State.PLANNED] * 2,
+        "before the withdrawal commits": [State.PLANNED] * 2,
+        "after the withdrawal": [State.WITHDRAWN] * 2,
+    }[point]
+    assert states(ledger) == expected
+    charged = State.PLANNED in expected
+    assert (ledger.remaining("notes").spent == empty) is not charged
+    # the retry finds the plan or registers it, and is charged once
+    ledger.register_plan(plan())
+    once = ledger.remaining("notes").spent
+    ledger.register_plan(plan())
+    assert ledger.remaining("notes").spent == once
+    assert states(ledger) == [State.PLANNED] * 2
+
+
+# --- two runs at once
+
+
+def register_in_a_process(url: str, name: str, gate: Any, answers: Any) -> None:
+    ledger = Ledger.open(url)
+    more: dict[str, Any] = {"plan_key": name, "run": name}
+    wanted = [reservation(f"{name}-{i}", Gaussian(1.0), **more) for i in range(2)]
+    gate.wait()
+    try:
+        ledger.register_plan(wanted)
+        answers.put((name, ""))
+    except BudgetExceeded as error:
+        answers.put((name, str(error)))
+
+
+def test_of_runs_that_race_for_a_budget_one_is_refused_with_the_reason(
+    ledger: Ledger, url: str, other_processes: ForkServerContext
+) -> None:
+    gate, answers = other_processes.Barrier(2), other_processes.Queue()
+    names = ("dp_bert/a", "dp_bert/b")
+    running = [
+        other_processes.Process(target=register_in_a_process, args=(url, name, gate, answers))
+        for name in names
+    ]
+    for process in running:
+        process.start()
+    said = dict(answers.get(timeout=120) for _ in running)
+    for process in running:
+        process.join(60)
+    (refused,) = [name for name in names if said[name]]
+    (admitted,) = set(names) - {refused}
+    assert f"2 of {admitted}" in said[refused]
+    assert [e.run for e in ledger.history("notes")] == [admitted] * 2
