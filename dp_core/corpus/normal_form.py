@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from dp_core.corpus.document import Document
+from dp_core.corpus.readers.files import UNREADABLE
 from dp_core.errors import BadInput
 
 _DOCUMENTS, _MARK = "documents.jsonl.gz", "corpus.json"
@@ -66,10 +67,22 @@ def open_corpus(folder: Path) -> Iterator[Document]:
 
 
 def _read(path: Path) -> Iterator[Document]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            patient, document, admission, text = json.loads(line)
-            yield Document(document, patient, text, admission)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield _document(json.loads(line))
+    except (*UNREADABLE, ValueError, TypeError):
+        # `from None`: the cause may quote the line, which is private
+        raise BadInput(
+            "the corpus is damaged", where=str(path), fix="Run the corpus step again."
+        ) from None
+
+
+def _document(row: object) -> Document:
+    if not (isinstance(row, list) and len(row) == 4 and all(isinstance(x, str) for x in row)):
+        raise TypeError("not a document")
+    patient, document, admission, text = row
+    return Document(document, patient, text, admission)
 
 
 def _private(path: Path) -> Path:

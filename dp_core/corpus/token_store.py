@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ _VERSION = 1
 _MARK, _TOKENS = "store.json", "tokens.bin"
 _FLUSH = 1 << 23  # bytes
 _ARRAYS = ("lengths", "unit_rows", "unit_keys")
+# What reading files that are not as they were written raises; NumPy parses a header as Python.
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError),
+    *(SyntaxError, tokenize.TokenError, OverflowError, MemoryError),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +83,10 @@ class TokenStore:
             if about["version"] != _VERSION:
                 raise ValueError("version")
             arrays = {n: np.load(folder / f"{n}.npy", allow_pickle=False) for n in _ARRAYS}
+            _check(about, arrays)
             shape = (len(arrays["lengths"]), about["sequence_length"])
             tokens = _map(folder / _TOKENS, np.dtype(about["dtype"]), shape)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _DAMAGED as error:
             raise BadInput(
                 "not a finished token store",
                 where=str(folder),
@@ -200,6 +207,27 @@ class TokenStoreWriter:
         with (self._folder / _TOKENS).open("ab") as file:
             file.write(self._pending)
         self._pending.clear()
+
+
+def _check(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Refuse files that do not fit together, before anybody indexes by them.
+
+    Raises:
+        ValueError: they do not.
+    """
+    sizes = (about["sequence_length"], about["vocabulary_size"])
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError("sizes")
+    if about["dtype"] not in ("<u2", "<u4") or not isinstance(about["digest"], str):
+        raise ValueError("words")
+    lengths, rows, keys = (arrays[name] for name in _ARRAYS)
+    if (lengths.dtype, rows.dtype, keys.dtype) != (np.int32, np.int64, np.uint64):
+        raise ValueError("types")
+    if {lengths.ndim, rows.ndim, keys.ndim} != {1} or len(rows) != len(keys) + 1:
+        raise ValueError("shapes")
+    whole = rows[0] == 0 and rows[-1] == len(lengths) and bool((np.diff(rows) > 0).all())
+    if not whole or lengths.min() < 1 or lengths.max() > sizes[0]:
+        raise ValueError("rows")
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:

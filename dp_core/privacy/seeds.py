@@ -136,7 +136,7 @@ class SeedStore:
         path = self._path(key)
         try:
             mode = path.stat().st_mode
-            text = path.read_text()
+            content = path.read_bytes()
         except FileNotFoundError:
             raise BadInput(
                 f"there is no seed {key}",
@@ -145,7 +145,7 @@ class SeedStore:
             ) from None
         _refuse_shared(path, mode)
         try:
-            body = json.loads(text)
+            body = json.loads(content)
             if body["version"] != _FILE_VERSION:
                 raise ValueError
             return PrivacySeed(

@@ -6,12 +6,16 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from dp_core.audit.canaries import Canary, draw
+from dp_core.errors import BadInput
 from dp_core.privacy.labels import Label, Public
 from tasks.specs import CanariesSpec
 from tasks.workbench import Answer, Artifact, Workbench
 
 FILE = "canaries.json"
+_CANARIES = TypeAdapter(list[Canary])
 
 
 def run(spec: CanariesSpec, bench: Workbench) -> Answer:
@@ -29,6 +33,16 @@ def run(spec: CanariesSpec, bench: Workbench) -> Answer:
 
 
 def read_canaries(folder: Path) -> list[Canary]:
-    """Return the canaries that this step wrote."""
-    rows = json.loads((folder / FILE).read_text())
-    return [Canary(**{**row, "pieces": tuple(row["pieces"])}) for row in rows]
+    """Return the canaries that this step wrote.
+
+    Raises:
+        BadInput: the file is not as it was written.
+    """
+    try:
+        return _CANARIES.validate_json((folder / FILE).read_bytes(), strict=True)
+    except (OSError, ValueError):
+        raise BadInput(
+            "the canaries are damaged",
+            where=str(folder / FILE),
+            fix="Run the canaries step again.",
+        ) from None

@@ -64,10 +64,30 @@ def write_sentences(sentences: list[Sentence], file: Path) -> None:
 
 
 def read_part(folder: Path, part: str) -> list[Sentence]:
-    """Return the sentences of a part that this step wrote."""
-    with (folder / f"{part}.jsonl").open(encoding="utf-8") as stream:
-        rows = [json.loads(line) for line in stream]
-    return [Sentence(tuple(tokens), tuple(tags), document) for document, tokens, tags in rows]
+    """Return the sentences of a part that this step wrote.
+
+    Raises:
+        BadInput: the file is not as it was written.
+    """
+    file = folder / f"{part}.jsonl"
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return [_sentence(json.loads(line)) for line in stream]
+    except (OSError, ValueError, TypeError):
+        # `from None`: the cause may quote the line, which is private
+        raise BadInput(
+            "the sentences are damaged", where=str(file), fix="Run the entities step again."
+        ) from None
+
+
+def _sentence(row: object) -> Sentence:
+    if not (isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)):
+        raise TypeError("not a sentence")
+    document, tokens, tags = row
+    for words in (tokens, tags):
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise TypeError("not words")
+    return Sentence(tuple(tokens), tuple(tags), document)
 
 
 def _staged(spec: EntitiesSpec, bench: Workbench, part: str) -> Path:

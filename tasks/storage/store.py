@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from dp_core.errors import BadInput
 from tasks.storage.backend import Missing
@@ -100,8 +101,8 @@ class Store:
         """
         key = self.key(uri)
         try:
-            checksums = json.loads(self._backend.read(f"{key}/{CHECKSUMS}"))
-        except (Missing, ValueError) as error:
+            checksums = _checksums(self._backend.read(f"{key}/{CHECKSUMS}"))
+        except (Missing, ValueError, TypeError) as error:
             raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
                 error
             )
@@ -119,7 +120,7 @@ class Store:
         keys = [k.split("/") for k in self._backend.sizes(step)]
         return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == ["result.json"]]
 
-    def _download(self, key: str, uri: str, checksums: dict[str, dict[str, str]]) -> Path:
+    def _download(self, key: str, uri: str, checksums: dict[str, dict[str, Any]]) -> Path:
         mark = hashlib.sha256(json.dumps([uri, checksums], sort_keys=True).encode()).hexdigest()
         folder = self._cache / mark[:32]
         self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -141,6 +142,21 @@ class Store:
             partial.mkdir(parents=True, exist_ok=True)
             partial.rename(folder)
         return folder
+
+
+def _checksums(content: bytes) -> dict[str, dict[str, Any]]:
+    """Return what `checksums.json` says: for each file its digest and size.
+
+    Raises:
+        ValueError, TypeError: it says something else.
+    """
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise TypeError("not an object")
+    for name, expected in found.items():
+        if not (name and "\0" not in name and {"sha256", "bytes"} <= set(expected)):
+            raise ValueError("not a file with its digest and size")
+    return found
 
 
 def _damaged(uri: str, name: str) -> BadInput:

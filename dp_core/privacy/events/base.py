@@ -62,8 +62,11 @@ class MechanismEvent:
         Raises:
             BadInput: unknown kind or version, missing or unknown fields, impossible values.
         """
+        if not isinstance(data, dict):
+            raise BadInput("not an object", where="privacy event")
         kind, version = data.get("kind"), data.get("version")
-        cls = _REGISTRY.get((kind, version))  # type: ignore[arg-type]
+        named = isinstance(kind, str) and isinstance(version, int)
+        cls = _REGISTRY.get((kind, version)) if named else None  # type: ignore[arg-type]
         if cls is None:
             raise BadInput(
                 f"unknown event kind {kind!r} version {version!r}",

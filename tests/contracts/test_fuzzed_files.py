@@ -1,0 +1,225 @@
+"""Every file that the project reads, corrupted: an answer or one line, no traceback, no leak.
+
+(The readers of corpora and of labelled sentences have files of their own beside them.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corruption import corrupted, misshapen
+
+from dp_core.audit.canaries import draw
+from dp_core.bert import weights
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import Model, initial_values, parameter_shapes
+from dp_core.corpus.document import Document
+from dp_core.corpus.normal_form import open_corpus, write_corpus
+from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.errors import ConfideError
+from dp_core.ner.sentence import Sentence
+from dp_core.privacy.events import MechanismEvent
+from dp_core.privacy.seeds import SeedStore
+from dp_core.training.checkpoint import Checkpoint, Checkpoints
+from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.vocab import wordpiece
+from tasks import contract
+from tasks.commands.settings import settings_from
+from tasks.specs import JobSettings, dp_bert_steps
+from tasks.steps import canaries as canaries_step
+from tasks.steps import entities as entities_step
+from tasks.storage import Store
+from tasks.workbench import read_result
+
+SECRET = "zyxsecret"  # stands for what a note says
+EACH = 40
+VOCABULARY = {SECRET: 900, "pain": 800, "has": 700, "fever": 600}
+TINY = BertConfig(vocab_size=24, hidden=64, layers=1, heads=1, intermediate=64, max_positions=16)
+
+
+class Case:
+    """A kind of file: how a good one is made, and how it is read."""
+
+    def __init__(self, make: Callable[[Path], Path], read: Callable[[Path], object]) -> None:
+        self.make, self.read = make, read
+
+
+def corpus(folder: Path) -> Path:
+    write_corpus((Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9)), folder)
+    return folder / "documents.jsonl.gz"
+
+
+def sentences(folder: Path) -> Path:
+    folder.mkdir()
+    found = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
+    entities_step.write_sentences(found, folder / "train.jsonl")
+    return folder / "train.jsonl"
+
+
+def vocabulary(folder: Path) -> Path:
+    wordpiece.save(wordpiece.learn(VOCABULARY, 200), folder)
+    return folder / "vocab.txt"
+
+
+def canaries(folder: Path) -> Path:
+    vocabulary(folder / "v")
+    file = folder / canaries_step.FILE
+    found = draw(folder / "v", ["HS"], [0.01], 2, 1)
+    file.write_text(json.dumps([vars(canary) for canary in found]))
+    return file
+
+
+def store(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        writer = TokenStoreWriter(folder, 8, 300)
+        for unit in range(6):
+            writer.add_unit(f"{SECRET}{unit}", [[unit + 5, 7, 8]] * (unit % 2 + 1))
+        writer.finish()
+        return folder / file
+
+    return make
+
+
+def every_row(folder: Path) -> object:
+    opened = TokenStore.open(folder)
+    return [
+        opened.tokens[opened.rows_of(u)] for u in range(opened.n_units)
+    ], opened.content_digest()
+
+
+def model(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        values = initial_values(parameter_shapes(TINY), 0.1, 1)
+        weights.save(Model(TINY, values), folder)
+        return folder / file
+
+    return make
+
+
+def checkpoint(folder: Path) -> Path:
+    arrays = {"a": np.arange(40, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
+    Checkpoints(LocalFolder(folder), "run").save(Checkpoint(3, arrays))
+    return next(folder.glob("*.safetensors"))
+
+
+def newest(folder: Path) -> object:
+    """A damaged checkpoint is passed over: training goes on from the one before, or anew."""
+    if Checkpoints(LocalFolder(folder), "run").latest() is None:
+        raise ConfideError("no checkpoint is whole")
+    return folder
+
+
+def seed(folder: Path) -> Path:
+    SeedStore(folder / "seeds").create("release")
+    return folder / "seeds" / "release.json"
+
+
+def written(name: str, content: object) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+        return folder / name
+
+    return make
+
+
+SPEC = json.loads(dp_bert_steps(JobSettings(), "file:///s")["dp_pretraining"].model_dump_json())
+RESULT: dict[str, Any] = {
+    "step": "corpus",
+    "spec_hash": "ab",
+    "outputs": {"corpus": "file:///s/x"},
+    "metrics": [{"name": "documents", "value": 1.0, "label": "operator", "step": 0}],
+    "facts": {"made_up": True, "note": 1},
+}
+EVENT = SPEC["plan"] and {
+    "kind": "histogram",
+    "version": 1,
+    "unit": "patient",
+    "sigma": 20.0,
+}
+CHECKSUMS = {"a.txt": {"sha256": "0" * 64, "bytes": 3}, "b/c.txt": {"sha256": "1" * 64, "bytes": 1}}
+
+CASES = {
+    "corpus in normal form": Case(corpus, lambda f: list(open_corpus(f))),
+    "sentences": Case(sentences, lambda f: entities_step.read_part(f, "train")),
+    "vocab.txt": Case(vocabulary, wordpiece.load),
+    "canaries.json": Case(canaries, canaries_step.read_canaries),
+    "store.json": Case(store("store.json"), every_row),
+    "tokens.bin": Case(store("tokens.bin"), every_row),
+    "unit_rows.npy": Case(store("unit_rows.npy"), every_row),
+    "lengths.npy": Case(store("lengths.npy"), every_row),
+    "config.json": Case(model("config.json"), weights.load_model),
+    "model.safetensors": Case(model("model.safetensors"), weights.load_model),
+    "checkpoint": Case(checkpoint, newest),
+    "seed": Case(seed, lambda f: SeedStore(f / "seeds").get("release")),
+    "spec": Case(written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
+    "settings": Case(
+        written("s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
+        lambda f: settings_from(JobSettings, f / "s.json", []),
+    ),
+    "result.json": Case(
+        written("result.json", RESULT),
+        lambda f: read_result(Store(str(f.parent), f / "cache"), str(f)),
+    ),
+    "checksums.json": Case(
+        written("checksums.json", CHECKSUMS),
+        lambda f: Store(str(f.parent), f / "cache").local_copy(str(f)),
+    ),
+}
+AS_JSON = {
+    *("canaries.json", "store.json", "config.json", "seed", "spec", "settings"),
+    *("result.json", "checksums.json"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Reading .*npy")  # NumPy tries a header of Python 2 first
+@pytest.mark.parametrize("name", CASES)
+def test_corrupted(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case, rng = CASES[name], random.Random(name)
+    file = case.make(tmp_path / "x")
+    good, refused = file.read_bytes(), 0
+    for number in range(EACH):
+        bad = misshapen(good, rng) if name in AS_JSON and number % 2 else _bytes(file, good, rng)
+        file.write_bytes(bad)
+        try:
+            case.read(tmp_path / "x")
+        except ConfideError as error:
+            refused += 1
+            assert SECRET not in str(error)
+            assert "\n" not in str(error)
+        except Exception as error:  # noqa: BLE001 - names the case, so that it can be repeated
+            pytest.fail(f"{name}, number {number}: {type(error).__name__}: {bad[:300]!r}")
+    assert refused > EACH // 8, "the corruption does not corrupt"
+    said = capfd.readouterr()
+    assert SECRET not in said.out + said.err
+
+
+def _bytes(file: Path, good: bytes, rng: random.Random) -> bytes:
+    """Corrupt a file's bytes; of a package, the package or what is packed."""
+    if file.suffix == ".gz" and rng.random() < 0.5:
+        return gzip.compress(corrupted(gzip.decompress(good), rng))
+    return corrupted(good, rng)
+
+
+def test_events_that_are_not_events() -> None:
+    rng = random.Random("events")
+    good = json.dumps(EVENT).encode()
+    refused = 0
+    for _ in range(EACH):
+        try:
+            MechanismEvent.from_json(json.loads(misshapen(good, rng)))
+        except ConfideError:
+            refused += 1
+    assert refused
+
+
+def test_there_are_five_hundred() -> None:
+    """With the readers of corpora and of entities (720 more) in their own files."""
+    assert EACH * len(CASES) >= 500
