@@ -57,19 +57,17 @@ class AdaptiveClipping:
         )
         return float(left**-0.5)
 
-    def share_within(self, within: int, units: int, noise: float, expected_batch: float) -> float:
+    def share_within(self, noised: float, expected_batch: float) -> float:
         """Return the noised share of units within the clip norm.
 
         Divided by the expected batch, as gradients are. Where fewer units exist than the plan
         declares, batches are smaller and the share is drawn towards 1/2.
 
         Args:
-            within: units drawn whose gradient was not clipped.
-            units: units drawn.
-            noise: a draw of N(0, `count_noise`²).
+            noised: Σ(bᵢ − 1/2) over the units drawn, plus a draw of N(0, `count_noise`²).
             expected_batch: of this update, in units.
         """
-        return _HALF + (within - _HALF * units + noise) / expected_batch
+        return _HALF + noised / expected_batch
 
     def next_norm(self, clip_norm: float, share: float, first: float) -> float:
         """Return the clip norm of the next update: post-processing of a noised share.

@@ -1,52 +1,43 @@
-"""Masked-language-model pre-training: with differential privacy, or without, by one trainer."""
+"""Language-model pre-training: with differential privacy, or without, by one trainer."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from dp_core.bert.config import BertConfig
 from dp_core.bert.parameters import Bert, fresh
 from dp_core.bert.weights import load
 from dp_core.corpus.token_store import TokenStore
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import ConfideError, Unfinished
 from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.sampling import sampler_for
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.training.adamw import AdamW
-from dp_core.training.checkpoint import Checkpoint, CheckpointFolder, run_digest
+from dp_core.training.agreement import check_model, check_plan, check_words
+from dp_core.training.batch_source import (
+    BatchSource,
+    ordinary_batches,
+    private_batches,
+    stream,
+)
+from dp_core.training.checkpoint import Checkpoint, Checkpoints, run_digest
+from dp_core.training.checkpoint_places import CheckpointPlace
 from dp_core.training.devices import strategy_for
-from dp_core.training.noise_blocks import Keys
 from dp_core.training.prefetch import prefetch
+from dp_core.training.private_updates import PrivateUpdates
+from dp_core.training.progress import Progress, Reporter
 from dp_core.training.recipe import Recipe
-from dp_core.training.rows import MicroBatch, OrdinaryBatches, PrivateBatches
-from dp_core.training.trainer import Clipping, Trainer
+from dp_core.training.rows import Examples, masked_examples
+from dp_core.training.trainer import Trainer
 
 _AHEAD = 8  # micro-batches made in advance
-_REPORT_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is. All but the first two are `operator` numbers in private training.
-
-    Attributes:
-        update: updates done.
-        updates: of how many.
-        loss: mean unit loss since the last report, in nats; NaN if no unit was drawn.
-        batch: mean realised batch size since the last report, in units.
-        clipped: share of units whose gradient was clipped since the last report.
-    """
-
-    update: int
-    updates: int
-    loss: float
-    batch: float
-    clipped: float
 
 
 def pretrain(
@@ -58,15 +49,21 @@ def pretrain(
     seed: PrivacySeed | None,
     manifest: bytes,
     init_seed: int,
-    checkpoint_dir: Path,
+    checkpoints: CheckpointPlace,
     device: str,
     progress: Callable[[Progress], None],
+    continuation: NDArray[np.bool_] | None = None,
+    batches: BatchSource | None = None,
 ) -> Bert:
-    """Train a BERT on the rows of a token store, going on from a checkpoint if there is one.
+    """Train a model on the rows of a token store, going on from a checkpoint if there is one.
 
     Formal guarantee, with a plan: the weights after every update are those of DP-SGD with the
     plan's sampling, clip norm and noise, so their privacy is that of `plan.event()`; in real
     arithmetic, and as long as `seed` stays secret and is used for nothing else.
+
+    On one machine the same arguments give the same weights, bit for bit, however often the run
+    was stopped. On another kind of processor, or with other threads, sums may round otherwise:
+    who runs a released training again must compare (the noise is the same).
 
     Args:
         model: folder of initial weights, or the shape of a fresh model.
@@ -77,88 +74,46 @@ def pretrain(
         seed: secret of the reservation; given exactly if there is a plan.
         manifest: keyed digests of everything the noise is drawn for.
         init_seed: public; initial weights, and order and masks without a plan.
-        checkpoint_dir: where checkpoints are kept. Of private training, treat it as private:
-            moments are functions of the released weights, but the run may not be finished.
+        checkpoints: where they are kept. Of private training, treat them as private: moments are
+            functions of the released weights, but the run may not be finished.
         device: cpu, gpu, tpu or mock-tpu:N.
         progress: called about once a second, and at the end.
+        continuation: (V,) true for pieces that go on with a word; needed by `recipe.whole_words`.
+        batches: what `batch_plan.BatchPlan` reads, drawn beforehand; None draws them here.
 
     Raises:
         BadInput: plan, recipe, model and store do not fit together, or the checkpoints belong to
             another run.
-        ConfideError: the weights stopped being finite.
+        Unfinished: `recipe.stop_after_seconds` passed; run again, it goes on.
+        ConfideError: the weights stopped being finite, or a checkpoint could not be written.
     """
-    _check(plan, recipe, seed)
+    deadline = time.monotonic() + (recipe.stop_after_seconds or math.inf)
+    check_plan(plan, recipe, seed)
+    check_words(recipe, store, continuation)
+    # With the noise fixed by its key, sums must not depend on the order in which threads add.
+    tf.config.experimental.enable_op_determinism()
     initial = load(model) if isinstance(model, Path) else fresh(model, init_seed)
-    _check_model(initial.config, store)
+    check_model(initial.config, store)
+    examples = partial(masked_examples, continuation=continuation if recipe.whole_words else None)
+    private = PrivateUpdates(plan, seed, manifest) if plan and seed else None
     trainer = Trainer(
         strategy_for(device),
         initial.config,
         initial.parameters,
         AdamW(recipe.beta1, recipe.beta2, recipe.weight_decay),
-        None if plan is None else _clipping(plan),
+        private.clipping(recipe.clipping) if private else None,
+        engine=recipe.engine,
+        precision=recipe.precision,
     )
-    settings = (sorted(asdict(recipe).items()), initial.config, init_seed, plan and plan.digest())
-    run = run_digest(manifest, *settings)
-    folder = CheckpointFolder(checkpoint_dir, run)
-    done = _resume(trainer, folder)
-    batches = _batches(plan, seed, store, recipe, init_seed, trainer.devices)
-    reporter = _Reporter(trainer, recipe.updates, progress, done)
-    for t, batch in prefetch(_stream(batches, done, recipe.updates), _AHEAD):
-        if batch is not None:
-            trainer.add(batch)
-            continue
-        trainer.move(
-            t=t,
-            rate=recipe.rate(t),
-            divisor=_divisor(plan, recipe, t),
-            keys=_keys(trainer, plan, seed, manifest, t),
-        )
-        done = t + 1
-        if done % recipe.checkpoint_every == 0 or done == recipe.updates:
-            folder.save(Checkpoint(done, trainer.state()))
-        reporter.tell(done)
+    settings = (sorted(recipe.identity().items()), initial.config, init_seed)
+    run = run_digest(manifest, *settings, plan and plan.digest())
+    source = batches or _batches(plan, seed, store, recipe, init_seed, trainer.devices, examples)
+    kept = Checkpoints(checkpoints, run, recipe.keep_checkpoints)
+    _Run(trainer, private, recipe, kept, progress, deadline).to_its_end(source)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
     return Bert(initial.config, weights)
-
-
-def _check(plan: TrainingPlan | None, recipe: Recipe, seed: PrivacySeed | None) -> None:
-    if plan is None:
-        if seed is not None:
-            raise BadInput("a privacy seed without a plan", where="pretraining")
-        return
-    if seed is None:
-        raise BadInput("a plan without a privacy seed", where="pretraining")
-    for name, planned, asked in (
-        ("updates", plan.steps, recipe.updates),
-        ("examples_per_step", plan.examples_per_step, recipe.examples_per_step),
-    ):
-        if planned != asked:
-            raise BadInput(
-                f"the plan has {planned}, the recipe {asked}",
-                where=name,
-                fix="What is accounted must be what is done.",
-            )
-
-
-def _check_model(config: BertConfig, store: TokenStore) -> None:
-    if store.vocabulary_size > config.vocab_size:
-        raise BadInput(
-            f"the store's vocabulary of {store.vocabulary_size} is larger than the model's of "
-            f"{config.vocab_size}",
-            where="model",
-            fix="Load the model with the store's vocabulary.",
-        )
-    if store.sequence_length > config.max_positions:
-        raise BadInput(
-            f"rows of {store.sequence_length} tokens, positions for {config.max_positions}",
-            where="model",
-        )
-
-
-def _clipping(plan: TrainingPlan) -> Clipping:
-    return Clipping(plan.clip_norm, plan.noise_multiplier_per_draw() * plan.clip_norm)
 
 
 def _batches(
@@ -168,72 +123,76 @@ def _batches(
     recipe: Recipe,
     init_seed: int,
     devices: int,
-) -> PrivateBatches | OrdinaryBatches:
-    if plan is None or seed is None:
-        rows = recipe.batch_size * recipe.examples_per_step
-        parts = -(-rows // (recipe.micro_rows * devices))
-        units = -(-rows // (parts * devices)) * devices  # even parts: little padding
-        return OrdinaryBatches(store, init_seed, units, rows)
-    units = max(1, recipe.micro_rows // recipe.examples_per_step) * devices
-    coins = int.from_bytes(seed.derive("rows and masks")[:8], "little")
-    sampler = sampler_for(plan, seed, store.n_units)
-    return PrivateBatches(store, sampler, coins, units, recipe.examples_per_step)
+    examples: Examples,
+) -> BatchSource:
+    if plan and seed:
+        return private_batches(store, plan, recipe, seed, devices=devices, examples=examples)
+    return ordinary_batches(store, recipe, init_seed, devices=devices, examples=examples)
 
 
-def _stream(
-    batches: PrivateBatches | OrdinaryBatches, start: int, end: int
-) -> Iterator[tuple[int, MicroBatch | None]]:
-    """Yield each update's micro-batches and then None: also an empty batch makes an update."""
-    for t in range(start, end):
-        for batch in batches.update(t):
-            yield t, batch
-        yield t, None
-
-
-def _divisor(plan: TrainingPlan | None, recipe: Recipe, t: int) -> float:
-    if plan is None:
-        return float(recipe.batch_size * recipe.examples_per_step)
-    return plan.expected_batch(t)
-
-
-def _keys(
-    trainer: Trainer, plan: TrainingPlan | None, seed: PrivacySeed | None, manifest: bytes, t: int
-) -> Keys | None:
-    if plan is None or seed is None:
-        return None
-    return trainer.noise.keys(seed, manifest, t, plan.noise_draws())
-
-
-def _resume(trainer: Trainer, folder: CheckpointFolder) -> int:
-    checkpoint = folder.latest()
-    if checkpoint is None:
-        return 0
-    trainer.restore(checkpoint.arrays)
-    return checkpoint.update
-
-
-class _Reporter:
-    """Reports about once a second: reading the counts waits for the devices."""
+class _Run:
+    """A run under way: from the last checkpoint, update by update."""
 
     def __init__(
-        self, trainer: Trainer, updates: int, progress: Callable[[Progress], None], done: int
+        self,
+        trainer: Trainer,
+        private: PrivateUpdates | None,
+        recipe: Recipe,
+        checkpoints: Checkpoints,
+        progress: Callable[[Progress], None],
+        deadline: float,
     ) -> None:
-        self._trainer, self._updates, self._progress = trainer, updates, progress
-        self._reported, self._at = done, time.monotonic()
+        self._trainer, self._private, self._recipe = trainer, private, recipe
+        self._checkpoints, self._deadline = checkpoints, deadline
+        self._done = self._kept = self._resume()
+        self._reporter = Reporter(trainer, recipe.updates, progress, self._done)
 
-    def tell(self, done: int) -> None:
-        now = time.monotonic()
-        if done < self._updates and now - self._at < _REPORT_SECONDS:
-            return
-        tallies = self._trainer.read_tallies()
-        units = tallies.units
-        self._progress(
-            Progress(
-                update=done,
-                updates=self._updates,
-                loss=tallies.loss / units if units else float("nan"),
-                batch=units / (done - self._reported),
-                clipped=tallies.clipped / units if units else 0.0,
+    def to_its_end(self, batches: BatchSource) -> None:
+        for t, batch in prefetch(stream(batches, self._done, self._recipe.updates), _AHEAD):
+            if batch is None:
+                self._move(t)
+                self._look_up()
+            elif self._private is None:
+                self._trainer.add(batch)
+            else:
+                self._private.add(self._trainer, batch)
+
+    def _move(self, t: int) -> None:
+        rate = self._recipe.rate(t)
+        if self._private is None:
+            rows = self._recipe.batch_at(t) * self._recipe.examples_per_step
+            self._trainer.move(t=t, rate=rate, divisor=rows, keys=None)
+        else:
+            self._private.move(self._trainer, t, rate)
+        self._done = t + 1
+
+    def _look_up(self) -> None:
+        """Keep, report, stop: what there is to do between two updates."""
+        ends = self._done == self._recipe.updates
+        late = not ends and time.monotonic() >= self._deadline
+        if ends or late or self._done - self._kept >= self._recipe.checkpoint_every:
+            self._keep()
+        self._reporter.tell(self._done, self._clip_norm(), last=ends or late)
+        if late:
+            raise Unfinished(
+                f"time is up after {self._done} of {self._recipe.updates} updates",
+                where="training",
+                fix="Run it again: it goes on from its checkpoint.",
             )
-        )
-        self._reported, self._at = done, now
+
+    def _keep(self) -> None:
+        own = self._private.state() if self._private else {}
+        self._checkpoints.save(Checkpoint(self._done, self._trainer.state() | own))
+        self._kept = self._done
+
+    def _resume(self) -> int:
+        checkpoint = self._checkpoints.latest()
+        if checkpoint is None:
+            return 0
+        self._trainer.restore(checkpoint.arrays)
+        if self._private:
+            self._private.restore(checkpoint.arrays)
+        return checkpoint.update
+
+    def _clip_norm(self) -> float:
+        return self._private.clip_norm if self._private else math.inf

@@ -39,6 +39,9 @@ class Recipe:
         beta2: decay of the mean of squared gradients.
         schedule: batches that grow, phase by phase; () is `batch_size` throughout.
         whole_words: mask all pieces of a word together (needs the vocabulary's continuations).
+        engine: the way to the clipped sum: `book-keeping`, `tensorflow-privacy` or `naive`.
+        clipping: `flat`, or `automatic` (Bu et al. 2022), where C only scales the gradient.
+        precision: of the factors of products, `float32` or `bfloat16`.
         micro_rows: rows that one device works on at a time; memory and speed only.
         checkpoint_every: updates between checkpoints.
         keep_checkpoints: how many of the newest are kept.
@@ -57,6 +60,9 @@ class Recipe:
     beta2: float = 0.98
     schedule: tuple[BatchPhase, ...] = ()
     whole_words: bool = False
+    engine: str = "book-keeping"
+    clipping: str = "flat"
+    precision: str = "float32"
     micro_rows: int = 64
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
@@ -79,6 +85,14 @@ class Recipe:
             return self.learning_rate * (t + 1) / rising
         left = (self.updates - t) / max(1, self.updates - rising)
         return float(self.learning_rate * left**self.decay_power)
+
+    def batch_at(self, t: int) -> float:
+        """Return the batch of update t (from 0), in units."""
+        for phase in self.phases():
+            if t < phase.steps:
+                return phase.expected_batch
+            t -= phase.steps
+        raise IndexError("there is no such update")
 
     def phases(self) -> tuple[BatchPhase, ...]:
         """Return the batches, phase by phase: what a plan's `schedule` must be."""

@@ -7,18 +7,23 @@ keyed by (secret, unit, row, t): a unit looks the same whoever else was drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.corpus.counter_random import U64, bits, fold, mix
-from dp_core.corpus.masking import MASKED_SHARE, SpecialIds, mask_rows
+from dp_core.corpus.masking import MASKED_SHARE, MaskedRows, SpecialIds, mask_rows
+from dp_core.corpus.shuffling import ShuffledRange
 from dp_core.corpus.token_store import TokenStore
 from dp_core.privacy.sampling import UnitSampler
 
 Indices = NDArray[np.int64]
+# (store, row numbers (M,), their keys (M,)) -> inputs and predictions, each row's its own affair
+Examples = Callable[[TokenStore, Indices, U64], MaskedRows]
 _CHOICE = 7  # stream of the generator that chooses rows
 
 
@@ -52,6 +57,28 @@ def predictions_per_row(sequence_length: int) -> int:
     return max(1, round(MASKED_SHARE * sequence_length))
 
 
+def masked_examples(
+    store: TokenStore, rows: Indices, keys: U64, continuation: NDArray[np.bool_] | None = None
+) -> MaskedRows:
+    """Mask rows as BERT does.
+
+    Args:
+        store: the rows.
+        rows: (M,) row numbers.
+        keys: (M,) uint64, one per row.
+        continuation: (V,) true for pieces that go on with a word: whole words are then masked.
+    """
+    return mask_rows(
+        store.tokens[rows],
+        store.lengths[rows],
+        keys,
+        SpecialIds(),
+        store.vocabulary_size,
+        predictions_per_row(store.sequence_length),
+        continuation,
+    )
+
+
 class PrivateBatches:
     """The units that the plan's sampler draws, R rows of each, as many micro-batches as needed.
 
@@ -61,22 +88,36 @@ class PrivateBatches:
         coins: 64 secret bits, which choose rows and masks.
         units: U, units of a micro-batch.
         rows: R, rows of a unit and update.
+        largest: the most units that the sampler can draw, where it has such a bound: every update
+            then has the same number of micro-batches, the last ones of padding alone.
+        examples: what rows ask for.
     """
 
     def __init__(
-        self, store: TokenStore, sampler: UnitSampler, coins: int, units: int, rows: int
+        self,
+        store: TokenStore,
+        sampler: UnitSampler,
+        coins: int,
+        units: int,
+        rows: int,
+        *,
+        largest: int = 0,
+        examples: Examples = masked_examples,
     ) -> None:
         self._store, self._sampler, self._coins = store, sampler, coins
         self._units, self._rows = units, rows
+        self._least = math.ceil(largest / units)
+        self._examples = examples
 
     def update(self, t: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of update t; none if no unit was drawn."""
+        """Yield the micro-batches of update t; none if no unit was drawn, and none is due."""
         drawn = self._sampler.batch(t)
-        for start in range(0, len(drawn), self._units):
+        count = max(self._least, math.ceil(len(drawn) / self._units))
+        for start in range(0, count * self._units, self._units):
             units = drawn[start : start + self._units]
             rows, real = choose_rows(self._store, units, self._rows, self._coins, t)
             keys = row_keys(self._store, units, rows, self._coins, t)
-            yield micro_batch(self._store, rows, real, keys, self._units)
+            yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
 
 
 class OrdinaryBatches:
@@ -86,35 +127,48 @@ class OrdinaryBatches:
         store: the rows.
         seed: public; orders rows and chooses masks, afresh in every epoch.
         units: U, rows of a micro-batch (each is a unit of its own here).
-        batch_rows: rows of an update.
+        batch_rows: (first update, rows of an update from there on), by update; one number stands
+            for all updates.
+        examples: what rows ask for.
     """
 
-    def __init__(self, store: TokenStore, seed: int, units: int, batch_rows: int) -> None:
-        self._store, self._seed = store, seed
-        self._units, self._batch = units, batch_rows
-        self._unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
-        self._epoch, self._order = -1, np.zeros(0, np.int64)
+    def __init__(
+        self,
+        store: TokenStore,
+        seed: int,
+        units: int,
+        batch_rows: int | Sequence[tuple[int, int]],
+        *,
+        examples: Examples = masked_examples,
+    ) -> None:
+        self._store, self._seed, self._units = store, seed, units
+        self._phases = [(0, batch_rows)] if isinstance(batch_rows, int) else list(batch_rows)
+        self._examples = examples
 
     def update(self, t: int) -> Iterator[MicroBatch]:
         """Yield the micro-batches of update t, which follow each other through the epochs."""
-        start = t * self._batch
-        for at in range(start, start + self._batch, self._units):
-            places = np.arange(at, min(at + self._units, start + self._batch))
+        start, batch = self._place(t)
+        for at in range(start, start + batch, self._units):
+            places = np.arange(at, min(at + self._units, start + batch))
             epochs, offsets = np.divmod(places, self._store.n_rows)
             rows = np.empty(len(places), np.int64)
             for epoch in np.unique(epochs):
                 here = epochs == epoch
-                rows[here] = self._shuffled(int(epoch))[offsets[here]]
-            units = self._unit_of[rows]
+                order = ShuffledRange(self._store.n_rows, self._seed, int(epoch))
+                rows[here] = order.items(offsets[here])
+            units = np.searchsorted(self._store.unit_rows, rows, side="right") - 1
             keys = row_keys(self._store, units, rows[:, None], self._seed, t)
             real = np.ones((len(rows), 1), np.bool_)
-            yield micro_batch(self._store, rows[:, None], real, keys, self._units)
+            yield micro_batch(self._store, rows[:, None], real, keys, self._units, self._examples)
 
-    def _shuffled(self, epoch: int) -> Indices:
-        if epoch != self._epoch:
-            generator = np.random.default_rng([self._seed, epoch])
-            self._epoch, self._order = epoch, generator.permutation(self._store.n_rows)
-        return self._order
+    def _place(self, t: int) -> tuple[int, int]:
+        """Return how many rows were read before update t, and how many it reads."""
+        before = 0
+        for (first, rows), (end, _) in itertools.pairwise([*self._phases, (t + 1, 0)]):
+            if t < end:
+                return before + (t - first) * rows, rows
+            before += (end - first) * rows
+        raise AssertionError("the phases begin with update 0")
 
 
 def choose_rows(
@@ -142,32 +196,35 @@ def row_keys(store: TokenStore, units: Indices, rows: Indices, coins: int, t: in
 
 
 def micro_batch(
-    store: TokenStore, rows: Indices, real: NDArray[np.bool_], keys: U64, units: int
+    store: TokenStore,
+    rows: Indices,
+    real: NDArray[np.bool_],
+    keys: U64,
+    units: int,
+    examples: Examples = masked_examples,
 ) -> MicroBatch:
-    """Mask the rows (n, R) and pad them to U units.
+    """Make the rows (n, R) into examples and pad them to U units.
 
     Args:
         store: the rows.
         rows: (n, R) row numbers, n at most U.
         real: (n, R) false for padding.
-        keys: (n, R) uint64 mask keys.
+        keys: (n, R) uint64 keys of the rows.
         units: U.
+        examples: what rows ask for.
     """
     n, r = rows.shape
     s = store.sequence_length
-    k = predictions_per_row(s)
     flat = rows.reshape(-1)
-    lengths = store.lengths[flat]
-    masked = mask_rows(
-        store.tokens[flat], lengths, keys.reshape(-1), SpecialIds(), store.vocabulary_size, k
-    )
+    made = examples(store, flat, keys.reshape(-1))
+    k = made.positions.shape[1]
     own = real.sum(1, keepdims=True)
     batch = MicroBatch(
-        masked.input_ids.reshape(n, r, s),
-        lengths.reshape(n, r).astype(np.int32),
-        masked.positions.reshape(n, r, k),
-        masked.labels.reshape(n, r, k),
-        masked.weights.reshape(n, r, k) * real[:, :, None].astype(np.float32),
+        made.input_ids.reshape(n, r, s),
+        store.lengths[flat].reshape(n, r).astype(np.int32),
+        made.positions.reshape(n, r, k),
+        made.labels.reshape(n, r, k),
+        made.weights.reshape(n, r, k) * real[:, :, None].astype(np.float32),
         (real / np.maximum(own, 1)).astype(np.float32),
     )
     if n == units:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 from dp_core.bert.config import BertConfig
@@ -16,6 +15,7 @@ from dp_core.privacy.labels import Dp, Operator, Public
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
+from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import Progress, pretrain
 from dp_core.training.recipe import Recipe
@@ -117,7 +117,7 @@ def _manifest(
         vocabulary=vocabulary.facts["digest"],
         initial=sha256_of(initial.folder / "model.safetensors") if initial else "fresh",
         plan=plan.to_json(),
-        recipe=asdict(_recipe(spec)),
+        recipe=_recipe(spec).identity(),
         seed=spec.seed,
         device=spec.device,
         dtype="float32",
@@ -171,7 +171,7 @@ def _train(
         seed=seed,
         manifest=content,
         init_seed=spec.seed,
-        checkpoint_dir=bench.durable / folder,
+        checkpoints=LocalFolder(bench.durable / folder),
         device=spec.device,
         progress=_Curve(spec, bench, plan),
     )

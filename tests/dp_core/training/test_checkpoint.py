@@ -2,83 +2,181 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.training import checkpoint as module
-from dp_core.training.checkpoint import Checkpoint, CheckpointFolder, run_digest
+from dp_core.training.checkpoint import Checkpoint, Checkpoints, run_digest
+from dp_core.training.checkpoint_places import LocalFolder
+
+ROOT = Path(__file__).parents[3]
+NAMES = [f"update-{u:010d}.safetensors" for u in range(30)]
 
 
 def at(update):
-    return Checkpoint(update, {"w": np.full((3, 2), update, np.float32)})
+    return Checkpoint(update, {"w": np.full((3, 2), update, np.float32), "c": np.array([0.1])})
 
 
-def test_the_newest_is_read_and_the_last_two_are_kept(folder):
-    kept = CheckpointFolder(folder, "run", keep=2)
+def kept_in(folder, run="run", keep=2):
+    return Checkpoints(LocalFolder(folder), run, keep)
+
+
+def test_the_newest_is_read_and_the_last_ones_are_kept(folder):
+    kept = kept_in(folder, keep=3)
     assert kept.latest() is None
-    for update in (1, 2, 10):
+    for update in (1, 2, 3, 10):
         kept.save(at(update))
     assert kept.latest().update == 10
     np.testing.assert_array_equal(kept.latest().arrays["w"], at(10).arrays["w"])
-    assert sorted(p.name for p in folder.iterdir()) == ["update-0000000002", "update-0000000010"]
+    assert kept.latest().arrays["c"][0] == 0.1  # float64 comes back whole
+    assert sorted(p.name for p in folder.iterdir()) == [NAMES[2], NAMES[3], NAMES[10]]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "no about", "no arrays", "half an about"])
-def test_a_corrupt_newest_gives_the_one_before(folder, damage):
-    kept = CheckpointFolder(folder, "run")
+def test_only_the_owner_can_read_them(folder):
+    umask = os.umask(0)
+    try:
+        kept_in(folder).save(at(1))
+    finally:
+        os.umask(umask)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / NAMES[1]).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "header", "other update"])
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(folder, damage, caplog):
+    kept = kept_in(folder)
     kept.save(at(1))
     kept.save(at(2))
-    newest = folder / "update-0000000002"
-    arrays, about = newest / "state.safetensors", newest / "about.json"
-    content = arrays.read_bytes()
+    newest = folder / NAMES[2]
+    content = newest.read_bytes()
     match damage:
         case "flip":
-            arrays.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            newest.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         case "cut":
-            arrays.write_bytes(content[: len(content) // 2])
-        case "no about":
-            about.unlink()
-        case "no arrays":
-            arrays.unlink()
-        case "half an about":
-            about.write_text(about.read_text()[:20])
-    assert kept.latest().update == 1
+            newest.write_bytes(content[: len(content) // 2])
+        case "empty":
+            newest.write_bytes(b"")
+        case "header":
+            newest.write_bytes(content.replace(b'"run":"run"', b'"run":"ram"'))
+        case "other update":
+            (folder / NAMES[1]).rename(folder / NAMES[0])  # under a name that is not its own
+            (folder / NAMES[0]).replace(newest)
+            kept.save(at(1))
+            newest.write_bytes((folder / NAMES[1]).read_bytes())
+    with caplog.at_level(logging.WARNING):
+        assert kept.latest().update == 1
+    [record] = caplog.records
+    assert "update 2 is damaged" in record.getMessage()
+    assert "\n" not in record.getMessage()
 
 
-def test_a_half_written_one_does_not_count(folder):
-    kept = CheckpointFolder(folder, "run")
+def test_going_on_after_damage_keeps_the_good_ones(folder):
+    kept = kept_in(folder)
+    for update in (1, 2, 9):
+        kept.save(at(update))
+    (folder / NAMES[9]).write_bytes(b"torn")
+    kept.save(at(3))  # after going on from 2
+    assert sorted(p.name for p in folder.iterdir()) == [NAMES[2], NAMES[3]]
+
+
+def test_what_a_killed_run_left_does_not_count(folder):
+    kept = kept_in(folder)
     kept.save(at(1))
-    (folder / "update-0000000002.partial").mkdir()
+    (folder / ".partial").mkdir()
+    (folder / ".partial" / NAMES[2]).write_bytes(b"half")
     assert kept.latest().update == 1
     kept.save(at(2))
     assert kept.latest().update == 2
+    assert not (folder / ".partial").exists()
 
 
 def test_another_runs_checkpoint_is_refused(folder):
-    CheckpointFolder(folder, run_digest(b"manifest", 1)).save(at(1))
+    kept_in(folder, run_digest(b"manifest", 1)).save(at(1))
     with pytest.raises(BadInput, match="belongs to another run"):
-        CheckpointFolder(folder, run_digest(b"manifesto", 1)).latest()
+        kept_in(folder, run_digest(b"manifesto", 1)).latest()
     with pytest.raises(BadInput, match="belongs to another run"):
-        CheckpointFolder(folder, run_digest(b"manifest", 2)).latest()
-    assert CheckpointFolder(folder, run_digest(b"manifest", 1)).latest().update == 1
+        kept_in(folder, run_digest(b"manifest", 2)).latest()
+    assert kept_in(folder, run_digest(b"manifest", 1)).latest().update == 1
 
 
-def test_a_full_disk_is_one_clear_line_and_keeps_the_last_good_one(folder, monkeypatch):
-    kept = CheckpointFolder(folder, "run")
-    kept.save(at(1))
+WRITER = """
+    import resource, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from dp_core.errors import ConfideError
+    from dp_core.training.checkpoint import Checkpoint, Checkpoints
+    from dp_core.training.checkpoint_places import LocalFolder
 
-    def full(*_args):
-        raise OSError(28, "No space left on device")
+    kept = Checkpoints(LocalFolder(Path(sys.argv[1])), "run")
+    kept.save(Checkpoint(1, {"w": np.zeros(64, np.float32)}))
+    if len(sys.argv) > 2:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+    try:
+        kept.save(Checkpoint(2, {"w": np.zeros(1 << 20, np.float32)}))
+    except ConfideError as error:
+        print(error)
+    print(kept.latest().update)
+"""
 
-    monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(ConfideError, match="not written: No space left on device"):
-        kept.save(at(2))
-    assert kept.latest().update == 1
-    assert [p.name for p in folder.iterdir()] == ["update-0000000001"]
+
+def write_two(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WRITER), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path):
+def test_a_disk_that_takes_no_more_is_one_clear_line_and_keeps_the_last_good_one(folder):
+    """A real refusal by the system, in the middle of a file."""
+    line, latest = write_two(folder, 100_000)
+    assert line.startswith(f"{folder}: checkpoint not written: File too large.")
+    assert latest == "1"
+    assert [p.name for p in folder.iterdir()] == [NAMES[1]]
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        line, latest = write_two(disk / "checkpoints")
+        assert "checkpoint not written: No space left on device. Make room" in line
+        assert latest == "1"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_place_that_cannot_be_made_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfideError, match="checkpoint not written"):
-        CheckpointFolder(tmp_path / "file" / "checkpoints", "run").save(at(1))
+    with pytest.raises(ConfideError, match="checkpoint not written: Not a directory"):
+        kept_in(tmp_path / "file" / "checkpoints").save(at(1))
+
+
+def test_a_place_that_cannot_be_read_is_no_reason_to_begin_anew(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfideError, match="checkpoints cannot be read: Not a directory"):
+        kept_in(tmp_path / "file").latest()
+
+
+def test_the_header_says_what_it_is(folder):
+    kept_in(folder).save(at(7))
+    content = (folder / NAMES[7]).read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"].keys() == {"update", "run", "digest"}

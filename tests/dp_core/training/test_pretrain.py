@@ -17,7 +17,8 @@ import pytest
 from dp_core.bert.parameters import fresh
 from dp_core.errors import BadInput
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training import pretrain as module
+from dp_core.training import progress as module
+from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import pretrain
 
@@ -40,7 +41,7 @@ def train(store, config, plan_of, recipe_of, folder):
             "seed": None if plan is None else SEED,
             "manifest": b"manifest",
             "init_seed": 1,
-            "checkpoint_dir": folder,
+            "checkpoints": LocalFolder(folder),
             "device": "cpu",
             "progress": quiet,
         }
@@ -65,7 +66,7 @@ def test_without_a_plan_it_learns_the_language(train, store, recipe_of):
 def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, plan_of, tmp_path):
     plan = plan_of()
     models = [
-        train(plan, checkpoint_dir=tmp_path / str(i), seed=PrivacySeed.fixed(seed))
+        train(plan, checkpoints=LocalFolder(tmp_path / str(i)), seed=PrivacySeed.fixed(seed))
         for i, seed in enumerate((4, 4, 5))
     ]
     assert same(models[0], models[1])
@@ -74,7 +75,7 @@ def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, p
 
 def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, recipe_of, tmp_path):
     plan, recipe = plan_of(), recipe_of(checkpoint_every=1)
-    whole = train(plan, recipe, checkpoint_dir=tmp_path / "whole")
+    whole = train(plan, recipe, checkpoints=LocalFolder(tmp_path / "whole"))
 
     class Stop(Exception):
         pass
@@ -83,7 +84,7 @@ def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, recipe_of
         raise Stop
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(module, "_REPORT_SECONDS", 0.0)
+        patch.setattr(module, "REPORT_SECONDS", 0.0)
         train(plan, recipe, progress=stop)
     told = []
     assert same(whole, train(plan, recipe, progress=told.append))
@@ -111,9 +112,10 @@ def test_checkpoints_of_another_run_are_refused(train, plan_of, recipe_of, chang
 
 
 def test_an_empty_batch_takes_a_noisy_step(train, plan_of, recipe_of, config):
-    """Expected batch 10⁻⁹: no unit is ever drawn, and yet the noise moves the weights."""
+    """At a rate of 10⁻⁹ no unit is ever drawn, and yet the noise moves the weights."""
     told = []
-    model = train(plan_of(expected_batch=1e-9), progress=told.append)
+    plan = plan_of(declared_units=10**9, expected_batch=1, delta=1e-10)
+    model = train(plan, recipe_of(batch_size=1), progress=told.append)
     assert told[-1].batch == 0
     assert np.isnan(told[-1].loss)
     start = fresh(config, 1).parameters
@@ -124,7 +126,11 @@ def test_an_empty_batch_takes_a_noisy_step(train, plan_of, recipe_of, config):
 
 def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of, recipe_of):
     told = []
-    train(plan_of(expected_batch=30, steps=2), recipe_of(updates=2), progress=told.append)
+    train(
+        plan_of(expected_batch=30, steps=2),
+        recipe_of(updates=2, batch_size=30),
+        progress=told.append,
+    )
     assert told[-1].batch == 24  # rate 1: all 24 units, though 30 are declared
     assert 0 < told[-1].clipped <= 1
 
@@ -157,7 +163,9 @@ SCRIPT = """
     from dp_core.corpus.token_store import TokenStoreWriter
     from dp_core.privacy.plan import TrainingPlan
     from dp_core.privacy.seeds import PrivacySeed
-    from dp_core.training import pretrain as module
+    from dp_core.training import progress
+    from dp_core.training.checkpoint_places import LocalFolder
+    from dp_core.training.pretrain import pretrain
     from dp_core.training.recipe import Recipe
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
@@ -166,14 +174,14 @@ SCRIPT = """
         writer.add_unit(str(unit), [[2, 5 + unit % 9, 6 + unit % 7, 7, 3]] * 2)
     plan = TrainingPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=40,
                                 noise_multiplier=1.0, clip_norm=0.5, delta=1e-3)
-    module._REPORT_SECONDS = 0.0
-    model = module.pretrain(
+    progress.REPORT_SECONDS = 0.0
+    model = pretrain(
         model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                          max_positions=8),
         store=writer.finish(), plan=plan,
         recipe=Recipe(4, 40, 0.01, checkpoint_every=3, micro_rows=4),
         seed=PrivacySeed.fixed(0), manifest=b"m", init_seed=0,
-        checkpoint_dir=folder / f"checkpoints-{name}", device="cpu",
+        checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
         progress=lambda p: print(p.update, flush=True))
     import hashlib
     content = b"".join(model.parameters[n].tobytes() for n in sorted(model.parameters))

@@ -1,0 +1,82 @@
+"""What makes each update private: its clip norm, the noise on its sum, what it is divided by.
+
+The clip norm is fixed, or learned from noised counts (Andrew et al. 2021, arXiv:1905.03871).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from dp_core.bert.parameters import Arrays
+from dp_core.privacy.noise import noise_key
+from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.tf_noise import gaussian
+from dp_core.training.rows import MicroBatch
+from dp_core.training.trainer import Clipping, Trainer
+
+_STATE = "clip-norm"
+
+
+class PrivateUpdates:
+    """The plan as it is carried out. The clip norm is state of the run, kept in checkpoints.
+
+    Args:
+        plan: what is accounted.
+        seed: of the reservation; all noise is drawn from it.
+        manifest: what the noise is drawn for.
+    """
+
+    def __init__(self, plan: TrainingPlan, seed: PrivacySeed, manifest: bytes) -> None:
+        self._plan, self._seed, self._manifest = plan, seed, manifest
+        self.clip_norm = plan.clip_norm
+
+    def clipping(self, style: str) -> Clipping:
+        """Return how the first update clips; `add` and `move` say what changes."""
+        return Clipping(self.clip_norm, self._noise_stddev(), style)
+
+    def add(self, trainer: Trainer, batch: MicroBatch) -> None:
+        """Add a micro-batch, clipped."""
+        trainer.add(batch, self.clip_norm)
+
+    def move(self, trainer: Trainer, t: int, rate: float) -> None:
+        """Make update t: noise on the sum, divided by the expected batch; learn the clip norm."""
+        trainer.move(
+            t=t,
+            rate=rate,
+            divisor=self._plan.expected_batch(t),
+            keys=trainer.noise.keys(self._seed, self._manifest, t, self._plan.noise_draws()),
+            noise_stddev=self._noise_stddev(),
+        )
+        self._learn(trainer, t)
+
+    def state(self) -> Arrays:
+        """Return what a checkpoint needs."""
+        return {_STATE: np.array([self.clip_norm], np.float64)}
+
+    def restore(self, state: Arrays) -> None:
+        """Set what `state` returned."""
+        self.clip_norm = float(state[_STATE][0])
+
+    def _noise_stddev(self) -> float:
+        """Return the standard deviation of each draw on the gradients, in units of the sum."""
+        return self._plan.noise_multiplier_per_draw() * self.clip_norm
+
+    def _learn(self, trainer: Trainer, t: int) -> None:
+        """Set the next clip norm from how many units of update t were within this one.
+
+        Only the noised count is seen, whose cost is in the plan's noise multiplier.
+        """
+        adaptive = self._plan.adaptive
+        if adaptive is None:
+            return
+        noise = count_noise(self._seed, self._manifest, t, adaptive.count_noise)
+        share = adaptive.share_within(trainer.noised_below(noise), self._plan.expected_batch(t))
+        self.clip_norm = adaptive.next_norm(self.clip_norm, share, self._plan.clip_norm)
+
+
+def count_noise(seed: PrivacySeed, manifest: bytes, t: int, stddev: float) -> float:
+    """Return the noise of update t's count, N(0, stddev²): a function of its key alone."""
+    key = noise_key(seed, manifest, t, "units within the clip norm")
+    return float(gaussian((1,), tf.constant(key), stddev).numpy()[0])
