@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_core.bert.functions import cross_entropy, gelu_new
+from dp_core.bert.functions import gelu_new
 from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.heads import row_means
 from dp_core.bert.layers import Layers, Tensor, shape_of
 from dp_core.bert.parameters import POSITION, WORD
 
@@ -64,11 +65,8 @@ def causal_row_losses(
     Returns:
         (M,) float32; 0 for a row without predictions. Never divided by anything of the batch.
     """
-    m, k = shape_of(labels)
     logits = causal_logits(layers, config, ids[:, :-1])  # nobody asks what follows the last place
-    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
-    own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
-    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
+    return row_means(logits, labels, weights)
 
 
 def _block(
@@ -90,7 +88,7 @@ def _attention(
     qkv = layers.linear(f"{name}/qkv", x)  # (M·S, 3D)
     qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
     q, k, v = tf.unstack(qkv)  # each (M, H, S, W)
-    scores = tf.matmul(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
-    mixed = tf.matmul(tf.nn.softmax(scores), v)  # (M, H, S, W)
+    scores = layers.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
+    mixed = layers.product(tf.nn.softmax(scores), v)  # (M, H, S, W)
     mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * s, config.hidden))
     return layers.linear(f"{name}/attention_output", mixed)

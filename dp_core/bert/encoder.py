@@ -95,7 +95,7 @@ def _attention(
         queries = shape_of(asked)[1]
         places = tf.tile(asked[:, None, :], (1, heads, 1))  # (M, H, K)
         q = tf.gather(q, places, batch_dims=2)  # (M, H, K, W)
-    scores = tf.matmul(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
-    mixed = tf.matmul(tf.nn.softmax(scores), v)  # (M, H, queries, W)
+    scores = layers.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
+    mixed = layers.product(tf.nn.softmax(scores), v)  # (M, H, queries, W)
     mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, config.hidden))
     return layers.linear(f"{name}/attention_output", mixed)
