@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from dp_core.errors import BadInput
 
 HEAD_WIDTH = 64  # the width of an attention head, at every published size of BERT and GPT-2
+_LARGEST, _DEEPEST = 10_000_000, 1000  # beyond these a config.json is damaged, and not a model
 _DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
 
 
@@ -26,6 +27,10 @@ class Shape(Protocol):
     @property
     def hidden(self) -> int:
         """D."""
+
+    @property
+    def layers(self) -> int:
+        """Blocks."""
 
     @property
     def heads(self) -> int:
@@ -205,10 +210,18 @@ def check_shape(shape: Shape) -> None:
         BadInput: such a shape.
     """
     for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
-        if getattr(shape, name) < 1:
+        value = getattr(shape, name)
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            fix = f"It must be a whole number from 1 to {_LARGEST}."
+            raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
+    for name in ("layer_norm_epsilon", "initializer_range"):
+        value = getattr(shape, name)
+        if type(value) not in (int, float) or not 0 <= value <= 1:
             raise BadInput(
-                f"{name} is {getattr(shape, name)}", where="model", fix="It must be 1 or more."
+                f"{name} is {value!r}", where="model", fix="It must be a number from 0 to 1."
             )
+    if shape.layers > _DEEPEST:
+        raise BadInput(f"{shape.layers} layers", where="model", fix="No model has so many.")
     if shape.hidden % shape.heads:
         raise BadInput(
             f"hidden size {shape.hidden} is not a multiple of {shape.heads} heads", where="model"

@@ -99,7 +99,9 @@ def _shape(about: dict[str, Any]) -> ModelConfig:
 
 def _classifier(about: dict[str, Any]) -> str | None:
     """Return the classifier that the config speaks of, if any."""
-    words = tuple(about.get("architectures") or ())
+    words = about.get("architectures") or ()
+    if not (isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)):
+        raise BadInput("architectures is no list of names", where=CONFIG)
     for head, ending in _CLASSIFIERS.items():
         if any(word.endswith(ending) for word in words):
             return head
@@ -137,4 +139,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _labels(about: dict[str, Any]) -> tuple[str, ...]:
     names = about.get("id2label", {})
-    return tuple(names[key] for key in sorted(names, key=int))
+    try:
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    except (TypeError, ValueError) as error:
+        raise BadInput("id2label does not name labels by number", where=CONFIG) from error
