@@ -17,9 +17,10 @@ from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.pretrain import Progress, pretrain
-from dp_core.training.recipe import Recipe
+from dp_core.training.pretrain import pretrain
+from dp_core.training.progress import Progress
 from tasks.charging import Charge, charge, manifest, record_operator_use
+from tasks.plans import plan_until, recipe_of, training_plan
 from tasks.specs import PretrainSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
@@ -90,17 +91,7 @@ def _plan(spec: PretrainSpec, source: Input) -> TrainingPlan | None:
     for field in ("dataset", "unit", "declared_units"):
         if getattr(spec.plan, field) != source.facts[field]:
             raise BadInput("the store was made for another", where=f"pretrain spec, {field}")
-    return TrainingPlan.poisson(
-        unit=PrivacyUnit(spec.plan.unit),
-        declared_units=spec.plan.declared_units,
-        expected_batch=spec.batch_size,
-        steps=spec.updates,
-        noise_multiplier=spec.plan.noise_multiplier,
-        clip_norm=spec.plan.clip_norm,
-        delta=spec.plan.delta,
-        examples_per_step=spec.plan.examples_per_step,
-        max_examples_per_unit=source.facts["max_examples_per_unit"],
-    )
+    return training_plan(spec, source.facts["max_examples_per_unit"])
 
 
 def _manifest(
@@ -136,15 +127,6 @@ def _charge(spec: PretrainSpec, bench: Workbench, plan: TrainingPlan, content: b
     )
 
 
-def _recipe(spec: PretrainSpec) -> Recipe:
-    return Recipe(
-        batch_size=spec.batch_size,
-        updates=spec.updates,
-        learning_rate=spec.learning_rate,
-        examples_per_step=spec.examples_per_step,
-    )
-
-
 def _train(
     spec: PretrainSpec,
     bench: Workbench,
@@ -163,11 +145,11 @@ def _train(
     )
     seed: PrivacySeed | None = charged.seed if charged else None
     folder = f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
-    return pretrain(
+    trained = pretrain(
         model=initial.folder if initial else fresh,
         store=store,
         plan=plan,
-        recipe=_recipe(spec),
+        recipe=recipe_of(spec),
         seed=seed,
         manifest=content,
         init_seed=spec.seed,
@@ -175,6 +157,8 @@ def _train(
         device=spec.device,
         progress=_Curve(spec, bench, plan),
     )
+    assert isinstance(trained.config, BertConfig)  # noqa: S101 - what it began as
+    return Bert(trained.config, trained.parameters)
 
 
 class _Curve:
@@ -188,7 +172,9 @@ class _Curve:
         if now.update >= self._next or now.update == now.updates:
             self._next = now.update + now.updates / CURVE_POINTS
             if self._plan is not None:
-                self._spent = _epsilon_after(self._plan, now.update)
+                self._spent = epsilon_pld(
+                    plan_until(self._plan, now.update).event(), self._plan.delta
+                )
                 self._bench.measure("epsilon", Public(self._spent), now.update)
             self._measure(now)
         note = f"ε {self._spent:.3g}" if self._plan is not None else ""
@@ -203,19 +189,6 @@ class _Curve:
         for name, value in numbers.items():
             if math.isfinite(value):
                 self._bench.measure(name, seen(value), now.update)
-
-
-def _epsilon_after(plan: TrainingPlan, updates: int) -> float:
-    done = TrainingPlan.poisson(
-        unit=plan.unit,
-        declared_units=plan.declared_units,
-        expected_batch=plan.expected_batch(0),
-        steps=updates,
-        noise_multiplier=plan.noise_multiplier,
-        clip_norm=plan.clip_norm,
-        delta=plan.delta,
-    )
-    return epsilon_pld(done.event(), plan.delta)
 
 
 def _releases(
