@@ -212,7 +212,10 @@ class Delivery:
         from mlflow.entities import Metric  # noqa: TID251
 
         known = self._known.setdefault(run_id, set())
-        for key in {line["key"] for line in batch} - {k for k, _ in known}:
+        unseen = {line["key"] for line in batch} - {key for key, _ in known}
+        if unseen:  # a history costs a request each: ask for those alone that there are
+            unseen &= self._api.get_run(run_id).data.metrics.keys()
+        for key in unseen:
             known |= {(key, m.step) for m in self._api.get_metric_history(run_id, key)}
         fresh: dict[tuple[str, int], Metric] = {}
         for line in batch:

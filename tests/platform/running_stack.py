@@ -72,6 +72,11 @@ class Stack:
         run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])
 
+    def runs(self, dag: str) -> list[dict[str, Any]]:
+        """Return a DAG's runs: identifier, state and conf, the oldest first."""
+        found = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]
+        return [{name: run[name] for name in ("dag_run_id", "state", "conf")} for run in found]
+
     def wait(self, dag: str, run: str, seconds: float) -> str:
         """Return the state in which a run ended, or the one in which it still is."""
         path, state = f"/dags/{dag}/dagRuns/{run}", ""

@@ -1,0 +1,217 @@
+"""The pages as a person uses them, in headless Chromium: from logging in to reading the report.
+
+`docker/ci` brings the stack up, sets CONFIDE_STACK and runs this file in `.venv/browser`; anywhere
+else it is skipped. Every page that is passed is kept in `ci-artifacts/screenshots`, to be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_stack import LONGEST, ROOT, TINY, Stack
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="SKIPPED, no page is looked at: playwright is in .venv/browser"
+)
+expect = playwright.expect
+
+CHROMIUM = os.environ.get("CONFIDE_CHROMIUM") or shutil.which("chromium") or ""
+SCREENSHOTS = ROOT / "ci-artifacts" / "screenshots"
+PATIENCE = 60_000  # milliseconds for a page, on a machine that trains models meanwhile
+SECTIONS = ["1. Data", "2. Privacy", "3. Model", "4. Training", "5. Audit", "6. Run"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("CONFIDE_STACK"),
+        reason="SKIPPED, no page is looked at: CONFIDE_STACK is unset (docker/ci sets it)",
+    ),
+    pytest.mark.skipif(
+        not CHROMIUM, reason="SKIPPED, no page is looked at: there is no chromium here"
+    ),
+]
+
+
+class Person:
+    """One person at a browser, who keeps a picture of every page."""
+
+    def __init__(self, stack: Stack, context: Any) -> None:
+        self.stack = stack
+        self._context = context
+        self.page = context.new_page()
+        self._pictures = 0
+
+    def keep(self, name: str) -> None:
+        self._pictures += 1
+        self.page.wait_for_timeout(
+            1500
+        )  # drawers open and charts draw themselves: no event says so
+        self.page.screenshot(path=SCREENSHOTS / f"{self._pictures:02d}-{name}.png")
+
+    def log_in(self) -> None:
+        self.page.goto(self.stack.airflow)
+        self.page.fill("input[name=username]", "confide")
+        self.page.fill("input[name=password]", self.stack.secrets["AIRFLOW_PASSWORD"])
+        self.keep("log-in")
+        self.page.click("button[type=submit]")
+        self.page.wait_for_url(f"{self.stack.airflow}/")
+
+    def open_form(self) -> Any:
+        """Open the trigger form of dp_bert; return the dialog."""
+        self.page.goto(f"{self.stack.airflow}/dags/dp_bert")
+        self.page.get_by_role("button", name="Trigger").first.click()
+        dialog = self.page.get_by_role("dialog")
+        expect(dialog.get_by_role("button", name=SECTIONS[0])).to_be_visible()
+        return dialog
+
+    def fill(self, dialog: Any, settings: dict[str, Any]) -> None:
+        """Write the settings into the form, one section after the other."""
+        left = dict(settings)
+        for section in SECTIONS:
+            dialog.get_by_role("button", name=section).click()
+            shown = dialog.get_by_role("region").filter(visible=True).locator("[name^=element_]")
+            expect(shown.first).to_be_visible()
+            for name in list(left):
+                field = dialog.locator(f"[name=element_{name}]")
+                if field.is_visible():
+                    field.fill(str(left.pop(name)))
+                    field.blur()
+        assert left == {}, "the form has no such fields"
+
+    def open_task(self, run: str, task: str) -> None:
+        self.page.goto(f"{self.stack.airflow}/dags/dp_bert/runs/{run}/tasks/{task}/details")
+
+    def follow(self, link: str) -> None:
+        """Follow a link that opens a tab of its own, and go on there."""
+        with self._context.expect_page() as opened:
+            self.page.get_by_role("link", name=link, exact=True).click()
+        self.page.close()
+        self.page = opened.value
+
+
+@pytest.fixture(scope="module")
+def stack() -> Stack:
+    return Stack()
+
+
+@pytest.fixture(scope="module")
+def person(stack: Stack) -> Iterator[Person]:
+    shutil.rmtree(SCREENSHOTS, ignore_errors=True)
+    SCREENSHOTS.mkdir(parents=True)
+    arguments = ["--disable-background-networking"]
+    if os.getuid() == 0:
+        arguments.append("--no-sandbox")  # Chromium's own sandbox refuses to start for root
+    with playwright.sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        context = browser.new_context(
+            viewport={"width": 1600, "height": 1000},
+            http_credentials={
+                "username": "confide",
+                "password": stack.secrets["MLFLOW_PASSWORD"],
+                "origin": stack.mlflow,
+            },
+        )
+        context.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        someone = Person(stack, context)
+        someone.log_in()
+        yield someone
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack, person: Person) -> str:
+    """Return a run that was started by the form and has succeeded."""
+    before = {r["dag_run_id"] for r in stack.runs("dp_bert")}
+    dialog = person.open_form()
+    person.fill(dialog, TINY)
+    dialog.get_by_role("button", name="Trigger").last.click()
+    expect(dialog).to_be_hidden()
+    (started,) = (r for r in stack.runs("dp_bert") if r["dag_run_id"] not in before)
+    assert {name: started["conf"][name] for name in TINY} == TINY
+    name = str(started["dag_run_id"])
+    assert stack.wait("dp_bert", name, LONGEST) == "success"
+    return name
+
+
+def test_the_first_page_leads_to_the_jobs(person: Person) -> None:
+    person.page.goto(f"{person.stack.airflow}/dags")
+    for name in ("dp_bert · train privately, then measure", "dp_sweep"):
+        expect(person.page.get_by_text(name).first).to_be_visible()
+    person.keep("jobs")
+
+
+def test_a_job_says_what_it_does(person: Person) -> None:
+    person.page.goto(f"{person.stack.airflow}/dags/dp_bert")
+    person.page.get_by_role("button", name="Dag Docs").click()
+    expect(person.page.get_by_text("Hoory et al. 2021, Learning and Evaluating")).to_be_visible()
+    person.keep("what-dp_bert-does")
+
+
+def test_a_bad_value_is_refused_with_its_reason(stack: Stack, person: Person) -> None:
+    before = stack.runs("dp_bert")
+    dialog = person.open_form()
+    person.keep("form")
+    person.fill(dialog, {**TINY, "noise_multiplier": -1})
+    dialog.get_by_role("button", name="2. Privacy").click()
+    person.keep("form-privacy")
+    dialog.get_by_role("button", name="Trigger").last.click()
+    reason = dialog.get_by_text("noise_multiplier: -1 is less than or equal to the minimum of 0")
+    expect(reason.first).to_be_visible()
+    reason.first.scroll_into_view_if_needed()
+    person.keep("form-refused")
+    assert stack.runs("dp_bert") == before
+
+
+def test_the_form_starts_a_run_and_it_succeeds(person: Person, run: str) -> None:
+    person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
+    expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
+    person.keep("run")
+
+
+def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
+    person.open_task(run, "report")
+    expect(person.page.get_by_role("link", name="MLflow run", exact=True)).to_be_visible()
+    person.keep("last-task")
+    person.follow("MLflow run")
+    person.stack.tracked(run)  # all has arrived
+    person.page.reload()
+    for metric in ("dp/epsilon", "dp/f1", "dp/exposure_mean", "dp/exposure_largest"):
+        expect(person.page.get_by_text(metric, exact=True).first).to_be_attached()
+    person.page.get_by_text("dp/epsilon", exact=True).first.scroll_into_view_if_needed()
+    person.keep("mlflow-run")
+    person.page.get_by_role("tab", name="Model metrics").click()
+    expect(person.page.get_by_text("exposure_mean").first).to_be_visible()
+    person.keep("mlflow-metrics")
+
+
+def test_mlflow_shows_the_figures(person: Person, run: str) -> None:
+    person.page.get_by_role("tab", name="Artifacts").click()
+    person.page.get_by_text("figures", exact=True).first.click()
+    person.page.get_by_text(re.compile(r"exposure.*\.png")).first.click()
+    figure = person.page.locator("img[src^='blob:'], img[src*='exposure']").first
+    expect(figure).to_be_visible()
+    assert figure.evaluate("image => image.naturalWidth") > 400
+    person.keep("mlflow-figure")
+
+
+def test_the_report_opens(person: Person, run: str) -> None:
+    person.open_task(run, "report")
+    person.follow("Report")
+    page = person.page.frame_locator("iframe").first
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    for words in ("Privacy statement", "ε", "Exposure"):
+        expect(page.get_by_text(words).first).to_be_attached()
+    person.keep("report")
+
+
+def test_every_page_has_its_picture(person: Person) -> None:
+    pictures: list[Path] = sorted(SCREENSHOTS.glob("*.png"))
+    assert len(pictures) >= 11
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
