@@ -1,10 +1,11 @@
-"""Noise without TensorFlow: the keys of the training noise, and the exact discrete Gaussian."""
+"""Noise without TensorFlow: keys and bits of the training noise; the exact discrete Gaussian."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
@@ -12,23 +13,39 @@ from dp_core.privacy.exact_coins import WordStream, bernoulli_exp_minus, uniform
 from dp_core.privacy.seeds import PrivacySeed
 
 LARGEST_SIGMA = 2.0**31
-SUMMANDS = 4  # normals added up by `tf_noise.gaussian`; their keys differ in the low bits
+KEY_BYTES = 32  # a key of AES-256
+_ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
+_NO_TEXT = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
 
 
 def noise_key(
     seed: PrivacySeed, manifest: bytes, t: int, variable: str, draw: int = 0
-) -> NDArray[np.int64]:
-    """Return the key [2] of the noise that variable `variable` gets in update `t`.
+) -> NDArray[np.uint8]:
+    """Return the key [32] of the noise that variable `variable` gets in update `t`.
 
     HMAC-SHA256 of (manifest, t, variable, draw) under the seed: it depends on nothing of the
     layout, so that a resumed run, or one on other devices, draws the very same noise. `draw`
     numbers the streams where the plan adds several (one per shard and micro-batch, the paper's
-    way). The last two bits are zero: they number the summands within one draw.
+    way).
     """
     digest = seed.derive("noise", manifest, t, variable, draw)
-    key = np.frombuffer(digest[:16], dtype="<i8").astype(np.int64)
-    key[1] &= ~np.int64(SUMMANDS - 1)
-    return key
+    return np.frombuffer(digest[:KEY_BYTES], dtype=np.uint8)
+
+
+def keystream(key: NDArray[np.uint8], words: int) -> NDArray[np.int32]:
+    """Return `words` 32-bit words that nobody without the key can tell from uniform ones.
+
+    AES-256 in counter mode from counter 0 (NIST SP 800-38A, 6.5). A key is used for one stream
+    only, so no counter ever repeats. Other threads run meanwhile.
+    """
+    cipher = Cipher(algorithms.AES256(key.tobytes()), modes.CTR(bytes(16))).encryptor()
+    size = 4 * words
+    memory = np.empty(size + _ALIGNMENT + 15, np.uint8)  # the library wants room for a block more
+    stream = memory[-memory.ctypes.data % _ALIGNMENT :]
+    for start in range(0, size, len(_NO_TEXT)):
+        count = min(len(_NO_TEXT), size - start)
+        cipher.update_into(_NO_TEXT[:count].data, stream[start:].data)
+    return stream[:size].view("<i4")
 
 
 def discrete_gaussian(

@@ -1,56 +1,122 @@
-"""Gaussian noise for training, in TensorFlow, from a key that is an argument and never a constant.
+"""Gaussian noise for training, from keyed bits, and its addition to a sum.
 
-Float32: the ε that is accounted is that of real arithmetic (docs/adr/0006-randomness.md). It is
-made here from Philox bits and not by `tf.random.stateless_normal`, for three reasons:
+Float32: the ε that is accounted is that of real arithmetic. What is done so that floats give less
+away than they might (docs/adr/0007-noise-at-no-cost.md):
 
-* **Layout.** XLA (and so every TPU) turns the same key into other normals than the CPU kernel
-  does, while the bits agree everywhere; so a resumed run draws the same noise on any device.
-* **Tail.** The kernel's uniform has 23 bits and is clipped at 10⁻⁷: no draw lies beyond
-  √(2 ln 10⁷) = 5.68 σ. A gradient one σ away then makes the mechanism leave the other's support
-  with probability Φ̄(4.68) = 1.4·10⁻⁶ in every update, more than a usual δ. Here the uniform
-  has 32 bits, and four draws are added up: they reach 2·√(2 ln 2³³) = 13.5 σ.
-* **Gaps.** Which float sums are possible tells what was added (Mironov 2012). A sum of four
-  draws has too many preimages to enumerate (Holohan and Braghin 2021, arXiv:2107.10138).
+* **Bits** come from AES-256 in counter mode, so that released weights, which are sums of earlier
+  noises, tell nothing about the next, on the usual assumption about AES.
+* **Tail.** TensorFlow's own normals stop at 5.68 σ: a gradient one σ away makes the mechanism leave
+  the other's support with probability Φ̄(4.68) = 1.4·10⁻⁶ in every update, more than a usual δ.
+  Here the radius comes from a uniform on multiples of 2⁻⁶²: it reaches √(2 ln 2⁶³) = 9.35 σ, and
+  Φ̄(8.35) = 3.4·10⁻¹⁷.
+* **Gaps.** Which floats are possible as sums tells what was added (Mironov 2012). So the noised sum
+  is rounded to multiples of a power of two that the noise's scale alone decides, 2⁻¹² to 2⁻¹¹ of
+  it. Float addition is the real sum, rounded to a float: both roundings are fixed functions of the
+  real sum of gradient and noise, post-processing, whatever its size. A place on the grid near 0
+  has over 2⁸⁰ of the 2⁹⁴ possible words of a pair behind it, at 8 σ still over 2³⁴.
+
+XLA compiles it for the CPU, one pass over memory. Another compiler may round a logarithm
+differently in the last place, which moves a value by one place of the grid about once in 4000.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from dp_core.privacy.noise import SUMMANDS
+from dp_core.privacy.noise import keystream
 
-RNG_VERSION = "philox4x32-10/box-muller-32/sum-4"  # belongs in the manifest of a run
+Tensor = Any  # tf.Tensor: TensorFlow ships no types
+RNG_VERSION = "aes256-ctr/box-muller-62/grid-11"  # belongs in the manifest of a run
+_Compiled = TypeVar("_Compiled", bound=Callable[..., Any])
+_GRID = 2.0**-11  # of the power of two at or below the noise's standard deviation
+_EXPONENT = 0x7F800000  # of a float32: what is left of a positive one is a power of two
 
 
-def gaussian(shape: Sequence[int], key: tf.Tensor, stddev: float | tf.Tensor) -> tf.Tensor:
+def gaussian(shape: Sequence[int], key: NDArray[np.uint8], stddev: float | Tensor) -> Tensor:
     """Return N(0, stddev²) noise, float32, a function of shape and key alone.
 
     Args:
-        shape: of the variable; static.
-        key: int64 [2] from `noise.noise_key`; pass it to a `tf.function` as a tensor, for a
-            constant would be written into the graph, and with it a part of the secret.
+        shape: of the variable.
+        key: [32] from `noise.noise_key`.
         stddev: in units of the gradient sum: effective noise multiplier times clip norm.
     """
-    key = tf.convert_to_tensor(key, tf.int64)
     size = math.prod(shape)
-    total = tf.zeros([size], tf.float32)
-    for summand in range(SUMMANDS):
-        total += _standard_normal(size, key + tf.constant([0, summand], tf.int64))
-    scale = tf.cast(stddev, tf.float32) / math.sqrt(SUMMANDS)
-    return tf.reshape(total * scale, shape)
+    noise = scaled_normals(noise_words(key, size), tf.cast(stddev, tf.float32))
+    return tf.reshape(noise[:size], shape)
 
 
-def _standard_normal(size: int, key: tf.Tensor) -> tf.Tensor:
-    """Return [size] normals by Box and Muller: a pair of uniforms gives a pair of normals."""
+def noise_words(key: NDArray[np.uint8], size: int) -> NDArray[np.int32]:
+    """Return the random words of `size` normals: int32 (3, ⌈size/2⌉)."""
     pairs = (size + 1) // 2
-    bits = tf.random.stateless_uniform(
-        [2, pairs], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    return keystream(key, 3 * pairs).reshape(3, pairs)
+
+
+def _compiled(function: _Compiled) -> _Compiled:
+    return cast(_Compiled, tf.function(function, jit_compile=True, autograph=False))
+
+
+@_compiled
+def scaled_normals(words: Tensor, stddev: Tensor) -> Tensor:
+    """(3, n) words from `noise_words` -> (2n,) values of N(0, stddev²)."""
+    return tf.reshape(_pairs(words) * stddev, (-1,))
+
+
+@_compiled
+def noised_mean(
+    sum_: Tensor, earlier: Tensor, words: Tensor, stddev: Tensor, divisor: Tensor
+) -> Tensor:
+    """Add noise to a sum, round it to the grid, divide it: (2n,) float32.
+
+    Args:
+        sum_: (2n,) values of the clipped sum.
+        earlier: (2n,) or scalar, noise from earlier draws.
+        words: (3, n) of this draw, from `noise_words`.
+        stddev: scalar float32 > 0, of one draw.
+        divisor: scalar float32.
+    """
+    noise = earlier + tf.reshape(_pairs(words) * stddev, (-1,))
+    step = grid(stddev)
+    return tf.round((sum_ + noise) / step) * (step / divisor)
+
+
+def grid(stddev: Tensor) -> Tensor:
+    """Return the power of two that noised sums are multiples of: scalar -> scalar, float32."""
+    bits = tf.bitwise.bitwise_and(tf.bitcast(stddev, tf.int32), _EXPONENT)
+    return tf.bitcast(bits, tf.float32) * _GRID
+
+
+def _pairs(words: Tensor) -> Tensor:
+    """(3, n) int32 -> (2, n) standard normals by Box and Muller (1958).
+
+    The uniform of the radius is (a + (b + ½)·2⁻³¹)·2⁻³¹ with 31-bit a and b: never 0, and as fine
+    near 0, where the tail is, as 62 bits can be. The angle is a quarter turn by two bits of its
+    word and the rest of ±π/4, on which two short polynomials are sine and cosine (Moshier's
+    Cephes, single precision: 6·10⁻⁸); library sines would cost five times the rest.
+    """
+    coarse, fine = (
+        tf.cast(tf.bitwise.bitwise_and(words[i], 0x7FFFFFFF), tf.float32) for i in (0, 1)
     )
-    uniform = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32  # in (0, 1]: its logarithm is finite
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
-    angle = (2.0 * math.pi) * uniform[1]
-    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return both[:size]
+    uniform = coarse * 2.0**-31 + (fine + 0.5) * 2.0**-62
+    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
+    turns = tf.bitwise.bitwise_and(words[2], 3)
+    angle = tf.cast(tf.bitwise.right_shift(words[2], 2), tf.float32) * (math.pi / 4 * 2.0**-29)
+    square = angle * angle
+    sine = angle + angle * square * (
+        -1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4)
+    )
+    cosine = (
+        1.0
+        - 0.5 * square
+        + square
+        * square
+        * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
+    )
+    turned = tf.equal(tf.bitwise.bitwise_and(turns, 1), 1)
+    signed = tf.where(tf.equal(tf.bitwise.bitwise_and(turns, 2), 0), radius, -radius)
+    return signed * tf.stack([tf.where(turned, -sine, cosine), tf.where(turned, cosine, sine)])

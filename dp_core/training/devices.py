@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_core.errors import BadInput
+from dp_core.training.allocator import keep_freed_memory
 
 _MOCK = re.compile(r"mock-tpu:([1-9][0-9]?)")
 
@@ -48,9 +49,14 @@ def configure(device: str) -> None:
 def strategy_for(device: str) -> Any:
     """Return the distribution strategy of `cpu`, `gpu`, `tpu` or `mock-tpu:N`.
 
+    Also makes float32 products float32 on all of them: by default GPUs round the factors to
+    TensorFloat-32 and TPUs to bfloat16, and the bound on norms (`clipping.gram`) would not hold.
+
     Raises:
         BadInput: an unknown name, or a device that is not there.
     """
+    keep_freed_memory()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     if device == "cpu":
         return tf.distribute.OneDeviceStrategy("/cpu:0")
     if _MOCK.fullmatch(device):

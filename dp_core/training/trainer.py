@@ -102,6 +102,7 @@ class Trainer:
             self._tallies = _accumulator((_TALLIES,))
             self._below = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
+        self._total = tf.function(self._totals, autograph=False)
         self._move = tf.function(self._move_everywhere, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
         self._take_below = tf.function(lambda: self._take(self._below), autograph=False)
@@ -148,10 +149,12 @@ class Trainer:
             keys: from `noise.keys`; None draws no noise.
             noise_stddev: of one draw, where it changes; `Clipping.noise_stddev` if None.
         """
-        if noise_stddev is None:
-            noise_stddev = 0.0 if self._clipping is None else self._clipping.noise_stddev
-        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor, noise_stddev)]
-        self._move(*scalars, None if keys is None else tf.constant(keys))
+        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor)]
+        means = None
+        if keys is not None and self._clipping is not None:
+            stddev = self._clipping.noise_stddev if noise_stddev is None else noise_stddev
+            means = self.noise.noised_means(self._total(), keys, stddev, divisor)
+        self._move(*scalars, means)
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
@@ -234,15 +237,17 @@ class Trainer:
             self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
         return total
 
+    def _totals(self) -> dict[str, Tensor]:
+        return {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
+
     def _move_everywhere(
-        self, rate: Tensor, step: Tensor, divisor: Tensor, stddev: Tensor, keys: Tensor | None
+        self, rate: Tensor, step: Tensor, divisor: Tensor, noised: dict[str, Tensor] | None
     ) -> None:
-        totals = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-        if keys is not None and self._clipping is not None:
-            noise = self.noise.draw(keys, stddev)
-            totals = {name: total + noise[name] for name, total in totals.items()}
-        for name, total in totals.items():
-            arguments = (self._means[name], self._squares[name], total / divisor)
+        means = noised
+        if means is None:
+            means = {name: total / divisor for name, total in self._totals().items()}
+        for name in self.names:
+            arguments = (self._means[name], self._squares[name], means[name])
             self._strategy.extended.update(
                 self._weights[name], self._mover(name, rate, step), args=arguments
             )

@@ -1,6 +1,7 @@
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dp_core.privacy.noise import SUMMANDS, noise_key
+from dp_core.privacy.noise import keystream, noise_key
 from dp_core.privacy.seeds import PrivacySeed
 
 SEED = PrivacySeed.fixed("noise")
@@ -8,8 +9,8 @@ SEED = PrivacySeed.fixed("noise")
 
 def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
     base = noise_key(SEED, b"manifest", 3, "encoder/0/kernel", 0)
-    assert base.shape == (2,)
-    assert base.dtype == np.int64
+    assert base.shape == (32,)
+    assert base.dtype == np.uint8
     assert np.array_equal(base, noise_key(SEED, b"manifest", 3, "encoder/0/kernel"))
     others = [
         noise_key(PrivacySeed.fixed("other"), b"manifest", 3, "encoder/0/kernel", 0),
@@ -21,19 +22,30 @@ def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
     assert all(not np.array_equal(base, other) for other in others)
 
 
-def test_keys_leave_room_for_the_summands_of_a_draw() -> None:
-    keys = [noise_key(SEED, b"m", t, "v", d) for t in range(200) for d in range(4)]
-    assert all(int(key[1]) % SUMMANDS == 0 for key in keys)
-    assert len({tuple(key) for key in keys}) == 800
-    # all other bits are used: each of them is set in some keys and not in others
-    words = np.array(keys).view(np.uint64)
-    for word, free in ((words[:, 0], 64), (words[:, 1] >> np.uint64(2), 62)):
-        ones = [int(np.sum(word >> np.uint64(bit) & np.uint64(1))) for bit in range(free)]
-        assert min(ones) > 300
-        assert max(ones) < 500
+def test_every_bit_of_a_key_is_used() -> None:
+    keys = np.stack([noise_key(SEED, b"m", t, "v", d) for t in range(200) for d in range(4)])
+    assert len({key.tobytes() for key in keys}) == 800
+    ones = np.unpackbits(keys, axis=1).sum(axis=0)
+    assert ones.min() > 300
+    assert ones.max() < 500
+
+
+def test_the_keystream_is_that_of_the_standard() -> None:
+    """NIST SP 800-38A, 6.5: block i of counter mode is the plain cipher of the number i."""
+    key = np.arange(32, dtype=np.uint8)
+    ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
+    counters = b"".join(i.to_bytes(16, "big") for i in range(600_000))
+    expected = np.frombuffer(ecb.update(counters), dtype="<i4")
+    for words in (1, 7, 600_000 * 4 - 5):  # the last is made in several pieces
+        stream = keystream(key, words)
+        assert stream.dtype == np.int32
+        assert stream.ctypes.data % 64 == 0
+        assert np.array_equal(stream, expected[:words])
 
 
 def test_keys_do_not_change_between_releases() -> None:
     # A changed key would give a resumed run other noise for the same update.
     key = noise_key(SEED, b"manifest", 3, "encoder/0/kernel", 1)
-    assert key.tolist() == [-1339014391909308107, -907769432361358692]
+    assert key.tobytes().hex() == (
+        "35291c4581dd6aed9faa24c682f466f3bb07d415e96ed4c1171cf6517657fd17"
+    )

@@ -9,10 +9,18 @@ from dp_core.privacy.noise import noise_key
 from dp_core.privacy.seeds import PrivacySeed
 
 tf = pytest.importorskip("tensorflow")
-from dp_core.privacy.tf_noise import gaussian  # noqa: E402
+from dp_core.privacy import tf_noise  # noqa: E402
+from dp_core.privacy.tf_noise import (  # noqa: E402
+    gaussian,
+    grid,
+    noise_words,
+    noised_mean,
+    scaled_normals,
+)
 
 SEED = PrivacySeed.fixed("tf noise")
 MANIFEST = b"manifest"
+KEY = noise_key(SEED, MANIFEST, 5, "kernel")
 
 
 def draw(
@@ -71,56 +79,108 @@ def test_the_tail_is_there() -> None:
         assert stats.poisson.cdf(seen, expected) > 1e-4
 
 
+def fill(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
+    monkeypatch.setattr(
+        tf_noise, "keystream", lambda key, words: np.full(words, word, np.int64).astype(np.int32)
+    )
+
+
 def test_the_tail_reaches_beyond_what_one_kernel_draw_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The smallest uniform a draw can meet; a clipped one would stop at 5.68 σ.
-    monkeypatch.setattr(
-        tf.random, "stateless_uniform", lambda shape, *_, dtype, **__: tf.zeros(shape, dtype)
-    )
-    assert float(tf.reduce_max(gaussian((4,), [0, 0], 1.0))) > 13.0
+    # The smallest uniform a draw can meet; TensorFlow's own would stop at 5.68 σ.
+    fill(monkeypatch, 0)
+    assert float(tf.reduce_max(gaussian((4,), KEY, 1.0))) == pytest.approx(9.345, abs=1e-3)
 
 
-def test_the_extreme_uniforms_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tf.random,
-        "stateless_uniform",
-        lambda shape, *_, dtype, **__: tf.fill(shape, tf.constant(dtype.max, dtype)),
-    )
-    assert np.all(np.isfinite(gaussian((5,), [0, 0], 1.0).numpy()))
+@pytest.mark.parametrize("word", [0, 1, -1, 2**31 - 1, -(2**31)])
+def test_the_extreme_words_give_finite_noise(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
+    fill(monkeypatch, word)
+    assert np.all(np.isfinite(gaussian((5,), KEY, 1.0).numpy()))
 
 
-def test_the_same_noise_whatever_compiles_or_cuts_it() -> None:
-    key = tf.constant(noise_key(SEED, MANIFEST, 5, "kernel"))
-    eager = gaussian((333, 3), key, 2.0).numpy()
-
-    @tf.function
-    def traced(key: tf.Tensor) -> tf.Tensor:
-        return gaussian((333, 3), key, 2.0)
-
-    @tf.function(jit_compile=True)
-    def compiled(key: tf.Tensor) -> tf.Tensor:
-        return gaussian((333, 3), key, 2.0)
-
-    # the bits are the same; logarithm and cosine may round differently in the last place
-    assert np.allclose(eager, traced(key).numpy(), rtol=0, atol=1e-5)
-    assert np.allclose(eager, compiled(key).numpy(), rtol=0, atol=1e-5)
-    assert np.array_equal(eager.ravel(), gaussian((999,), key, 2.0).numpy())
+def reference(words: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Box and Muller in float64, with the library's sines."""
+    a, b = (words[i].astype(np.int64) & 0x7FFFFFFF for i in (0, 1))
+    radius = np.sqrt(-2 * np.log((a + (b + 0.5) * 2.0**-31) * 2.0**-31))
+    angle = (words[2] & 3) * np.pi / 2 + (words[2] >> 2) * (np.pi / 4 * 2.0**-29)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)])
 
 
-def test_the_key_is_not_written_into_the_graph() -> None:
-    @tf.function
-    def traced(key: tf.Tensor) -> tf.Tensor:
-        return gaussian((8,), key, 1.0)
+def test_the_polynomials_are_sine_and_cosine() -> None:
+    words = noise_words(KEY, 400_000)
+    drawn = scaled_normals(words, tf.constant(1.0)).numpy().reshape(2, -1)
+    # a uniform next to 1 is a float32: its radius is off by up to 2⁻²⁴/r
+    error = np.abs(drawn - reference(words))
+    assert error.max() < 2e-4
+    assert np.quantile(error, 0.999) < 1e-6
 
-    key = tf.constant(noise_key(SEED, MANIFEST, 6, "kernel"))
-    other = tf.constant(noise_key(SEED, MANIFEST, 7, "kernel"))
-    first, second = traced(key).numpy(), traced(other).numpy()
-    assert not np.array_equal(first, second)
-    assert traced.experimental_get_tracing_count() == 1
-    graph = traced.get_concrete_function(key).graph.as_graph_def().SerializeToString()
-    assert key.numpy().tobytes() not in graph
-    assert key.numpy()[:1].tobytes() not in graph
+
+@pytest.mark.statistical
+def test_the_angle_is_uniform_and_independent_of_the_radius() -> None:
+    x, y = scaled_normals(noise_words(KEY, 200_000), tf.constant(1.0)).numpy().reshape(2, -1)
+    turn = np.arctan2(y, x) / (2 * np.pi) + 0.5
+    assert stats.kstest(turn, "uniform").pvalue > 1e-4
+    assert abs(np.corrcoef(np.hypot(x, y), turn)[0, 1]) < 5 / math.sqrt(len(x))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("sum_", [0.0, 0.3, 1e4, 3e7])
+def test_a_noised_sum_is_on_a_grid_that_only_the_scale_decides(sum_: float) -> None:
+    stddev, size = 0.7, 100_000
+    words = noise_words(KEY, size)
+    args = (tf.constant(stddev), tf.constant(1.0))
+    sums = np.full(size, sum_, np.float32)
+    noised = noised_mean(sums, tf.constant(0.0), words, *args).numpy().astype(np.float64)
+    step = float(grid(tf.constant(stddev)).numpy())
+    assert step == 0.5 / 2048
+    assert np.array_equal(noised, np.round(noised / step) * step)
+    spacing = max(step, float(np.spacing(sums[0])))  # of what there is to round to
+    drawn = noised - float(sums[0])
+    exact = reference(words).ravel() * stddev
+    assert np.abs(drawn - exact).max() < spacing * 0.51 + 2e-4
+    if spacing < stddev / 100:
+        assert fits(drawn, stddev) > 1e-4
+        for wrong in (2 / 3, 3 / 2):
+            assert fits(drawn, stddev * wrong) < 1e-9
+
+
+def test_a_sum_between_two_places_of_the_grid_reaches_the_same_places() -> None:
+    """Without rounding, a sum's last bits are those of every noised value of it."""
+    words, args = noise_words(KEY, 200_000), (tf.constant(1.0), tf.constant(1.0))
+    places = []
+    for sum_ in (0.0, 1 / 3000):
+        sums = np.full(200_000, sum_, np.float32)
+        noised = noised_mean(sums, tf.constant(0.0), words, *args).numpy()
+        places.append({float(v) for v in noised if abs(v) < 1})
+    assert places[0] == places[1]
+    assert len(places[0]) == 2 * 2048 - 1
+
+
+def test_earlier_draws_are_added_before_the_rounding() -> None:
+    words = noise_words(KEY, 10)
+    args = (tf.constant(1.0), tf.constant(4.0))
+    earlier = np.linspace(-1, 1, 10).astype(np.float32)
+    zeros = np.zeros(10, np.float32)
+    two = noised_mean(zeros, earlier, words, *args).numpy()
+    expected = (earlier + scaled_normals(words, tf.constant(1.0)).numpy()) / 4
+    assert np.abs(two - expected).max() <= 2.0**-12 / 4 + 1e-6
+    assert len(np.unique(two)) == 10
+
+
+def test_the_key_is_not_written_into_a_graph() -> None:
+    words, other = noise_words(KEY, 8), noise_words(KEY[::-1].copy(), 8)
+    stddev = tf.constant(1.0)
+    assert not np.array_equal(scaled_normals(words, stddev), scaled_normals(other, stddev))
+    graph = scaled_normals.get_concrete_function(words, stddev).graph.as_graph_def()
+    assert words.tobytes()[:8] not in graph.SerializeToString()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 5), (2, 2, 2)])
 def test_noise_has_the_shape_of_its_variable(shape: tuple[int, ...]) -> None:
     assert gaussian(shape, noise_key(SEED, MANIFEST, 0, "v"), 1.0).shape == shape
+
+
+def test_the_noise_does_not_change_between_releases() -> None:
+    # Other noise for the same key would be a second noise for the same charge.
+    assert gaussian((4,), np.arange(32, dtype=np.uint8), 1.0).numpy() == pytest.approx(
+        [1.15275, -0.94895, -0.63021, 0.15493], abs=2e-5
+    )
