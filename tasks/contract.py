@@ -1,7 +1,8 @@
 """The step contract: one spec in, one output folder and `result.json` last, or nothing.
 
 A result that is there already answers for the work; a retry continues in the same local folder.
-Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 143 stopped, 1 a fault.
+Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
+(run again, it goes on), 143 stopped, 1 a fault.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput, ConfideError, Unfinished
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.outbox import Identity
 from tasks.progress import Progress
@@ -117,7 +118,7 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
                 result = _work(_module(spec), spec, bench)
             record(tracker, spec, store, result, point=bool(context.point))
         except BaseException as error:
-            end_tracking(tracker, stopped=isinstance(error, Stopped))
+            end_tracking(tracker, stopped=isinstance(error, Stopped | Unfinished))
             raise
     tracker.finish("FINISHED", also=last)
     say_where(tracker)
@@ -167,7 +168,7 @@ def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:
         versions=_versions(),
     )
     bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
-    shutil.rmtree(bench.durable, ignore_errors=True)
+    bench.clear()
     return result
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dp_core.errors import Unfinished
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.specs import RunContext, StepResult, StepSpec
 from tasks.speech import message_of
@@ -86,7 +87,9 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher | None = None) -> O
         name = f"{task} · {point}" if point else task
         files = folder / f"{number:03d}-{task}"
         context = RunContext(run_key=job.run_key, run_name=job.run_name, task=task, point=point)
-        code = _run_step(spec, context, deployment, files, name, watch or _silent)
+        code = Unfinished.exit_code
+        while code == Unfinished.exit_code:  # its time was up: it goes on where it was
+            code = _run_step(spec, context, deployment, files, name, watch or _silent)
         if code:
             outcome.exit_code = code if code > 0 else 1
             outcome.failed = f"{name}: {_last_line(files.with_suffix('.log'))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,11 @@ from pydantic import ValidationError
 from dp_core.errors import BadInput
 from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seeds import SeedStore
+from dp_core.training.checkpoint_places import CheckpointPlace, LocalFolder
 from tasks.deployment import Deployment
 from tasks.progress import Progress
 from tasks.specs import MetricRecord, ReleaseRecord, RunContext, StepResult
-from tasks.storage import CHECKSUMS, Store, keyed_digest
+from tasks.storage import CHECKSUMS, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracker import Tracker
 
 RESULT = "result.json"
@@ -155,6 +157,28 @@ class Workbench:
         """Return the keyed digest of an output folder's own files."""
         own = {CHECKSUMS, RESULT}
         return keyed_digest(folder, self.content_key(), without=own)
+
+    def checkpoints(self, name: str) -> CheckpointPlace:
+        """Return where a training keeps its checkpoints until the step is done.
+
+        Beside the other unfinished work of this machine; in the store where that is remote, for
+        then the next attempt may be made by another machine.
+        """
+        if is_remote(self.store.root):
+            return StoredCheckpoints(
+                self.store, f"{self._unfinished}/{name}", self.durable / "checkpoint"
+            )
+        return LocalFolder(self.durable / name)
+
+    def clear(self) -> None:
+        """Remove what only an unfinished step needs."""
+        if is_remote(self.store.root):
+            self.store.clear(self._unfinished)
+        shutil.rmtree(self.durable, ignore_errors=True)
+
+    @property
+    def _unfinished(self) -> str:
+        return f"{self.store.root}/unfinished/{self.durable.name}"
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number: in the result, and in the tracker as soon as it can be sent."""

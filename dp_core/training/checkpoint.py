@@ -154,7 +154,7 @@ def _digest(checkpoint: Checkpoint, run: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """Return the system's words for an error; a library's own message may hold anything."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     number = re.search(r"\(os error (\d+)\)", str(error))
     return os.strerror(int(number[1])) if number else type(error).__name__

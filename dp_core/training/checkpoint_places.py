@@ -78,6 +78,7 @@ class LocalFolder:
 
     def read(self, name: str) -> AbstractContextManager[Path]:
         """Give the file itself."""
+        (self._folder / name).stat()
         return nullcontext(self._folder / name)
 
     def delete(self, name: str) -> None:

@@ -6,10 +6,14 @@ the step contract then writes `result.json` last, and only that makes it count.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +84,32 @@ class Store:
     def remove(self, uri: str) -> None:
         """Remove an object if it is there."""
         self._backend.delete(self.key(uri))
+
+    def put(self, file: Path, uri: str) -> None:
+        """Copy a local file into an object, visible only when complete."""
+        with _as_os_errors(uri):
+            self._backend.put(file, self.key(uri))
+
+    def get(self, uri: str, destination: Path) -> None:
+        """Copy an object to a local file.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        with _as_os_errors(uri):
+            self._backend.get(self.key(uri), destination)
+
+    def names(self, uri: str) -> list[str]:
+        """Return the names of the objects right below a URI, sorted."""
+        start = f"{self.key(uri)}/"
+        with _as_os_errors(uri):
+            keys = [k for k in self._backend.sizes(start.rstrip("/")) if k.startswith(start)]
+        return sorted(k.removeprefix(start) for k in keys if "/" not in k.removeprefix(start))
+
+    def clear(self, uri: str) -> None:
+        """Remove every object below a URI."""
+        for key in self._backend.sizes(self.key(uri)):
+            self._backend.delete(key)
 
     def publish(self, folder: Path, uri: str) -> None:
         """Copy a finished local folder below the root, in place of what was left there."""
@@ -157,6 +187,19 @@ def _checksums(content: bytes) -> dict[str, dict[str, Any]]:
         if not (name and "\0" not in name and {"sha256", "bytes"} <= set(expected)):
             raise ValueError("not a file with its digest and size")
     return found
+
+
+@contextmanager
+def _as_os_errors(uri: str) -> Iterator[None]:
+    """Turn a bucket's own errors into what a disk would say."""
+    try:
+        yield
+    except Missing as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri) from error
+    except Exception as error:
+        if type(error).__module__.startswith("google."):
+            raise OSError(errno.EIO, f"the bucket answered {type(error).__name__}", uri) from error
+        raise
 
 
 def _damaged(uri: str, name: str) -> BadInput:

@@ -1,0 +1,90 @@
+"""One suite over every place for checkpoints: whole or not there, in a folder or in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dp_core.errors import ConfideError
+from dp_core.training.checkpoint import Checkpoint, Checkpoints
+from dp_core.training.checkpoint_places import CheckpointPlace, LocalFolder
+from tasks.storage import Store, StoredCheckpoints
+
+
+@pytest.fixture(params=["folder", "local store", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointPlace:
+    """An empty place of each kind."""
+    if request.param == "folder":
+        return LocalFolder(tmp_path / "checkpoints")
+    root = str(tmp_path / "store")
+    if request.param == "bucket":
+        root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+    store = Store(root, tmp_path / "cache")
+    return StoredCheckpoints(store, f"{root}/unfinished/run/checkpoints", tmp_path / "scratch")
+
+
+def put(place: CheckpointPlace, name: str, content: bytes) -> None:
+    place.write(name, lambda path: path.write_bytes(content) and None)
+
+
+def content(place: CheckpointPlace, name: str) -> bytes:
+    with place.read(name) as path:
+        return path.read_bytes()
+
+
+def test_what_is_written_is_read_listed_replaced_and_deleted(place: CheckpointPlace) -> None:
+    assert place.names() == []
+    put(place, "b", b"2" * 100_000)
+    put(place, "a", b"1")
+    assert place.names() == ["a", "b"]
+    assert content(place, "b") == b"2" * 100_000
+    put(place, "a", b"another")
+    assert content(place, "a") == b"another"
+    place.delete("a")
+    place.delete("a")
+    assert place.names() == ["b"]
+
+
+def test_what_is_not_there_is_said_so(place: CheckpointPlace) -> None:
+    with pytest.raises(FileNotFoundError), place.read("a"):
+        pass
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    place: CheckpointPlace, tmp_path: Path
+) -> None:
+    put(place, "a", b"old")
+
+    def half(path: Path) -> None:
+        path.write_bytes(b"ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        place.write("a", half)
+    assert place.names() == ["a"]
+    assert content(place, "a") == b"old"
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_checkpoints_go_on_from_any_place(place: CheckpointPlace) -> None:
+    def at(update: int) -> Checkpoint:
+        return Checkpoint(update, {"w": np.full(5, update, np.float32)})
+
+    for update in (1, 2, 3):
+        Checkpoints(place, "run", keep=2).save(at(update))
+    again = Checkpoints(place, "run", keep=2)
+    assert len(place.names()) == 2
+    put(place, place.names()[-1], b"torn")
+    found = again.latest()
+    assert found is not None
+    assert found.update == 2
+    assert found.arrays["w"][0] == 2.0
+
+
+def test_a_bucket_that_is_gone_is_one_clear_line(bucket: str, tmp_path: Path) -> None:
+    root = "gs://no-such-bucket/x"
+    place = StoredCheckpoints(Store(root, tmp_path), f"{root}/c", tmp_path / "scratch")
+    with pytest.raises(ConfideError, match=r"^gs://no-such-bucket/x/c: checkpoint not written: "):
+        Checkpoints(place, "run").save(Checkpoint(1, {"w": np.zeros(1, np.float32)}))
