@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down test check format bench lock clean
+.PHONY: help setup setup-dev demo up down test check audit format bench lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -32,11 +32,17 @@ down: ## stop what `make up` started
 test: setup-dev ## run all tests, each half in its own environment
 	@scripts/test
 
-check: setup-dev ## lint, types and import contracts
+check: setup-dev ## lint, types, import contracts, known vulnerabilities of what is locked
 	$(task)/ruff check .
 	$(task)/ruff format --check .
 	$(task)/mypy
 	$(task)/lint-imports
+	@$(environments) ensure audit
+	@scripts/python3.11 scripts/audit.py
+
+audit: ## ask about known vulnerabilities; fails, too, where nobody can be asked
+	@$(environments) ensure audit
+	@scripts/python3.11 scripts/audit.py --strict
 
 format: setup-dev ## format the sources
 	$(task)/ruff check --fix .

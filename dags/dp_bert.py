@@ -57,11 +57,14 @@ def dp_bert() -> None:
     def settings() -> None:
         launcher.settings_from(JobSettings, get_current_context()["params"])
 
+    # The whole run is charged to the data set's budget first: it fits, or nothing is spent.
+    budget = step("budget", doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**")
+
     # The data: confidential notes, public text, and sentences with labelled entities.
     private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
     public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
     entities = step("entities", doc_md="Reads sentences with entity labels: training and test.")
-    settings() >> [private_corpus, public_corpus, entities]
+    settings() >> budget >> [private_corpus, public_corpus, entities]
 
     # A WordPiece vocabulary learned from a noised histogram alone: the first release (ε_V).
     vocabulary = step("vocabulary", doc_md="Noised word histogram → WordPiece. **Charged: ε_V.**")

@@ -60,12 +60,13 @@ def dp_sweep() -> None:
         return [point.model_dump() for point in settings.points()]
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.
-    points = grid()
+    # The budget is asked for every point at once: all of them fit, or nothing is spent.
+    points, budget = grid(), step("budget", doc_md="Registers every point: **all, or none.**")
     private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
     entities, vocabulary, canaries = step("entities"), step("vocabulary"), step("canaries")
     private_store, public_store = step("private_store"), step("public_store")
     public_pretraining = training("public_pretraining")
-    points >> [private_corpus, public_corpus, entities]
+    points >> budget >> [private_corpus, public_corpus, entities]
     private_corpus >> vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
     [public_store, private_store] >> public_pretraining

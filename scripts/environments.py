@@ -50,6 +50,7 @@ ENVIRONMENTS = {
     "orchestrator-dev": Environment(
         "orchestrator", "orchestrator-dev.txt", holds=("orchestrator.txt",)
     ),
+    "audit": Environment("audit", "audit.txt"),  # `make check` asks with it
     "browser": Environment("browser", "browser.txt"),  # `docker/ci`, with the system's Chromium
     # Neither is needed to run or to test the product by itself: `make test-transformers`,
     # `make test-newest-tensorflow`.
@@ -192,6 +193,7 @@ def resolve_locks() -> None:
         "browser": platform,
         "transformers-test": platform,
         "newest-tensorflow": platform,
+        "audit": platform,
     }.items():
         print(f"Resolving requirements/{name}.in …", flush=True)
         compile_ = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-emit-index-url"]

@@ -78,7 +78,9 @@ class KubernetesStep(KubernetesPodOperator):
             )
         self.name = f"confide-{work.context.task.replace('_', '-')}"
         self.arguments = arguments
-        self.env_vars = handed_on(os.environ, PLACES) | work.environment()
+        told = handed_on(os.environ, PLACES) | work.environment()
+        # The cluster would put variables in place of $(NAME), secrets among them: $$ is a $.
+        self.env_vars = {name: value.replace("$(", "$$(") for name, value in told.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
         self.pod_template_dict = template(getattr(work.spec, "device", "cpu"))
         if self.execution_timeout is not None:

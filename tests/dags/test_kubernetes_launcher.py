@@ -123,6 +123,14 @@ def test_secrets_travel_by_name_only(step: KubernetesStep) -> None:
     assert container["envFrom"] == [{"secretRef": {"name": "confide-steps"}}]
 
 
+def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step: KubernetesStep) -> None:
+    asked = RunContext(run_key="dp_bert/$(CONFIDE_LEDGER)", run_name="r", task="dp_pretraining")
+    step.describe(Work(spec=work("cpu").spec, context=asked))
+    pod = step.build_pod_request_obj(dry_run=True)
+    (told,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
+    assert "dp_bert/$$(CONFIDE_LEDGER)" in told
+
+
 def test_pods_are_not_root(step: KubernetesStep) -> None:
     spec = rendered(step, "cpu")["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True

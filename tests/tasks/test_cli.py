@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -169,7 +170,8 @@ def test_asking_imports_nothing_heavy() -> None:
             check=True,
             env=os.environ,
         )
-        return eval(done.stderr.strip().splitlines()[-1])  # type: ignore[no-any-return]  # noqa: S307
+        found: list[str] = ast.literal_eval(done.stderr.strip().splitlines()[-1])
+        return found
 
     assert heavy("--help") == []
     epsilon = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=4", "--steps=1", "--delta=.1"]

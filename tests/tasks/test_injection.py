@@ -1,0 +1,86 @@
+"""Names and paths are data: never a word of a command, never a way out of their folder."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput
+from tasks.deployment import CHECKOUT, Deployment
+from tasks.runner import _run_step
+from tasks.specs import CorpusSpec, JobSettings, RunContext
+from tasks.storage import stage_source
+
+HOSTILE = [
+    "a; touch here",
+    "$(touch here)",
+    "`touch here`",
+    "a\ntouch here",
+    "a' || touch here '",
+    "../../etc/passwd",
+    "--spec=/etc/passwd",
+    "{{ conn.confide }}",
+    "a\0b",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("field", ["private_dataset", "data_version"])
+def test_a_name_is_a_name(field, name):
+    told = {"private_format": "jsonl", "private_path": "/data/x", "private_dataset": "notes"}
+    with pytest.raises(ValidationError):
+        JobSettings.model_validate(told | {field: name})
+
+
+@pytest.mark.parametrize("path", [f"/data/{word}" for word in HOSTILE[:5]])
+def test_a_path_reaches_the_step_as_it_was_given_and_runs_nothing(tmp_path, monkeypatch, path):
+    """Through a real process: the spec that arrives is the spec that was sent."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "$PROGRAM" "$@"\n')
+    python.chmod(0o755)
+    program = "import sys, json; print(json.dumps([sys.argv, open(sys.argv[5]).read()]))"
+    monkeypatch.setenv("PROGRAM", program)
+    deployment = Deployment.from_environment(
+        {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TASK_PYTHON": str(python)}
+    )
+    spec = CorpusSpec(
+        root=tmp_path.as_uri(),
+        made_up=False,
+        role="private",
+        format="jsonl",
+        path=path,
+        dataset="notes",
+        data_version="1",
+        synthetic_patients=50,
+        seed=1,
+    )
+    context = RunContext(run_key="$(touch here)", run_name="a; touch here", task="private_corpus")
+    assert _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None) == 0
+    words, sent = json.loads((tmp_path / "step.log").read_text().splitlines()[-1])
+    assert words[1:4] == ["-m", "tasks", "corpus"]
+    assert CorpusSpec.model_validate_json(sent) == spec
+    assert not [folder for folder in (tmp_path, CHECKOUT) if (folder / "here").exists()]
+
+
+@pytest.mark.parametrize("path", ["relative", "http://elsewhere/x", "ftp://x", "data:,x"])
+def test_sources_are_absolute_paths_or_buckets(tmp_path, path):
+    with pytest.raises(BadInput):
+        stage_source(path, tmp_path, field="private_path")
+
+
+def test_a_step_s_name_is_no_module_to_import(tmp_path):
+    """`python -m tasks NAME`: only a spec's own step is ever imported."""
+    for name in ("os", "../corpus; true"):
+        answer = subprocess.run(
+            [sys.executable, "-m", "tasks", name, "--spec", "data:,%7B%22step%22:%22os%22%7D"],
+            env={**os.environ, "CONFIDE_HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 2
+        assert answer.stderr.count("\n") == 1
