@@ -27,5 +27,9 @@ class Sentence:
 
 def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
     """Return every tag that the entity types of the sentences can need, `O` first, then sorted."""
-    types = {tag[2:] for s in sentences for tag in s.tags if tag != "O"}
-    return ("O", *(f"{p}-{t}" for t in sorted(types) for p in "BI"))
+    return tags_of_types({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
+
+
+def tags_of_types(types: Iterable[str]) -> tuple[str, ...]:
+    """Return every tag that these entity types can need, `O` first, then sorted by type."""
+    return ("O", *(f"{p}-{t}" for t in sorted(set(types)) for p in "BI"))

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from dp_core.bert.config import BertConfig
 from dp_core.bert.heads import tag_logits
-from dp_core.bert.layers import Layers, Tensor
-from dp_core.bert.parameters import TAGGER, Arrays, Bert, initial_values
+from dp_core.bert.layers import Layers, Tensor, Variables
+from dp_core.bert.parameters import HEADS, TAGGER, Bert, initial_values
 from dp_core.bert.weights import load
 from dp_core.errors import BadInput
 from dp_core.ner.sentence import Sentence, label_set
@@ -137,7 +137,7 @@ class Tagger:
     ) -> None:
         self._config, self._labels = start.config, labels
         self.batch_size, self._pad = batch_size, pad
-        arrays = _with_classifier(start, len(labels), seed)
+        arrays = with_classifier(start, labels, seed).parameters
         self._weights = {n: tf.Variable(a) for n, a in arrays.items()}
         self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in arrays.items()}
         self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in arrays.items()}
@@ -149,7 +149,7 @@ class Tagger:
             input_signature=(matrix, lengths, matrix, vector, vector),
             autograph=False,
         )
-        self._guess = tf.function(self._best, input_signature=(matrix, lengths), autograph=False)
+        self._guess = _guesser(self._weights, start.config, batch_size)
 
     def step(self, rows: Sequence[TaggingRow], rate: float, t: int) -> Tensor:
         """Make update t (from 0) on at most `batch_size` rows; return the mean loss."""
@@ -159,15 +159,7 @@ class Tagger:
 
     def tag(self, rows: Sequence[TaggingRow]) -> list[NDArray[np.int32]]:
         """Return the best label id at each place of each row."""
-        order = np.argsort([len(row.ids) for row in rows], kind="stable")
-        out: list[Any] = [None] * len(rows)
-        for start in range(0, len(rows), self.batch_size):
-            picked = order[start : start + self.batch_size]
-            batch = batch_of([rows[i] for i in picked], self.batch_size, self._pad)
-            guesses = self._guess(tf.constant(batch.ids), tf.constant(batch.lengths)).numpy()
-            for i, guess in zip(picked, guesses, strict=False):
-                out[i] = guess
-        return out
+        return _tag(rows, self._guess, self.batch_size, self._pad)
 
     def model(self) -> Bert:
         """Return the model as it is now."""
@@ -188,9 +180,59 @@ class Tagger:
             optimizer.apply(name, weight, *moments, gradient, rate, step)
         return loss
 
-    def _best(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        logits = tag_logits(Layers(self._weights), self._config, ids, lengths)
+
+def tag(
+    model: Bert,
+    sentences: Sequence[Sentence],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    batch_size: int = 32,
+    device: str = "cpu",
+) -> list[tuple[str, ...]]:
+    """Tag sentences with a model that has a token classifier.
+
+    Args:
+        model: with its classifier and labels.
+        sentences: their own tags are not looked at.
+        tokenizer: of the model's vocabulary.
+        max_length: pieces of a row.
+        batch_size: rows at once; memory and speed only.
+        device: cpu, gpu, tpu or mock-tpu:N; one device of it is used.
+
+    Returns:
+        IOB2 tags of each sentence, one for each token.
+    """
+    rows = rows_of(sentences, model.labels, tokenizer, max_length)
+    with tf.device(single_device(device)):
+        weights = {n: tf.constant(a) for n, a in model.parameters.items()}
+        guess = _guesser(weights, model.config, batch_size)
+        guesses = _tag(rows, guess, batch_size, SpecialIds.of(tokenizer).pad)
+    return tags_of(sentences, rows, guesses, model.labels)
+
+
+def _guesser(weights: Variables, config: BertConfig, batch_size: int) -> Callable[..., Tensor]:
+    def best(ids: Tensor, lengths: Tensor) -> Tensor:
+        logits = tag_logits(Layers(weights), config, ids, lengths)
         return tf.argmax(logits, axis=2, output_type=tf.int32)
+
+    signature = tf.TensorSpec((batch_size, None), tf.int32), tf.TensorSpec((batch_size,), tf.int32)
+    guess: Callable[..., Tensor] = tf.function(best, input_signature=signature, autograph=False)
+    return guess
+
+
+def _tag(
+    rows: Sequence[TaggingRow], guess: Callable[..., Tensor], batch_size: int, pad: int
+) -> list[NDArray[np.int32]]:
+    order = np.argsort([len(row.ids) for row in rows], kind="stable")
+    out: list[Any] = [None] * len(rows)
+    for start in range(0, len(rows), batch_size):
+        picked = order[start : start + batch_size]
+        batch = batch_of([rows[i] for i in picked], batch_size, pad)
+        guesses = guess(tf.constant(batch.ids), tf.constant(batch.lengths)).numpy()
+        for i, best in zip(picked, guesses, strict=False):
+            out[i] = best
+    return out
 
 
 def tagging_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -200,11 +242,18 @@ def tagging_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return tf.reduce_sum(losses * asked) / tf.maximum(tf.reduce_sum(asked), 1.0)
 
 
-def _with_classifier(start: Bert, labels: int, seed: int) -> Arrays:
+def with_classifier(start: Bert, labels: tuple[str, ...], seed: int) -> Bert:
+    """Return the encoder with a fresh token classifier; other heads are left behind.
+
+    Args:
+        start: the pre-trained model.
+        labels: tags in order of id.
+        seed: public.
+    """
     config: BertConfig = start.config
-    shapes = {f"{TAGGER}/kernel": (config.hidden, labels), f"{TAGGER}/bias": (labels,)}
-    encoder = {n: a for n, a in start.parameters.items() if not n.startswith(("mlm/", TAGGER))}
-    return encoder | initial_values(shapes, config.initializer_range, seed)
+    shapes = {f"{TAGGER}/kernel": (config.hidden, len(labels)), f"{TAGGER}/bias": (len(labels),)}
+    encoder = {n: a for n, a in start.parameters.items() if not n.startswith(HEADS)}
+    return Bert(config, encoder | initial_values(shapes, config.initializer_range, seed), labels)
 
 
 def _tensors(batch: TaggingBatch) -> tuple[Tensor, ...]:

@@ -1,0 +1,183 @@
+"""Private fine-tuning: it learns, it is noised, it repeats itself, its shapes are public."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import fresh
+from dp_core.bert.weights import load, save
+from dp_core.errors import BadInput
+from dp_core.ner.scoring import score
+from dp_core.ner.sentence import Sentence, tags_of_types
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.training.finetune import tag, with_classifier
+from dp_core.training.private_finetune import finetune_privately
+from dp_core.training.tagging import rows_of
+from dp_core.training.tagging_units import tagging_units
+from dp_core.vocab import wordpiece
+
+KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
+LABELS = tags_of_types(["drug", "problem"])
+UPDATES, LENGTH = 60, 16
+
+
+def sentences(n, seed, document="note"):
+    rng = np.random.default_rng(seed)
+    drawn = [tuple(str(w) for w in rng.choice(list(KIND), rng.integers(2, 9))) for _ in range(n)]
+    return [Sentence(w, tuple(KIND[x] for x in w), f"{document} {i}") for i, w in enumerate(drawn)]
+
+
+@pytest.fixture(scope="module")
+def pretrained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = wordpiece.learn(dict.fromkeys(KIND, 50), 80)
+    config = BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden=16,
+        layers=1,
+        heads=2,
+        intermediate=32,
+        max_positions=LENGTH,
+        type_vocab=getattr(request, "param", 2),
+    )
+    wordpiece.save(tokenizer, folder)
+    save(fresh(config, 0), folder)
+    return folder
+
+
+@pytest.fixture()
+def run(plan_of, recipe_of, tmp_path):
+    def run(folder, train=None, name="a", updates=UPDATES, **changes):
+        train = sentences(60, 0) if train is None else train
+        plan = plan_of(
+            declared_units=60,
+            expected_batch=20,
+            steps=updates,
+            noise_multiplier=changes.pop("noise_multiplier", 0.01),
+            clip_norm=1.0,
+            examples_per_step=1,
+        )
+        recipe = recipe_of(
+            batch_size=20,
+            updates=updates,
+            learning_rate=0.02,
+            examples_per_step=1,
+            micro_rows=16,
+        )
+        settings = {
+            "labels": LABELS,
+            "units": [s.document_id for s in train],
+            "plan": plan,
+            "recipe": recipe,
+            "seed": PrivacySeed.fixed(3),
+            "manifest": b"m",
+            "init_seed": 1,
+            "max_length": LENGTH,
+            "checkpoints": LocalFolder(tmp_path / name),
+        }
+        tokenizer = wordpiece.load(folder)
+        return finetune_privately(folder, train, tokenizer, **(settings | changes))
+
+    return run
+
+
+@pytest.mark.parametrize("pretrained", [2, 0], ids=["BERT", "DistilBERT"], indirect=True)
+def test_it_learns_under_little_noise(pretrained, run):
+    test = sentences(20, 1)
+    tags = tag(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
+    assert score([s.tags for s in test], tags).micro.f1 > 0.95
+
+
+def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
+    wrong = [Sentence(s.tokens, ("B-drug",) * len(s.tags), s.document_id) for s in sentences(60, 0)]
+    moved = []
+    for noise in (0.01, 1000.0):
+        settings = {"noise_multiplier": noise, "updates": 3}
+        right = run(pretrained, name=f"right {noise}", **settings)
+        other = run(pretrained, train=wrong, name=f"wrong {noise}", **settings)
+        difference = right.parameters["tagger/kernel"] - other.parameters["tagger/kernel"]
+        moved.append(np.abs(difference).max())
+    assert moved[1] < moved[0] / 10
+
+
+def test_it_repeats_itself_and_its_model_is_kept_and_read(pretrained, run, tmp_path):
+    first, again = (run(pretrained, name=name, updates=2) for name in "ab")
+    other = run(pretrained, name="c", updates=2, seed=PrivacySeed.fixed(4))
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, again.parameters[name])
+    assert not np.array_equal(first.parameters["tagger/kernel"], other.parameters["tagger/kernel"])
+    save(first, tmp_path / "saved")
+    read = load(tmp_path / "saved")
+    assert read.labels == LABELS
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, read.parameters[name])
+
+
+def test_tags_that_were_not_told_are_nobodys(pretrained, run):
+    """A tag that only one private note has must not become an output of the model."""
+    odd = [*sentences(5, 0), Sentence(("pain",), ("B-secret",), "note 9")]
+    model = run(pretrained, train=odd, updates=1)
+    assert model.labels == LABELS
+    assert model.parameters["tagger/kernel"].shape == (16, len(LABELS))
+
+
+def test_no_shape_depends_on_the_sentences(pretrained):
+    """The longest sentence of a private corpus is private: S and K come from outside."""
+    tokenizer = wordpiece.load(pretrained)
+    shapes = set()
+    for words in (2, 9):
+        long = [Sentence(("pain",) * words, ("O",) * words, "a")]
+        rows = rows_of(long, LABELS, tokenizer, LENGTH)
+        store, objective = tagging_units(
+            rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
+        )
+        made = objective.examples(store, np.array([0]), np.zeros(1, np.uint64))
+        shapes.add((made.input_ids.shape, made.positions.shape))
+    assert shapes == {((1, LENGTH), (1, LENGTH - 2))}
+
+
+def test_sentences_of_one_document_are_one_unit(pretrained):
+    tokenizer = wordpiece.load(pretrained)
+    train = sentences(4, 0)
+    rows = rows_of(train, LABELS, tokenizer, LENGTH)
+    store, objective = tagging_units(
+        rows,
+        ["b", "a", "b", "a"],
+        max_length=LENGTH,
+        vocabulary=tokenizer.get_vocab_size(),
+        pad=0,
+    )
+    assert store.n_units == 2
+    expected = [[1, 3], [0, 2]]  # unit a, unit b
+    for unit, own in enumerate(expected):
+        numbers = np.array(store.rows_of(unit))
+        made = objective.examples(store, numbers, np.zeros(len(numbers), np.uint64))
+        for i, sentence in enumerate(own):
+            asked = made.weights[i] == 1
+            assert tuple(LABELS[t] for t in made.labels[i][asked]) == train[sentence].tags
+            pieces = made.input_ids[i][made.positions[i][asked]]
+            assert [tokenizer.id_to_token(p) for p in pieces] == list(train[sentence].tokens)
+
+
+def test_the_old_heads_are_left_behind(pretrained):
+    model = with_classifier(load(pretrained), LABELS, 1)
+    assert not any(n.startswith("mlm/") for n in model.parameters)
+    again = with_classifier(model, ("O",), 1)
+    assert again.parameters["tagger/kernel"].shape == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"units": ["a"]}, "one unit for each sentence"),
+        ({"labels": ("B-drug",)}, "not O"),
+        ({"max_length": 17}, "max_length"),
+        ({"max_length": 3}, "max_length"),
+    ],
+)
+def test_what_does_not_fit_is_refused(pretrained, run, changes, words):
+    with pytest.raises(BadInput, match=words):
+        run(pretrained, updates=1, **changes)
