@@ -9,8 +9,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 ROOT = Path(__file__).parents[2]
 # The whole job, as small as it gets: every step, every release, every model.
@@ -36,11 +38,14 @@ class Stack:
         )
         self._token = f"Bearer {answer['access_token']}"
 
-    def call(self, url: str, body: Any = None, authorization: str = "") -> Any:
+    def call(
+        self, url: str, body: Any = None, authorization: str = "", method: str | None = None
+    ) -> Any:
         """Return the JSON answer; `urllib.error.HTTPError` for what is refused."""
         headers = {"Content-Type": "application/json", "Authorization": authorization}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {k: v for k, v in headers.items() if v})  # noqa: S310
+        given = {name: value for name, value in headers.items() if value}
+        request = urllib.request.Request(url, data, given, method=method)  # noqa: S310
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback
             return json.load(answer)
 
@@ -71,6 +76,11 @@ class Stack:
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
         run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])
+
+    def cancel(self, dag: str, run: str) -> None:
+        """Mark a run as failed, as the button on its page does."""
+        url = f"{self.airflow}/api/v2/dags/{dag}/dagRuns/{run}"
+        self.call(url, {"state": "failed"}, self._token, "PATCH")
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """Return a DAG's runs: identifier, state and conf, the oldest first."""
@@ -107,14 +117,81 @@ class Stack:
         words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", "ledger", "-AtqF", "\t"]
         return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
 
+    def storage(self, program: str) -> str:
+        """Return what a Python program prints inside the object store's container.
+
+        It finds `call(path, method="GET")`: no port of the store is published.
+        """
+        start = (
+            "import json, urllib.request as u; from urllib.parse import quote\n"
+            "def call(path, method='GET'):\n"
+            "    asked = u.Request('http://127.0.0.1:9023' + path, method=method)\n"
+            "    return u.urlopen(asked).read()\n"
+            "def names(prefix):\n"
+            "    found = json.loads(call(f'/storage/v1/b/confide/o?prefix={quote(prefix)}'))\n"
+            "    return {o['name']: int(o['size']) for o in found.get('items', [])}\n"
+        )
+        return self.compose("exec", "-T", "storage", "python", "-c", start + program)
+
     def objects(self, prefix: str) -> dict[str, int]:
         """Return the store's objects below a prefix, with their sizes."""
-        program = (
-            "import urllib.request as u; print(u.urlopen("
-            f"'http://127.0.0.1:9023/storage/v1/b/confide/o?prefix={prefix}').read().decode())"
+        sizes: dict[str, int] = json.loads(self.storage(f"print(json.dumps(names({prefix!r})))"))
+        return sizes
+
+    def read(self, name: str) -> Any:
+        """Return an object of the store that holds JSON."""
+        path = f"'/download/storage/v1/b/confide/o/' + quote({name!r}, '') + '?alt=media'"
+        return json.loads(self.storage(f"print(call({path}).decode())"))
+
+    def empty_store(self) -> None:
+        """Take every result away: steps will do their work again."""
+        self.storage(
+            "for name in names('store/'):\n"
+            "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
         )
-        answer = self.compose("exec", "-T", "storage", "python", "-c", program)
-        return {item["name"]: int(item["size"]) for item in json.loads(answer).get("items", [])}
+
+    def outputs(self, dag: str, run: str) -> dict[str, str]:
+        """Return where the steps of a run put their output, by task, as names in the bucket."""
+        found = {}
+        for name, task in self.tasks(dag, run).items():
+            lines = self.log(dag, run, name, task["try_number"]).splitlines()
+            uris = [x.removeprefix("Output: gs://confide/") for x in lines if "Output: gs" in x]
+            found |= {name: uris[-1]} if uris else {}
+        return found
+
+    def result(self, output: str) -> Any:
+        return self.read(f"{output}/result.json")
+
+    def checksums(self, output: str) -> Any:
+        return self.read(f"{output}/checksums.json")
+
+    def histories(self, run: Any) -> dict[str, list[tuple[int, float]]]:
+        """Return every point of every metric of an MLflow run."""
+        found = {}
+        for metric in run["data"].get("metrics", []):
+            words = {"run_id": run["info"]["run_id"], "metric_key": metric["key"]}
+            points = self.mlflow_api(f"/metrics/get-history?{urlencode(words)}")["metrics"]
+            found[metric["key"]] = [(int(p.get("step", 0)), p["value"]) for p in points]
+        return found
+
+    def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
+        """Return when each try of a task began and ended."""
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/tries"
+        tries = self.airflow_api(path)["task_instances"]
+        ordered = sorted(tries, key=lambda one: one["try_number"])
+        return [
+            (datetime.fromisoformat(one["start_date"]), datetime.fromisoformat(one["end_date"]))
+            for one in ordered
+        ]
+
+
+def step_containers(run: str, task: str = "") -> list[str]:
+    """Return the containers of a run's steps, or of one: while all is well, those at work."""
+    labels = [f"--filter=label=confide.run=dp_bert/{run}"]
+    if task:
+        labels.append(f"--filter=label=confide.task={task}.-1")
+    words = ["docker", "ps", "--all", "--quiet", *labels]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
 def refused(call: Any) -> tuple[int, str]:

@@ -7,30 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 import urllib.request
 from typing import Any
 
 import pytest
-from running_stack import Stack, refused
-
-SMALL: dict[str, Any] = {
-    "synthetic_patients": 400,
-    "declared_units": 400,
-    "vocabulary_size": 600,
-    "vocabulary_epsilon": 20.0,
-    "max_examples_per_unit": 4,
-    "layers": 1,
-    "hidden": 64,
-    "sequence_length": 32,
-    "batch_size": 16,
-    "epochs": 0.25,
-    "public_steps": 5,
-    "public_batch_size": 16,
-    "finetune_epochs": 1,
-    "canaries_per_group": 1,
-    "device": "mock-tpu:8",
-}
-LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
+from running_stack import LONGEST, PROJECT, TAG, TINY, Stack, refused, step_containers
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,7 +31,7 @@ def stack() -> Stack:
 @pytest.fixture(scope="module")
 def run(stack: Stack) -> str:
     """Return a run of dp_bert that has succeeded, in task containers."""
-    run = stack.trigger("dp_bert", SMALL)
+    run = stack.trigger("dp_bert", TINY)
     state = stack.wait("dp_bert", run, LONGEST)
     tasks = stack.tasks("dp_bert", run)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
@@ -64,16 +46,11 @@ def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
     steps = {name: t for name, t in tasks.items() if name != "settings"}
     assert {t["operator"] for t in steps.values()} == {"DockerStep"}
     assert len(steps) == 17
-    words = ["docker", "ps", "--all", "--quiet", "--filter", f"label=confide.run=dp_bert/{run}"]
-    assert subprocess.run(words, capture_output=True, check=True).stdout == b""
+    assert step_containers(run) == []
 
 
 def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
-    output = next(
-        line.removeprefix("Output: gs://confide/")
-        for line in stack.log("dp_bert", run, "report").splitlines()
-        if line.startswith("Output: ")
-    )
+    output = stack.outputs("dp_bert", run)["report"]
     objects = stack.objects(output)
     assert f"{output}/result.json" in objects
     assert [name for name in objects if name.endswith(".html")]
@@ -85,10 +62,36 @@ def test_both_releases_are_in_the_ledger_in_postgresql(stack: Stack, run: str) -
 
 def test_the_same_job_again_charges_nothing(stack: Stack, run: str) -> None:
     before = stack.ledger("select * from entries order by 1")
-    again = stack.trigger("dp_bert", SMALL)
+    again = stack.trigger("dp_bert", TINY)
     assert stack.wait("dp_bert", again, LONGEST) == "success"
     assert "done before" in stack.log("dp_bert", again, "dp_pretraining")
     assert stack.ledger("select * from entries order by 1") == before
+
+
+def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
+    """Airflow itself lets unknown keys of a run's conf through."""
+    run = stack.trigger("dp_bert", {**TINY, "noise_multiplyer": 2.0})
+    assert stack.wait("dp_bert", run, LONGEST) == "failed"
+    tasks = stack.tasks("dp_bert", run)
+    assert tasks["settings"]["state"] == "failed"
+    assert tasks["settings"]["try_number"] == 1
+    assert "noise_multiplyer" in stack.log("dp_bert", run, "settings")
+    assert {t["state"] for n, t in tasks.items() if n != "settings"} == {"upstream_failed"}
+
+
+def test_a_cancelled_run_leaves_nothing_running(stack: Stack) -> None:
+    """What the page's "mark as failed" asks for."""
+    run = stack.trigger("dp_bert", {**TINY, "data_version": "cancelled"})
+    until = time.monotonic() + LONGEST
+    while not step_containers(run) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert step_containers(run)
+    stack.cancel("dp_bert", run)
+    until = time.monotonic() + 60
+    while step_containers(run) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert step_containers(run) == []
+    assert stack.wait("dp_bert", run, 60) == "failed"
 
 
 def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
@@ -114,14 +117,14 @@ def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
     ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
 )
 def test_a_bad_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
-    status, words = refused(lambda: stack.trigger("dp_bert", {**SMALL, setting: value}))
+    status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
     assert status == 400
     assert setting in words
 
 
 def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
     program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
-    words = ["run", "--rm", "--network=confide_steps", "confide-task:local", "-c", program]
+    words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
     answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
