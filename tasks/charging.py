@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.events import MechanismEvent, Unaccounted
 from dp_core.privacy.ledger import Entry, Ledger, Reservation
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 from tasks.deployment import CHECKOUT
+from tasks.plans import PlannedRelease
 from tasks.specs import ReleaseRecord
 from tasks.workbench import Workbench
 
@@ -69,6 +72,53 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+def register_plan(bench: Workbench, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
+    """Register every release of a run before the first: all of it fits, or nothing is charged.
+
+    Args:
+        bench: of the step that registers.
+        planned: spec hash of each step -> what it will charge.
+
+    Raises:
+        BudgetExceeded: it does not fit; nothing changed.
+        BadInput: a data set is not registered, or registered for something else.
+    """
+    datasets = dict.fromkeys(release.dataset for release in planned.values())
+    plans = {name: _plan_of(bench, name, planned) for name in datasets}
+    entries: list[Entry] = []
+    done: list[tuple[Ledger, str, str]] = []
+    for name, reservations in plans.items():
+        ledger = ledger_for(bench, name)
+        try:
+            entries += ledger.register_plan(reservations)
+        except ConfideError:
+            for earlier, dataset, plan_key in done:  # nothing of it has begun
+                with suppress(BadInput):  # it was all there before
+                    earlier.withdraw_plan(dataset, plan_key)
+            raise
+        done.append((ledger, name, reservations[0].plan_key))
+    return entries
+
+
+def _plan_of(
+    bench: Workbench, dataset: str, planned: Mapping[str, PlannedRelease]
+) -> list[Reservation]:
+    run = bench.context.run_key
+    return [
+        Reservation(
+            dataset=dataset,
+            unit=release.unit,
+            event=release.event,
+            delta=release.delta,
+            spec_hash=spec_hash,
+            plan_key=f"{run} · {dataset}",  # data sets that share a budget are plans of their own
+            run=run,
+        )
+        for spec_hash, release in planned.items()
+        if release.dataset == dataset
+    ]
+
+
 def charge(
     bench: Workbench,
     *,
@@ -80,11 +130,13 @@ def charge(
 ) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
+    What the run registered beforehand is found, and not charged again.
+
     Raises:
         BudgetExceeded: it does not fit the data set's budget.
         BadInput: the data set is not registered, or registered for something else.
     """
-    ledger = _ledger(bench, dataset)
+    ledger = ledger_for(bench, dataset)
     for attempt in count():
         reservation = Reservation(
             dataset=dataset,
@@ -103,14 +155,20 @@ def charge(
     raise AssertionError("count() does not end")
 
 
-def record_operator_use(bench: Workbench, *, dataset: str, unit: PrivacyUnit) -> str:
+def record_operator_use(
+    bench: Workbench,
+    *,
+    dataset: str,
+    unit: PrivacyUnit,
+    reason: str = "training without privacy",
+) -> str:
     """List a use of private data without any guarantee: the operator's own; return its entry."""
-    ledger = _ledger(bench, dataset)
+    ledger = ledger_for(bench, dataset)
     entry = ledger.reserve(
         Reservation(
             dataset=dataset,
             unit=unit,
-            event=Unaccounted("training without privacy", unit=unit),
+            event=Unaccounted(reason, unit=unit),
             delta=0.0,
             spec_hash=bench.spec_hash,
             plan_key=bench.context.run_key,
@@ -128,11 +186,15 @@ def _may_continue(bench: Workbench, entry: Entry, content: bytes) -> bool:
         seed = bench.seeds.get(entry.seed_key)
     except BadInput:
         return False  # the seed is lost, and with it the noise that was begun
-    same = seed.derive("ledger manifest", content).hex() == entry.manifest_hash
-    return same and seed.salted_hash() == entry.seed_hash
+    return entry.is_bound_to(seed, content)
 
 
-def _ledger(bench: Workbench, dataset: str) -> Ledger:
+def ledger_for(bench: Workbench, dataset: str) -> Ledger:
+    """Return the ledger, in which the data set is registered as what the run says it is.
+
+    Raises:
+        BadInput: it has no budget, or is registered as made up and called private.
+    """
     ledger = Ledger.open(bench.deployment.ledger)
     budget = ledger.datasets().get(dataset)
     if bench.made_up or dataset == MADE_UP:

@@ -19,7 +19,7 @@ def record(
     tracker: Tracker, spec: StepSpec, store: Store, result: StepResult, *, point: bool
 ) -> None:
     """Tell the tracker what the result holds; what it knows already is not told twice."""
-    told = spec.model_dump(mode="json", exclude={"settings", "results", "points"})
+    told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
     tracker.settings(_flat(told))
     if isinstance(spec, ReportSpec | SweepReportSpec):
         tracker.settings(spec.settings, target="parent")

@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.labels import Label, Labelled
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanism_words import describe
+from dp_core.privacy.statement import total_epsilon
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.model import (
     Curve,
@@ -48,20 +49,21 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
     return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
 
 
-def total(releases: Sequence[ReleaseRecord]) -> tuple[float, float]:
+def total(releases: Sequence[ReleaseRecord]) -> tuple[float | None, float]:
     """Return (ε, δ) of all releases together, composed by PLD at the sum of their δ.
 
     Their parameters were all fixed before the first of them, by one job's settings: so the
-    composition is not adaptive.
+    composition is not adaptive. ε is None where they protect different units or have unlike
+    neighbours: then there is no total, and each release's own ε is all that may be said.
     """
     delta = math.fsum(r.delta for r in releases)
     return _total(json.dumps([r.event for r in releases], sort_keys=True), delta), delta
 
 
 @cache
-def _total(events: str, delta: float) -> float:
+def _total(events: str, delta: float) -> float | None:
     parts = [MechanismEvent.from_json(event) for event in json.loads(events)]
-    return epsilon_pld(compose(*parts), delta)
+    return total_epsilon(parts, delta)
 
 
 def model_row(
@@ -69,7 +71,10 @@ def model_row(
 ) -> ModelRow:
     """Return one model of the comparison."""
     private = kind != "nonprivate"
-    epsilon, delta = total(model.result.releases) if private else (math.inf, 0.0)
+    epsilon: float | None = math.inf
+    delta = 0.0
+    if private:
+        epsilon, delta = total(model.result.releases)
     values = last_values(model.result)
     scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(

@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dp_core.privacy.events import (
+    FixedSizeGaussian,
     MechanismEvent,
     PoissonGaussian,
+    RandomCountSelection,
+    Restated,
+    ShuffledGaussian,
     ThresholdedHistogram,
+    TruncatedPoissonGaussian,
     Unaccounted,
 )
 from dp_core.privacy.statement import PrivacyStatement, Release, privacy_statement
@@ -67,9 +72,18 @@ def release_in_words(event: MechanismEvent) -> str:
     match event:
         case ThresholdedHistogram():
             return "word histogram"
-        case PoissonGaussian():
-            return "DP pre-training"
-        case Unaccounted():
-            return "training without privacy"
+        case Restated(event=inner):
+            return release_in_words(inner)
+        case RandomCountSelection():
+            return "the best of several DP pre-trainings"
+        case (
+            PoissonGaussian()
+            | TruncatedPoissonGaussian()
+            | FixedSizeGaussian()
+            | ShuffledGaussian()
+        ):
+            return "DP training"
+        case Unaccounted(reason=reason):
+            return reason
         case _:
             return event.kind.replace("_", " ")

@@ -10,6 +10,8 @@ from dp_core.report.model import Value, Withheld
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"
+NO_TOTAL = "no total"
+WHY_NO_TOTAL = "unlike neighbours or units"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -38,6 +40,13 @@ def withheld() -> Cell:
 def number(value: float, label: Label, digits: int = 3) -> Cell:
     """Return a number in `digits` significant digits."""
     return Cell(significant(value, digits), value=value, label=label)
+
+
+def total(epsilon: float | None) -> Cell:
+    """Return a total ε, or that there is none: guarantees of unlike kinds do not add up."""
+    if epsilon is None:
+        return Cell(NO_TOTAL, detail=WHY_NO_TOTAL)
+    return number(epsilon, Label.PUBLIC)
 
 
 def percentage(value: Value) -> Cell:

@@ -50,7 +50,7 @@ class ModelRow:
     name: str
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
-    epsilon_total: float  # composed, at `delta`
+    epsilon_total: float | None  # composed, at `delta`; None: the parts have no total
     delta: float  # of the total
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
@@ -157,7 +157,7 @@ class SweepRow:
     batch_size: int
     epochs: float
     epsilon_training: float  # the paper's ε_T
-    epsilon_total: float  # with the vocabulary, at `delta`
+    epsilon_total: float | None  # with the vocabulary, at `delta`; None: no total
     delta: float
     f1: Value = None
     mlm_public: Value = None

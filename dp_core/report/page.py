@@ -144,10 +144,10 @@ def _job_marks(report: JobReport) -> list[dict[str, str]]:
     private = report.model("dp")
     if private is None:
         return []
-    found = [
-        _mark(cells.significant(private.epsilon_total), f"ε in total, per {report.unit}"),
-        _mark(cells.significant(private.delta, 2), "δ in total"),
-    ]
+    total = cells.total(private.epsilon_total)
+    found = [_mark(total.text, total.detail or f"ε in total, per {report.unit}")]
+    if private.epsilon_total is not None:
+        found.append(_mark(cells.significant(private.delta, 2), "δ in total"))
     for text, value in (
         ("entity F1, strict", private.f1),
         ("MLM accuracy, public text", private.mlm_public),

@@ -81,12 +81,13 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
 
 
 def _closing_row(model: ModelRow) -> tuple[Cell, ...]:
-    delta = model.delta if math.isfinite(model.epsilon_total) else None
+    total = model.epsilon_total
+    delta = model.delta if total is not None and math.isfinite(total) else None
     return (
         cells.name(model.name),
         cells.number(model.epsilon_vocabulary, Label.PUBLIC),
         cells.number(model.epsilon_training, Label.PUBLIC),
-        cells.number(model.epsilon_total, Label.PUBLIC),
+        cells.total(total),
         Cell(cells.NOT_MEASURED) if delta is None else cells.number(delta, Label.PUBLIC, 2),
         cells.percentage(model.mlm_public),
         cells.percentage(model.mlm_private),
@@ -272,7 +273,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
                 cells.number(point.batch_size, Label.PUBLIC),
                 cells.number(point.epochs, Label.PUBLIC),
                 cells.number(point.epsilon_training, Label.PUBLIC),
-                cells.number(point.epsilon_total, Label.PUBLIC),
+                cells.total(point.epsilon_total),
                 cells.number(point.delta, Label.PUBLIC, 2),
                 cells.percentage(point.f1),
                 cells.percentage(point.mlm_public),

@@ -30,10 +30,7 @@ def verdict(report: JobReport) -> Verdict:
     if private is None or found is None:
         return Verdict("open", "No audit of a private model", "Nothing is said about memory.")
     control = _summary(report.model("nonprivate"))
-    claim = (
-        f"ε = {cells.significant(private.epsilon_total)}, "
-        f"δ = {cells.significant(private.delta, 2)} for every {report.unit}"
-    )
+    claim = _claim(private, report.unit)
     reading = (
         f"exposure {found.mean:.1f} bits on average and {found.largest:.1f} at most "
         f"({found.largest_group}), where a model without memory stays below "
@@ -72,6 +69,15 @@ def verdict(report: JobReport) -> Verdict:
         "The private model shows no memory of its canaries; the non-private one does",
         f"Trained with {claim}; {reading}. Trained on the same rows without privacy: "
         f"{control.largest:.1f} bits ({control.largest_group}).",
+    )
+
+
+def _claim(private: ModelRow, unit: str) -> str:
+    if private.epsilon_total is None:
+        return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
+    return (
+        f"ε = {cells.significant(private.epsilon_total)}, "
+        f"δ = {cells.significant(private.delta, 2)} for every {unit}"
     )
 
 

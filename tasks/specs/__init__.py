@@ -6,22 +6,26 @@ Imports pydantic and the standard library only, so that Airflow can parse it in 
 from tasks.specs.base import RunContext, StepSpec
 from tasks.specs.job import dp_bert_steps, sweep_point_steps, sweep_report
 from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
-from tasks.specs.settings import JobSettings, SweepPoint, SweepSettings, one_line
+from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import (
+    BudgetSpec,
     CanariesSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
+    PrivacyPlan,
     ReportSpec,
     SweepReportSpec,
     TokenStoreSpec,
     VocabularySpec,
     spec_from_json,
 )
+from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 __all__ = [
+    "BudgetSpec",
     "CanariesSpec",
     "CorpusSpec",
     "EntitiesSpec",
@@ -30,6 +34,7 @@ __all__ = [
     "JobSettings",
     "MetricRecord",
     "PretrainSpec",
+    "PrivacyPlan",
     "ReleaseRecord",
     "ReportSpec",
     "RunContext",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -28,6 +28,7 @@ class StepSpec(Frozen):
     """What one step is told. Subclasses add the fields; `step` names them in JSON."""
 
     version: ClassVar[int] = 1
+    unhashed: ClassVar[frozenset[str]] = frozenset()  # fields that no output depends on
 
     step: str
     root: str  # URI of the store under which every output has its own folder
@@ -35,9 +36,13 @@ class StepSpec(Frozen):
 
     def digest(self) -> str:
         """Return the spec hash: SHA-256 over everything that determines the output, in hex."""
-        body = {"version": self.version, **self.model_dump(mode="json")}
+        body = {"version": self.version, **self.hashed()}
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def hashed(self) -> dict[str, Any]:
+        """Return what the output depends on, as plain JSON data."""
+        return self.model_dump(mode="json", exclude=set(self.unhashed))
 
     @property
     def output(self) -> str:

@@ -5,9 +5,13 @@ a test all run the very same job, and a task can be repeated by hand from its sp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeGuard
+
 from tasks.specs.base import StepSpec
-from tasks.specs.settings import JobSettings, SweepPoint, SweepSettings
+from tasks.specs.settings import JobSettings
 from tasks.specs.steps import (
+    BudgetSpec,
     CanariesSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -21,6 +25,7 @@ from tasks.specs.steps import (
     TokenStoreSpec,
     VocabularySpec,
 )
+from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 
@@ -28,11 +33,13 @@ HOLDOUT = 0.05  # share of units that measure and never train
 def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training: a sweep shares them among its points."""
     common = {"root": root, "made_up": s.made_up}
+    fields = tuple(s.jsonl_fields.split(","))
     private = CorpusSpec(
         **common,
         role="private",
         format=s.private_format,
         path=s.private_path,
+        fields=fields,
         dataset=s.private_dataset,
         data_version=s.data_version,
         synthetic_patients=s.synthetic_patients,
@@ -43,6 +50,7 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
         role="public",
         format=s.public_format,
         path=s.public_path,
+        fields=fields,
         dataset="public",
         data_version=s.data_version,
         synthetic_patients=s.synthetic_patients,
@@ -51,7 +59,9 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
     entities = EntitiesSpec(
         **common,
         format=s.entities_format,
-        public=s.all_public or s.entities_public or s.entities_format == "synthetic",
+        public=s.entities_shown,
+        dataset=s.entities_charged_to,
+        unit=s.unit,
         train_path=s.entities_train,
         test_path=s.entities_test,
         data_version=s.data_version,
@@ -66,6 +76,7 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
         words_per_unit=s.words_per_unit,
         epsilon=s.vocabulary_epsilon,
         delta=s.vocabulary_delta,
+        relation=s.relation,
         size=s.vocabulary_size,
     )
     canaries = CanariesSpec(
@@ -115,6 +126,12 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
         batch_size=s.public_batch_size,
         updates=s.public_steps,
         learning_rate=s.public_learning_rate,
+        weight_decay=s.weight_decay,
+        decay_power=s.decay_power,
+        whole_words=s.whole_words,
+        precision=s.precision,
+        keep_checkpoints=s.keep_checkpoints,
+        time_box_minutes=s.time_box_minutes,
         device=s.device,
         seed=s.seed,
     )
@@ -142,6 +159,12 @@ def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretr
         clip_norm=s.clip_norm,
         delta=s.delta,
         examples_per_step=s.examples_per_step,
+        sampling=s.sampling,
+        batch_cap=s.batch_cap,
+        noise_placement=s.noise_placement,
+        noise_shards=s.noise_shards,
+        noise_micro_steps=s.noise_micro_steps,
+        clip_quantile=s.clip_quantile if s.clipping == "adaptive" else None,
     )
     return PretrainSpec.model_validate(
         base.model_dump()
@@ -154,6 +177,9 @@ def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretr
             "batch_size": s.batch_size if private else s.nonprivate_batch_size,
             "updates": s.updates if private else s.nonprivate_updates,
             "learning_rate": s.learning_rate if private else s.nonprivate_learning_rate,
+            "first_batch_size": s.first_batch_size if private else 0,
+            "clipping": "automatic" if private and s.clipping == "automatic" else "flat",
+            "engine": s.engine if private else base.engine,
         }
     )
 
@@ -188,7 +214,7 @@ def _exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Ex
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run."""
     front = _front(settings, root)
-    steps = dict(front)
+    steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
     for mode in modes:
@@ -197,6 +223,7 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         steps[f"{mode}_finetuning"] = _finetuning(settings, front, model)
     for mode, model in models.items():
         steps[f"{mode}_exposure"] = _exposure(settings, front, model)
+    steps["budget"] = _budget(steps.values())
     steps["report"] = ReportSpec(
         root=root,
         made_up=settings.made_up,
@@ -207,17 +234,38 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     return steps
 
 
+def _budget(steps: Iterable[StepSpec]) -> BudgetSpec:
+    """Return the registration of all releases among the steps, each once."""
+    charged = {spec.output: spec for spec in steps if is_charged(spec)}
+    first = next(iter(charged.values()))
+    return BudgetSpec(root=first.root, made_up=first.made_up, charged=tuple(charged.values()))
+
+
+def is_charged(spec: StepSpec) -> TypeGuard[VocabularySpec | PretrainSpec | FinetuneSpec]:
+    """Return whether a step releases something of private data with a guarantee."""
+    return isinstance(spec, VocabularySpec) or (isinstance(spec, PretrainSpec) and bool(spec.plan))
+
+
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
     job = settings.job(point)
     front = _front(job, root)
     model = _pretraining(job, front, "dp")
     return {
+        "budget": sweep_budget(settings, root),
         **front,
         "dp_pretraining": model,
         "dp_finetuning": _finetuning(job, front, model),
         "dp_exposure": _exposure(job, front, model),
     }
+
+
+def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
+    """Return the registration of a whole sweep: the vocabulary, and one training a point."""
+    jobs = [settings.job(point) for point in settings.points()]
+    fronts = [(job, _front(job, root)) for job in jobs]
+    trainings = [_pretraining(job, front, "dp") for job, front in fronts]
+    return _budget([fronts[0][1]["vocabulary"], *trainings])
 
 
 def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
 from tasks.specs.base import Frozen, StepSpec
 
 Unit = Literal["example", "document", "patient"]
+Relation = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 
 
 class CorpusSpec(StepSpec):
@@ -18,6 +19,7 @@ class CorpusSpec(StepSpec):
     role: Literal["private", "public"]
     format: Literal["synthetic", "text", "jsonl", "noteevents"]
     path: str
+    fields: tuple[str, str, str] = ("text", "document_id", "patient_id")  # of jsonl
     dataset: str
     data_version: str
     synthetic_patients: int
@@ -30,6 +32,8 @@ class EntitiesSpec(StepSpec):
     step: Literal["entities"] = "entities"
     format: Literal["synthetic", "i2b2", "columns", "pubtator"]
     public: bool  # the labels may be shown; else F1 on them is the operator's
+    dataset: str = ""  # to which uses of private labels are charged; empty if they are public
+    unit: Unit = "patient"
     train_path: str
     test_path: str
     data_version: str
@@ -47,6 +51,7 @@ class VocabularySpec(StepSpec):
     words_per_unit: int
     epsilon: float
     delta: float
+    relation: Relation = "add-or-remove-one"  # under which it is charged: the training's
     size: int
 
 
@@ -95,10 +100,18 @@ class PrivacyPlan(Frozen):
     clip_norm: float
     delta: float
     examples_per_step: int
+    sampling: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
+    batch_cap: int = 0  # truncated-poisson only
+    noise_placement: Literal["update", "per-draw"] = "update"
+    noise_shards: int = 1
+    noise_micro_steps: int = 1
+    clip_quantile: float | None = None  # adaptive clipping's; None keeps the clip norm
 
 
 class PretrainSpec(StepSpec):
     """Masked-language-model pre-training: on public text, with DP, or without privacy."""
+
+    unhashed: ClassVar[frozenset[str]] = frozenset({"keep_checkpoints", "time_box_minutes"})
 
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "dp", "nonprivate"]
@@ -113,6 +126,15 @@ class PretrainSpec(StepSpec):
     batch_size: int
     updates: int
     learning_rate: float
+    first_batch_size: int = 0  # 0: all batches have one size
+    weight_decay: float = 0.01
+    decay_power: float = 1.0
+    whole_words: bool = False
+    clipping: Literal["flat", "automatic"] = "flat"
+    engine: Literal["book-keeping", "tensorflow-privacy", "naive"] = "book-keeping"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    keep_checkpoints: int = 2
+    time_box_minutes: float = 0.0  # 0: none; a run that it ends goes on when it is run again
     device: str
     seed: int
 
@@ -129,6 +151,17 @@ class FinetuneSpec(StepSpec):
     sequence_length: int
     device: str
     seed: int
+
+
+class BudgetSpec(StepSpec):
+    """Register every charged release of a run at once, before the first: all of it, or none."""
+
+    step: Literal["budget"] = "budget"
+    charged: tuple[VocabularySpec | PretrainSpec | FinetuneSpec, ...]
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the hashes of the charged steps in place of their specs."""
+        return super().hashed() | {"charged": [spec.digest() for spec in self.charged]}
 
 
 class ExposureSpec(StepSpec):
@@ -162,7 +195,8 @@ class SweepReportSpec(StepSpec):
 
 
 AnySpec = Annotated[
-    CorpusSpec
+    BudgetSpec
+    | CorpusSpec
     | EntitiesSpec
     | VocabularySpec
     | CanariesSpec

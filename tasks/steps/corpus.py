@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp_core.corpus.document import Document
 from dp_core.corpus.normal_form import write_corpus
-from dp_core.corpus.readers import Quarantine, read_corpus
+from dp_core.corpus.readers import JsonlFields, Quarantine, read_corpus
 from dp_core.corpus.synthetic.notes import notes
 from dp_core.corpus.synthetic.public import public_text
 from dp_core.errors import BadInput
@@ -74,7 +74,7 @@ def _source_digest(spec: CorpusSpec, bench: Workbench) -> str:
 def _documents(spec: CorpusSpec, bench: Workbench, quarantine: Quarantine) -> Iterator[Document]:
     if spec.format != "synthetic":
         path = stage_source(spec.path, bench.durable / "source", field=f"{spec.role}_path")
-        return read_corpus(spec.format, path, quarantine)
+        return read_corpus(spec.format, path, quarantine, fields=JsonlFields(*spec.fields))
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)

@@ -11,6 +11,7 @@ from dp_core.errors import BadInput
 from dp_core.ner.readers.read import read_sentences
 from dp_core.ner.sentence import Sentence, label_set
 from dp_core.privacy.labels import Operator, Public
+from tasks.charging import ledger_for
 from tasks.specs import EntitiesSpec, StepResult
 from tasks.storage import keyed_digest, stage_source
 from tasks.workbench import Answer, Workbench
@@ -20,6 +21,8 @@ PARTS = ("train", "test")
 
 def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
     """Write both parts as JSON lines; counts of private labels are for the operator."""
+    if not spec.public:
+        ledger_for(bench, spec.dataset)  # what reads the labels will have to be written down there
     digests = _source_digests(spec, bench)
     if spec.format == "synthetic":
         parts = dict(zip(PARTS, labelled_sentences(seed=spec.seed), strict=True))
@@ -36,6 +39,8 @@ def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
         outputs={part: f"{part}.jsonl" for part in PARTS},
         facts={
             "public": spec.public,
+            "dataset": spec.dataset,
+            "unit": spec.unit,
             "source_digests": digests,
             "digest": bench.content_digest(bench.out),
         },

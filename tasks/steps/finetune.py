@@ -5,8 +5,10 @@ from __future__ import annotations
 from dp_core.bert.weights import save
 from dp_core.ner.scoring import score
 from dp_core.privacy.labels import Dp, Operator
+from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.finetune import finetune
 from dp_core.vocab import wordpiece
+from tasks.charging import record_operator_use
 from tasks.specs import FinetuneSpec
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.entities import read_part
@@ -21,6 +23,13 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     """
     model = bench.input(spec.model_uri)
     entities = bench.input(spec.entities_uri)
+    if not entities.facts["public"]:
+        record_operator_use(
+            bench,
+            dataset=entities.facts["dataset"],
+            unit=PrivacyUnit(entities.facts["unit"]),
+            reason="fine-tuning on private labels without privacy",
+        )
     releasable = entities.facts["public"] and not model.facts["operator_only"]
     test = read_part(entities.folder, "test")
     outcome = finetune(

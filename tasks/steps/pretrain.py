@@ -15,7 +15,6 @@ from dp_core.privacy.labels import Dp, Operator, Public
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import pretrain
 from dp_core.training.progress import Progress
@@ -108,10 +107,10 @@ def _manifest(
         vocabulary=vocabulary.facts["digest"],
         initial=sha256_of(initial.folder / "model.safetensors") if initial else "fresh",
         plan=plan.to_json(),
-        recipe=_recipe(spec).identity(),
+        recipe=recipe_of(spec).identity(),
         seed=spec.seed,
         device=spec.device,
-        dtype="float32",
+        dtype=spec.precision,
     )
 
 
@@ -153,7 +152,7 @@ def _train(
         seed=seed,
         manifest=content,
         init_seed=spec.seed,
-        checkpoints=LocalFolder(bench.durable / folder),
+        checkpoints=bench.checkpoints(folder),
         device=spec.device,
         progress=_Curve(spec, bench, plan),
     )

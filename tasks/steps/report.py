@@ -92,12 +92,15 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
 
 def _training_facts(dp: Input) -> Iterator[Fact]:
     plan, values = dp.facts["plan"], reporting.last_values(dp.result)
-    phase = plan["schedule"][0]
-    batch, steps = phase["expected_batch"], phase["steps"]
+    phases = plan["schedule"]
+    batch = phases[-1]["expected_batch"]
+    grown = f"grown from {phases[0]['expected_batch']:g}" if len(phases) > 1 else ""
+    yield Fact("Updates", sum(phase["steps"] for phase in phases), Label.PUBLIC)
+    divided = ", ".join(filter(None, ["what every update is divided by", grown]))
+    yield Fact("Expected batch, units", batch, Label.PUBLIC, divided)
+    yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "how batches are drawn")
     rate = batch / plan["declared_units"]
-    yield Fact("Updates", steps, Label.PUBLIC)
-    yield Fact("Expected batch, units", batch, Label.PUBLIC, "what every update is divided by")
-    yield Fact("Sampling rate", rate, Label.PUBLIC, "of each unit in each update (Poisson)")
+    yield Fact("Sampling rate", rate, Label.PUBLIC, "share of the declared units in an update")
     yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
     yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
@@ -124,7 +127,7 @@ def _headlines(report: JobReport) -> Iterator[tuple[str, Labelled]]:
 
 
 def _model_headlines(model: ModelRow) -> Iterator[tuple[str, Labelled]]:
-    if model.kind != "nonprivate":  # infinity is no metric
+    if model.kind != "nonprivate" and model.epsilon_total is not None:  # infinity is no metric
         yield f"{model.kind}/epsilon", Public(model.epsilon_total)
         yield f"{model.kind}/delta", Public(model.delta)
     for name, value in (

@@ -91,8 +91,11 @@ def _row(spec: SweepReportSpec, name: str, tasks: dict[str, Input]) -> SweepRow:
     )
 
 
-def _headlines(epsilon: float, delta: float, report: SweepReport) -> Iterator[tuple[str, Labelled]]:
+def _headlines(
+    epsilon: float | None, delta: float, report: SweepReport
+) -> Iterator[tuple[str, Labelled]]:
     """Yield what releasing every point costs together."""
-    yield "sweep/epsilon", Public(epsilon)
-    yield "sweep/delta", Public(delta)
+    if epsilon is not None:
+        yield "sweep/epsilon", Public(epsilon)
+        yield "sweep/delta", Public(delta)
     yield "sweep/points", Public(len(report.points))

@@ -9,9 +9,9 @@ from dp_core.errors import BadInput
 from dp_core.privacy.labels import Dp, Label, Operator, Public
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.vocab import wordpiece
-from dp_core.vocab.calibration import calibrate
 from dp_core.vocab.histogram import release, set_counts
 from tasks.charging import charge, manifest
+from tasks.plans import histogram_plan, planned_release
 from tasks.specs import VocabularySpec
 from tasks.storage import sha256_of
 from tasks.workbench import Answer, Artifact, Workbench
@@ -23,20 +23,14 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     if corpus.facts["dataset"] != spec.dataset or corpus.facts["role"] != "private":
         raise BadInput("the corpus is another data set", where="vocabulary spec")
     unit = PrivacyUnit(spec.unit)
-    plan = calibrate(
-        spec.epsilon,
-        spec.delta,
-        spec.words_per_unit,
-        unit=unit,
-        declared_units=spec.declared_units,
-    )
+    plan, planned = histogram_plan(spec), planned_release(spec)
     content = manifest(kind="vocabulary", corpus=corpus.facts["digest"], plan=asdict(plan))
     charged = charge(
         bench,
-        dataset=spec.dataset,
-        unit=unit,
-        event=plan.event(),
-        delta=spec.delta,
+        dataset=planned.dataset,
+        unit=planned.unit,
+        event=planned.event,
+        delta=planned.delta,
         content=content,
     )
     # Only now may the text be read.
@@ -55,7 +49,7 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     bench.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     bench.measure("words_released", Dp(len(noised)))
     bench.measure("vocabulary_epsilon", Public(record.epsilon))
-    bench.measure("vocabulary_delta", Public(spec.delta))
+    bench.measure("vocabulary_delta", Public(record.delta))
     return Answer(
         outputs={"vocabulary": ""},
         releases=[record],

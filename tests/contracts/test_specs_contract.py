@@ -8,8 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.specs import (
+    BudgetSpec,
     EntitiesSpec,
     JobSettings,
+    PretrainSpec,
     RunContext,
     StepSpec,
     SweepSettings,
@@ -59,7 +61,10 @@ def test_a_job_can_be_run_in_its_own_order() -> None:
 # These change together with a format, or have no effect on the made-up data of the default job.
 ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
-    "all_public", "entities_public",
+    "all_public", "entities_public", "entities_dataset", "batch_cap",
+    "noise_shards", "noise_micro_steps",  # with per-draw noise only
+    "clip_quantile",  # with adaptive clipping only
+    "keep_checkpoints", "time_box_minutes",  # no weight depends on them
 }  # fmt: skip
 
 
@@ -80,6 +85,14 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
+        "jsonl_fields": {"jsonl_fields": "note,id,subject"},
+        "sampling": {"sampling": "shuffled"},
+        "noise_placement": {"noise_placement": "per-draw"},
+        "engine": {"engine": "naive"},
+        "precision": {"precision": "bfloat16"},
+        "clipping": {"clipping": "automatic"},
+        "whole_words": {"whole_words": True},
+        "first_batch_size": {"first_batch_size": 64},
     }  # fmt: skip
     default = JobSettings()
     value = getattr(default, field)
@@ -88,6 +101,76 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
     before = {n: s.digest() for n, s in STEPS.items() if n != "report"}
     after = {n: s.digest() for n, s in steps.items() if n != "report"}
     assert before != after
+
+
+@pytest.mark.parametrize(
+    ("together", "changed"),
+    [
+        ({"noise_placement": "per-draw", "noise_shards": 2}, {"noise_shards": 4}),
+        ({"noise_placement": "per-draw", "noise_shards": 2}, {"noise_micro_steps": 4}),
+        ({"clipping": "adaptive"}, {"clip_quantile": 0.7}),
+        ({"sampling": "truncated-poisson", "batch_cap": 300}, {"batch_cap": 400}),
+    ],
+)
+def test_settings_that_belong_together_change_the_training(
+    together: dict[str, object], changed: dict[str, object]
+) -> None:
+    one, two = (
+        dp_bert_steps(JobSettings.model_validate(together | more), ROOT) for more in ({}, changed)
+    )
+    assert one["dp_pretraining"].digest() != two["dp_pretraining"].digest()
+    assert one["vocabulary"].digest() == two["vocabulary"].digest()
+
+
+def test_how_a_training_is_kept_changes_no_hash() -> None:
+    """Else a longer time box would be another release, and another charge."""
+    more = JobSettings(keep_checkpoints=5, time_box_minutes=30)
+    steps = dp_bert_steps(more, ROOT)
+    kept = steps["dp_pretraining"]
+    assert isinstance(kept, PretrainSpec)
+    assert (kept.keep_checkpoints, kept.time_box_minutes) == (5, 30)
+    for name, spec in steps.items():
+        if name != "report":
+            assert spec.digest() == STEPS[name].digest()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sampling": "truncated-poisson"}, "batch_cap"),
+        ({"batch_cap": 10}, "batch_cap"),
+        ({"sampling": "shuffled", "first_batch_size": 10}, "one size"),
+        ({"noise_shards": 2}, "per-draw"),
+        ({"first_batch_size": 1000}, "above batch_size"),
+        ({"delta": 1e-3}, "declared_units"),
+        ({"entities_dataset": "labels"}, "charged to nobody"),
+        ({"jsonl_fields": "text,id"}, "jsonl_fields"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_the_reason(
+    settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        JobSettings.model_validate(settings)
+    assert said in one_line(refused.value)
+
+
+def test_a_whole_run_is_registered_before_its_first_release() -> None:
+    budget = STEPS["budget"]
+    assert isinstance(budget, BudgetSpec)
+    assert [c.output for c in budget.charged] == [
+        STEPS["vocabulary"].output,
+        STEPS["dp_pretraining"].output,
+    ]
+    assert next(iter(STEPS)) == "budget"
+    settings = SweepSettings(
+        sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1"
+    )
+    budgets = {sweep_point_steps(settings, p, ROOT)["budget"].output for p in settings.points()}
+    assert len(budgets) == 1
+    (one, *_) = [sweep_point_steps(settings, p, ROOT)["budget"] for p in settings.points()]
+    assert isinstance(one, BudgetSpec)
+    assert len(one.charged) == 3
 
 
 def test_another_run_of_the_same_work_is_the_same_work() -> None:

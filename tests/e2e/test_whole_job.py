@@ -235,12 +235,14 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
 ) -> None:
     ledger = Ledger.open(finished.deployment.ledger)
     before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
+    # vocabulary and DP training as one plan; the operator's own: training without privacy, and
+    # three fine-tunings on private labels
     assert [(state, accounted) for _, state, accounted in before] == [
-        ("settled", True),
-        ("settled", True),
-        ("settled", False),
+        *[("settled", True)] * 2,
+        *[("settled", False)] * 4,
     ]
-    for task in ("vocabulary", "dp_pretraining", "nonprivate_pretraining"):
+    assert [e.whole_plan for e in ledger.history("notes")] == [True] * 2 + [False] * 4
+    for task in ("budget", "vocabulary", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.said[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before

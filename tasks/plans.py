@@ -1,0 +1,148 @@
+"""From a spec to the plan that is executed and charged: one place, so that they are the same.
+
+A plan follows from the spec alone, before any data is read: so a whole run can be registered, and
+what the next run would cost can be told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from dp_core.privacy.accounting import under
+from dp_core.privacy.accounting.relations import stated_delta
+from dp_core.privacy.adaptive_clipping import AdaptiveClipping
+from dp_core.privacy.events import MechanismEvent, Relation
+from dp_core.privacy.plan import BatchPhase, TrainingPlan
+from dp_core.privacy.samplings import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.training.recipe import Recipe, growing
+from dp_core.vocab.calibration import HistogramPlan, calibrate
+from tasks.specs import FinetuneSpec, PretrainSpec, PrivacyPlan, VocabularySpec
+
+_COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """What a step will charge: to whom, and which mechanism at which δ."""
+
+    dataset: str
+    unit: PrivacyUnit
+    event: MechanismEvent
+    delta: float
+
+
+def planned_release(spec: VocabularySpec | PretrainSpec | FinetuneSpec) -> PlannedRelease:
+    """Return what a step with this spec charges.
+
+    Raises:
+        BadInput: a plan that contradicts itself, or a target that no noise reaches.
+    """
+    if isinstance(spec, VocabularySpec):
+        plan = histogram_plan(spec)
+        event = under(plan.event(), Relation(spec.relation), spec.delta)
+        assert event is not None  # noqa: S101 - a histogram is restated under every relation
+        delta = stated_delta(event, spec.delta)
+        return PlannedRelease(spec.dataset, PrivacyUnit(spec.unit), event, delta)
+    if isinstance(spec, PretrainSpec) and spec.plan is not None:
+        training = training_plan(spec)
+        return PlannedRelease(spec.plan.dataset, training.unit, training.event(), training.delta)
+    raise AssertionError("the step charges nothing")
+
+
+def histogram_plan(spec: VocabularySpec) -> HistogramPlan:
+    """Return σ and threshold of a vocabulary's histogram: those that release most."""
+    return calibrate(
+        spec.epsilon,
+        spec.delta,
+        spec.words_per_unit,
+        unit=PrivacyUnit(spec.unit),
+        declared_units=spec.declared_units,
+    )
+
+
+def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) -> TrainingPlan:
+    """Return the plan of a DP pre-training.
+
+    Args:
+        spec: with a privacy plan.
+        max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
+    """
+    plan = spec.plan
+    assert plan is not None  # noqa: S101 - narrows the type
+    adaptive = None
+    if plan.clip_quantile is not None:
+        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * spec.batch_size)
+    return TrainingPlan(
+        unit=PrivacyUnit(plan.unit),
+        declared_units=plan.declared_units,
+        sampling=_sampling(plan, spec.batch_size),
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        schedule=recipe_of(spec).phases(),
+        delta=plan.delta,
+        shards=plan.noise_shards,
+        accumulation=plan.noise_micro_steps,
+        noise_placement=plan.noise_placement,
+        examples_per_step=plan.examples_per_step,
+        max_examples_per_unit=max_examples_per_unit,
+        adaptive=adaptive,
+    )
+
+
+def plan_until(plan: TrainingPlan, updates: int) -> TrainingPlan:
+    """Return the plan's first updates, 1 or more, by the same sampling and schedule."""
+    phases: list[BatchPhase] = []
+    left = updates
+    for phase in plan.schedule:
+        if left > 0:
+            phases.append(BatchPhase(min(left, phase.steps), phase.expected_batch))
+            left -= phase.steps
+    return dataclasses.replace(plan, schedule=tuple(phases))
+
+
+def recipe_of(spec: PretrainSpec) -> Recipe:
+    """Return how a pre-training is done, apart from privacy."""
+    schedule: tuple[BatchPhase, ...] = ()
+    if spec.first_batch_size:
+        schedule = growing(
+            spec.first_batch_size,
+            spec.batch_size,
+            updates=spec.updates,
+            over=3 * spec.updates // 8,
+            phases=3,
+        )
+    return Recipe(
+        batch_size=spec.batch_size,
+        updates=spec.updates,
+        learning_rate=spec.learning_rate,
+        examples_per_step=spec.examples_per_step,
+        decay_power=spec.decay_power,
+        weight_decay=spec.weight_decay,
+        schedule=schedule,
+        whole_words=spec.whole_words,
+        engine=spec.engine,
+        clipping=spec.clipping,
+        precision=spec.precision,
+        keep_checkpoints=spec.keep_checkpoints,
+        stop_after_seconds=60 * spec.time_box_minutes or None,
+    )
+
+
+def _sampling(plan: PrivacyPlan, batch_size: int) -> Sampling:
+    match plan.sampling:
+        case "poisson":
+            return PoissonSampling()
+        case "truncated-poisson":
+            return TruncatedPoissonSampling(plan.batch_cap)
+        case "fixed-size":
+            return FixedSizeSampling(batch_size)
+        case "shuffled":
+            return ShuffledSampling(batch_size)

@@ -1,0 +1,76 @@
+"""What is trained, and how."""
+
+from __future__ import annotations
+
+from tasks.specs.base import Frozen
+from tasks.specs.fields import MODEL, TRAINING, setting
+
+
+class TrainingSettings(Frozen):
+    """The model, and its three trainings: public, private, fine-tuning."""
+
+    vocabulary_size: int = setting(
+        4000, MODEL, "Vocabulary size", "At most this many word pieces.", ge=100, le=200_000
+    )
+    layers: int = setting(2, MODEL, "Layers", "Transformer blocks.", ge=1, le=48)
+    hidden: int = setting(
+        128, MODEL, "Hidden size", "A multiple of 64.", ge=64, le=4096, multiple_of=64
+    )
+    sequence_length: int = setting(32, MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
+    batch_size: int = setting(
+        256,
+        TRAINING,
+        "Batch size",
+        "Expected units per DP update (and rows per update in public pre-training).",
+        ge=1,
+        le=1 << 24,
+    )
+    epochs: float = setting(
+        12.0,
+        TRAINING,
+        "Epochs",
+        "Passes over the declared units in DP pre-training.",
+        gt=0,
+        le=10_000,
+    )
+    learning_rate: float = setting(
+        2e-3, TRAINING, "DP learning rate", "Peak, of AdamW.", gt=0, le=10
+    )
+    nonprivate: bool = setting(
+        True,
+        TRAINING,
+        "Compare with non-private training",
+        "Also pre-train on the same rows without privacy. The result stays with the operator.",
+    )
+    nonprivate_batch_size: int = setting(
+        64,
+        TRAINING,
+        "Non-private batch size",
+        "Units per update; the epochs are those of the DP training, so that as many rows are read.",
+        ge=1,
+        le=1 << 24,
+    )
+    nonprivate_learning_rate: float = setting(
+        3e-3, TRAINING, "Non-private learning rate", "Peak, of AdamW.", gt=0, le=10
+    )
+    public_steps: int = setting(
+        900,
+        TRAINING,
+        "Public pre-training: updates",
+        "Updates on public text.",
+        ge=1,
+        le=100_000_000,
+    )
+    public_batch_size: int = setting(
+        64, TRAINING, "Public pre-training: batch size", "Rows per update.", ge=1, le=1 << 20
+    )
+    public_learning_rate: float = setting(
+        3e-3, TRAINING, "Public learning rate", "Peak, of AdamW.", gt=0, le=10
+    )
+    finetune_epochs: int = setting(3, TRAINING, "Fine-tuning: epochs", "", ge=1, le=1000)
+    finetune_batch_size: int = setting(
+        32, TRAINING, "Fine-tuning: batch size", "Sentences.", ge=1, le=4096
+    )
+    finetune_learning_rate: float = setting(
+        5e-4, TRAINING, "Fine-tuning: learning rate", "", gt=0, le=10
+    )

@@ -1,0 +1,38 @@
+"""Register every charged release of a run at once, before the first of them."""
+
+from __future__ import annotations
+
+from dp_core.privacy.labels import Public
+from dp_core.privacy.statement import total_epsilon
+from tasks.charging import register_plan
+from tasks.plans import planned_release
+from tasks.specs import BudgetSpec
+from tasks.statements import release_in_words
+from tasks.workbench import Answer, Workbench
+
+
+def run(spec: BudgetSpec, bench: Workbench) -> Answer:
+    """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3)."""
+    planned = {charged.digest(): planned_release(charged) for charged in spec.charged}
+    register_plan(bench, planned)
+    for dataset in dict.fromkeys(release.dataset for release in planned.values()):
+        own = [release for release in planned.values() if release.dataset == dataset]
+        delta = sum(release.delta for release in own)
+        total = total_epsilon([release.event.stating(release.unit) for release in own], delta)
+        if total is not None:
+            bench.measure(f"planned_epsilon/{dataset}", Public(total))
+            bench.measure(f"planned_delta/{dataset}", Public(delta))
+    return Answer(
+        outputs={},
+        facts={
+            "planned": [
+                {
+                    "dataset": release.dataset,
+                    "unit": release.unit.value,
+                    "release": release_in_words(release.event),
+                    "delta": release.delta,
+                }
+                for release in planned.values()
+            ]
+        },
+    )

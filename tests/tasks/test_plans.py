@@ -1,0 +1,207 @@
+"""What a run will charge follows from its settings; it is registered whole, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.events import (
+    FixedSizeGaussian,
+    MechanismEvent,
+    PoissonGaussian,
+    Relation,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+)
+from dp_core.privacy.labels import Labelled
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+from tasks import reporting
+from tasks.charging import charge
+from tasks.deployment import Deployment
+from tasks.plans import plan_until, planned_release, training_plan
+from tasks.specs import (
+    BudgetSpec,
+    JobSettings,
+    PretrainSpec,
+    ReleaseRecord,
+    SweepSettings,
+    VocabularySpec,
+    dp_bert_steps,
+    sweep_point_steps,
+)
+from tasks.steps import budget
+from tasks.workbench import Workbench
+
+PRIVATE = {"private_format": "text", "private_path": "/x", "private_dataset": "notes"}
+ROOT = "file:///store"
+SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], Relation]] = [
+    ({}, PoissonGaussian, Relation.ADD_REMOVE),
+    (
+        {"sampling": "truncated-poisson", "batch_cap": 300},
+        TruncatedPoissonGaussian,
+        Relation.ADD_REMOVE,
+    ),
+    ({"sampling": "fixed-size"}, FixedSizeGaussian, Relation.REPLACE),
+    ({"sampling": "shuffled"}, ShuffledGaussian, Relation.ZERO_OUT),
+]
+
+
+def steps_of(**settings: Any) -> dict[str, Any]:
+    return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings), ROOT))
+
+
+def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> Workbench:
+    measured: dict[str, Labelled] = {}
+    bench = SimpleNamespace(
+        deployment=deployment,
+        spec_hash=spec_hash,
+        made_up=False,
+        context=SimpleNamespace(run_key=run),
+        seeds=SeedStore(deployment.seeds),
+        measure=lambda name, value, step=0: measured.update({name: value}),
+        measured=measured,
+    )
+    return cast(Workbench, bench)
+
+
+@pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
+def test_a_job_charges_what_its_sampling_proves_and_all_of_it_adds_up(
+    settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+) -> None:
+    steps = steps_of(**settings)
+    vocabulary, training = steps["vocabulary"], steps["dp_pretraining"]
+    assert isinstance(vocabulary, VocabularySpec) and isinstance(training, PretrainSpec)
+    charged = [planned_release(spec) for spec in (vocabulary, training)]
+    assert isinstance(charged[1].event, kind)
+    assert {release.event.relation for release in charged} == {relation}
+    records = [
+        ReleaseRecord(
+            ledger_id=str(i), dataset=r.dataset, unit=r.unit.value, event=r.event.to_json(),
+            epsilon=epsilon_pld(r.event, r.delta), epsilon_rdp=None, delta=r.delta,
+        )
+        for i, r in enumerate(charged)
+    ]  # fmt: skip
+    total, delta = reporting.total(records)
+    assert total is not None and math.isfinite(total)
+    assert max(r.epsilon for r in records) < total <= sum(r.epsilon for r in records) * 1.001
+    assert delta == pytest.approx(sum(r.delta for r in records))
+
+
+def test_unlike_neighbours_have_no_total() -> None:
+    """Nobody adds them up: not the report, not the statement."""
+    histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
+    shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
+    records = [
+        ReleaseRecord(
+            ledger_id=event.kind, dataset="notes", unit="patient", event=event.to_json(),
+            epsilon=1.0, epsilon_rdp=None, delta=1e-6,
+        )
+        for event in (histogram, shuffled)
+    ]  # fmt: skip
+    assert reporting.total(records) == (None, 2e-6)
+
+
+@pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
+def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
+    settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+) -> None:
+    grown = {} if "size" in settings.get("sampling", "") or relation is Relation.ZERO_OUT else {
+        "first_batch_size": 64
+    }  # fmt: skip
+    spec = steps_of(**settings, **grown)["dp_pretraining"]
+    plan = training_plan(spec)
+    assert plan_until(plan, plan.steps) == dataclasses.replace(plan)
+    epsilons = [
+        epsilon_pld(plan_until(plan, t).event(), plan.delta)
+        for t in (1, plan.steps // 2, plan.steps)
+    ]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] == epsilon_pld(plan.event(), plan.delta)
+    assert isinstance(plan_until(plan, 3).event(), kind)
+
+
+def test_noise_of_shards_and_micro_steps_is_that_of_one_update() -> None:
+    spec = steps_of(noise_placement="per-draw", noise_shards=8, noise_micro_steps=4)
+    plan = training_plan(spec["dp_pretraining"])
+    assert plan.noise_draws() == 32
+    assert plan.noise_multiplier_per_draw() * math.sqrt(32) == pytest.approx(plan.noise_multiplier)
+    assert plan.event() == training_plan(steps_of()["dp_pretraining"]).event()
+
+
+def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, epsilon, 1e-5, **more)
+    return ledger
+
+
+def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
+    deployment: Deployment,
+) -> None:
+    ledger = _registered(deployment, 20.0)
+    spec = steps_of()["budget"]
+    assert isinstance(spec, BudgetSpec)
+    bench = bench_of(deployment)
+    answer = budget.run(spec, bench)
+    entries = ledger.history("notes")
+    assert [e.state for e in entries] == [State.PLANNED] * 2
+    assert [r["release"] for r in answer.facts["planned"]] == ["word histogram", "DP training"]
+    spent = ledger.remaining("notes").spent
+    budget.run(spec, bench)  # a retry
+    budget.run(spec, bench_of(deployment, "triggered again"))
+    for charged in spec.charged:
+        release = planned_release(charged)
+        step = bench_of(deployment, spec_hash=charged.digest())
+        done = charge(step, **vars(release), content=b"manifest")
+        done.settle()
+        charge(step, **vars(release), content=b"manifest").settle()  # a retry of a finished step
+    assert ledger.remaining("notes").spent == spent
+    assert [e.state for e in ledger.history("notes")] == [State.SETTLED] * 2
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_spent(
+    deployment: Deployment,
+) -> None:
+    steps = steps_of()
+    one = planned_release(steps["vocabulary"])
+    ledger = _registered(deployment, 4.0)
+    room = ledger.cost_of_next("notes", [(one.event, one.delta)])
+    assert room.fits  # the vocabulary alone would have been bought, for nothing
+    with pytest.raises(BudgetExceeded, match="spent \\+ asked > capacity") as refused:
+        budget.run(steps["budget"], bench_of(deployment))
+    assert refused.value.exit_code == 3
+    assert ledger.history("notes") == []
+
+
+def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
+    settings = SweepSettings.model_validate(
+        PRIVATE
+        | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
+    )
+    points = [sweep_point_steps(settings, p, ROOT) for p in settings.points()]
+    spec = points[0]["budget"]
+    assert isinstance(spec, BudgetSpec)
+    ledger = _registered(deployment, 20.0)
+    budget.run(spec, bench_of(deployment))
+    assert len(ledger.history("notes")) == 1 + 4
+
+
+@pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
+def test_a_budget_holds_jobs_of_its_own_neighbours_only(
+    deployment: Deployment, settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+) -> None:
+    ledger = _registered(deployment, 400.0, relation=relation)
+    budget.run(steps_of(**settings)["budget"], bench_of(deployment))
+    assert len(ledger.history("notes")) == 2
+    other = {"sampling": "shuffled"} if relation is not Relation.ZERO_OUT else {}
+    with pytest.raises(BadInput, match="neighbours"):
+        budget.run(steps_of(**other)["budget"], bench_of(deployment, "other"))
+    assert len(ledger.history("notes")) == 2
