@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down test check audit format bench lock clean
+.PHONY: help setup setup-dev demo up down test check audit format bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -50,6 +50,10 @@ format: setup-dev ## format the sources
 
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(task)/python "$$file" || exit 1; done
+
+bench-opacus: ## the same with Opacus beside it, in an environment of its own
+	@$(environments) ensure bench
+	@$(MAKE) --no-print-directory bench
 
 lock: ## resolve requirements/*.in anew into hash-pinned *.txt
 	@$(environments) lock

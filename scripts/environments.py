@@ -56,6 +56,7 @@ ENVIRONMENTS = {
     # `make test-newest-tensorflow`.
     "transformers": Environment("transformers", "transformers-test.txt"),
     "newest-tensorflow": Environment("newest-tensorflow", "newest-tensorflow.txt"),
+    "bench": Environment("bench", "bench.txt"),  # `make bench-opacus`
 }
 
 
@@ -193,6 +194,7 @@ def resolve_locks() -> None:
         "browser": platform,
         "transformers-test": platform,
         "newest-tensorflow": platform,
+        "bench": platform,
         "audit": platform,
     }.items():
         print(f"Resolving requirements/{name}.in …", flush=True)
