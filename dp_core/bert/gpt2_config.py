@@ -78,8 +78,8 @@ class Gpt2Config:
                 max_positions=config["n_positions"],
                 layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
                 initializer_range=config.get("initializer_range", 0.02),
-                begin=config.get("bos_token_id", cls.begin),
-                end=config.get("eos_token_id", cls.end),
+                begin=_or(config.get("bos_token_id"), cls.begin),
+                end=_or(config.get("eos_token_id"), cls.end),
             )
         except KeyError as missing:
             raise BadInput(f"{missing.args[0]} is missing", where="config.json") from None
@@ -110,3 +110,7 @@ class Gpt2Config:
             "pad_token_id": 0,
             "torch_dtype": "float32",
         }
+
+
+def _or(piece: int | None, otherwise: int) -> int:
+    return otherwise if piece is None else piece

@@ -140,6 +140,18 @@ def fresh(config: C, seed: int) -> Model[C]:
     return Model(config, values)
 
 
+def language_model(model: Model[C]) -> Model[C]:
+    """Return the model without classifiers, and with an MLM head if its architecture has one.
+
+    A head that is missing is drawn from a public seed, with no data.
+    """
+    shapes = parameter_shapes(model.config)
+    missing = {name: shape for name, shape in shapes.items() if name not in model.parameters}
+    drawn = initial_values(missing, model.config.initializer_range, seed=0)
+    parameters = model.parameters | drawn
+    return Model(model.config, {name: parameters[name] for name in shapes})
+
+
 def decays(name: str) -> bool:
     """Whether weight decay applies: to kernels and tables, not to biases and LayerNorm gains."""
     return not name.endswith(("/bias", "/gain"))

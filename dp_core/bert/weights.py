@@ -27,7 +27,7 @@ from dp_core.bert.parameters import (
     Bert,
     Model,
     ModelConfig,
-    initial_values,
+    language_model,
     parameter_shapes,
 )
 from dp_core.errors import BadInput
@@ -68,7 +68,9 @@ def load(folder: Path) -> Bert:
 
 
 def load_model(folder: Path) -> AnyModel:
-    """Read a model; an MLM head that the folder lacks is initialised afresh, with no data.
+    """Read a model with the head that its `architectures` name: a classifier, or else the MLM head.
+
+    An MLM head that the folder lacks is initialised afresh, with no data.
 
     Raises:
         BadInput: files missing, another architecture, or tensors that do not fit the config.
@@ -86,9 +88,11 @@ def load_model(folder: Path) -> AnyModel:
                 f"{name} is {found[name].shape}, the config says {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
-    missing = {name: shape for name, shape in shapes.items() if name not in found}
-    fresh = initial_values(missing, config.initializer_range, seed=0)
-    return Model(config, fresh | found, _labels(about) if head else ())
+    if head is None:
+        return language_model(Model(config, found))
+    if f"{head}/kernel" not in found:
+        raise BadInput("its classifier is missing", where=f"{folder}/{WEIGHTS}")
+    return Model(config, found, _labels(about))
 
 
 def _shape(about: dict[str, Any]) -> ModelConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.bert.parameters import AnyModel, Model, ModelConfig, fresh
+from dp_core.bert.parameters import AnyModel, Model, ModelConfig, fresh, language_model
 from dp_core.bert.weights import load_model
 from dp_core.corpus.token_store import TokenStore
 from dp_core.privacy.plan import TrainingPlan
@@ -93,5 +93,5 @@ def pretrain(
 
 def _initial(model: Path | ModelConfig | AnyModel, init_seed: int) -> AnyModel:
     if isinstance(model, Path):
-        return load_model(model)
+        return language_model(load_model(model))
     return model if isinstance(model, Model) else fresh(model, init_seed)

@@ -1,0 +1,101 @@
+"""What real `transformers` makes of model folders. Runs in `.venv/transformers`, not in pytest.
+
+    python transformers_side.py make FOLDER   writes small random models, and their logits
+    python transformers_side.py read FOLDER   reads models, and writes their logits
+
+A model's folder holds `asked.npz`: ids (M, S), lengths (M,), and types (M, S) for a classifier.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoTokenizer, BertConfig, DistilBertConfig, GPT2Config
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
+WORDS = len(PIECES)
+SIZES = {"vocab_size": WORDS, "initializer_range": 0.3}
+BERT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+}
+DISTILBERT = {
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "max_position_embeddings": 12,
+}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
+LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
+
+
+def make(folder: Path) -> None:
+    """Write models as `save_pretrained` does, with a BERT vocabulary."""
+    torch.manual_seed(0)
+    models = {
+        "bert": transformers.BertForMaskedLM(BertConfig(**SIZES, **BERT)),
+        "distilbert": transformers.DistilBertForMaskedLM(DistilBertConfig(**SIZES, **DISTILBERT)),
+        "gpt2": transformers.GPT2LMHeadModel(GPT2Config(**SIZES, **GPT2)),
+        "tagger": transformers.BertForTokenClassification(BertConfig(**SIZES, **BERT, **LABELS)),
+        "classifier": transformers.BertForSequenceClassification(
+            BertConfig(**SIZES, **BERT, **LABELS)
+        ),
+        "distilled-classifier": transformers.DistilBertForSequenceClassification(
+            DistilBertConfig(**SIZES, **DISTILBERT, **LABELS)
+        ),
+    }
+    for name, model in models.items():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder / name)
+        (folder / name / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES))
+        rng = np.random.default_rng(0)
+        asked = {
+            "ids": rng.integers(0, WORDS, (3, 9)),
+            "lengths": np.array([9, 4, 7]),
+            "types": (np.arange(9) >= np.array([[9], [3], [5]])).astype(int),
+        }
+        np.savez(folder / name / "asked.npz", **asked)
+        np.save(folder / name / "logits.npy", logits_of(model, asked))
+
+
+def read(folder: Path) -> None:
+    """Read every model with the class that its `config.json` names."""
+    for own in sorted(folder.iterdir()):
+        words = json.loads((own / "config.json").read_text())["architectures"]
+        model, about = getattr(transformers, words[0]).from_pretrained(
+            own, output_loading_info=True, dtype=torch.float32
+        )
+        np.save(own / "logits.npy", logits_of(model, dict(np.load(own / "asked.npz"))))
+        loading = {key: sorted(map(str, about[key])) for key in ("missing_keys", "unexpected_keys")}
+        if (own / "tokenizer.json").exists():
+            loading["pieces"] = AutoTokenizer.from_pretrained(own)("ab fa bed")["input_ids"]
+        (own / "loading.json").write_text(json.dumps(loading))
+
+
+def logits_of(model: torch.nn.Module, asked: dict[str, np.ndarray]) -> np.ndarray:
+    model.eval()
+    s = asked["ids"].shape[1]
+    inputs = {
+        "input_ids": torch.tensor(asked["ids"]),
+        "attention_mask": torch.tensor(np.arange(s) < asked["lengths"][:, None]).long(),
+    }
+    if type(model).__name__ == "BertForSequenceClassification":
+        inputs["token_type_ids"] = torch.tensor(asked["types"])
+    with torch.no_grad():
+        return model(**inputs).logits.numpy()
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    {"make": make, "read": read}[sys.argv[1]](Path(sys.argv[2]))
