@@ -12,7 +12,7 @@ from dp_core.bert.parameters import Arrays
 from dp_core.privacy.noise import noise_key
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.tf_noise import gaussian
+from dp_core.privacy.tf_noise import noise_words, noised_mean
 from dp_core.training.rows import MicroBatch
 from dp_core.training.trainer import Clipping, Trainer
 
@@ -71,12 +71,25 @@ class PrivateUpdates:
         adaptive = self._plan.adaptive
         if adaptive is None:
             return
-        noise = count_noise(self._seed, self._manifest, t, adaptive.count_noise)
-        share = adaptive.share_within(trainer.noised_below(noise), self._plan.expected_batch(t))
+        noised = noised_count(
+            trainer.noised_below(0.0), self._seed, self._manifest, t, adaptive.count_noise
+        )
+        share = adaptive.share_within(noised, self._plan.expected_batch(t))
         self.clip_norm = adaptive.next_norm(self.clip_norm, share, self._plan.clip_norm)
 
 
-def count_noise(seed: PrivacySeed, manifest: bytes, t: int, stddev: float) -> float:
-    """Return the noise of update t's count, N(0, stddev²): a function of its key alone."""
+def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stddev: float) -> float:
+    """Return update t's count plus N(0, stddev²), on the grid that noised sums lie on.
+
+    Args:
+        count: Σ (bᵢ − 1/2).
+        seed: of the reservation.
+        manifest: what the noise is drawn for.
+        t: number of the update.
+        stddev: σ_b, in units.
+    """
     key = noise_key(seed, manifest, t, "units within the clip norm")
-    return float(gaussian((1,), tf.constant(key), stddev).numpy()[0])
+    pair = tf.constant([count, 0.0], tf.float32)  # the noise is made in pairs
+    words, one = tf.constant(noise_words(key, 2)), tf.constant(1.0)
+    mean = noised_mean(pair, tf.constant(0.0), words, tf.constant(stddev, tf.float32), one)
+    return float(mean.numpy()[0])
