@@ -26,7 +26,7 @@ from docker.types import DeviceRequest, Mount
 
 from dags.launcher.handed_on import PLACES, SECRETS, handed_on
 from dags.launcher.links import tracked_at
-from dags.launcher.outcome import failure
+from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
 
 GRACE_SECONDS = 3  # Airflow escalates every 5 s, and there is a container to remove too
@@ -74,14 +74,20 @@ class DockerStep(DockerOperator):
             TASK: f"{self.task_id}.{context['ti'].map_index}",
             SPEC: work.spec.digest(),
         }
-        self._remove_left_behind()
-        try:
-            exit_code, last_line = self._run(work)
-        finally:
-            self._end()
+        exit_code, last_line = self._once(work)
+        while exit_code == UNFINISHED:
+            exit_code, last_line = self._once(work)
         if exit_code:
             raise failure(work.context.task, exit_code, last_line)
         return work.answer()
+
+    def _once(self, work: Work) -> tuple[int, str]:
+        """Run the step in a container of its own, which does not outlive this call."""
+        self._remove_left_behind()
+        try:
+            return self._run(work)
+        finally:
+            self._end()
 
     def _run(self, work: Work) -> tuple[int, str]:
         if not self.cli.images(name=self.image):

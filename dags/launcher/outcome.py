@@ -7,6 +7,7 @@ import json
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 BAD_INPUT, BUDGET_EXCEEDED = 2, 3
+UNFINISHED = 75  # its time was up: started again, it goes on where it was
 _NEVER_RETRIED = {BAD_INPUT: "bad input", BUDGET_EXCEEDED: "privacy budget exceeded"}
 
 

@@ -18,7 +18,7 @@ from airflow.sdk import BaseOperator
 
 from dags.launcher import deployment
 from dags.launcher.links import tracked_at
-from dags.launcher.outcome import failure
+from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, publishable, work_of
 
 GRACE_SECONDS = 4.0  # Airflow's supervisor escalates every 5 s
@@ -51,6 +51,8 @@ class ProcessStep(BaseOperator):
         progress.unlink(missing_ok=True)
         self.log.info("Output: %s", work.spec.output)
         exit_code, last_line = self._run(work, progress)
+        while exit_code == UNFINISHED:
+            exit_code, last_line = self._run(work, progress)
         if exit_code:
             raise failure(work.spec.step, exit_code, last_line)
         return work.answer(_numbers(work.spec.output))

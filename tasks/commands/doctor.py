@@ -8,27 +8,17 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from dp_core.errors import ConfideError
+from tasks.commands import doctor_services
+from tasks.commands.finding import Finding
 from tasks.commands.output import as_json, write_json
 from tasks.deployment import CHECKOUT, Deployment
 
 _ROOM = 5 << 30  # bytes that a job should have free
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    ok: bool
-    needed: bool  # False: good to have
-    found: str
-    fix: str = ""
 
 
 @click.command("doctor")
@@ -76,9 +66,6 @@ def _machine(deployment: Deployment) -> Iterator[Finding]:
     )  # fmt: skip
     writable = os.access(place, os.W_OK)
     yield Finding("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
-    docker = shutil.which("docker")
-    needed = deployment.launcher == "docker"
-    yield Finding("docker", docker is not None, needed, docker or "none", "Install Docker.")
 
 
 def _secrets(deployment: Deployment) -> Iterator[Finding]:
@@ -86,56 +73,12 @@ def _secrets(deployment: Deployment) -> Iterator[Finding]:
         yield Finding("privacy seeds", True, True, "none drawn yet")
         return
     mode = stat.S_IMODE(deployment.seeds.stat().st_mode)
-    fix = f"chmod 700 {deployment.seeds}: who reads the seeds can subtract the noise."
-    yield Finding("privacy seeds", not mode & 0o077, True, f"mode {mode:o}", fix)
-
-
-def _services(deployment: Deployment) -> Iterator[Finding]:
-    yield _answers("store", deployment.store, lambda: _store(deployment), "Check CONFIDE_STORE.")
-    fix = "Check CONFIDE_LEDGER."
-    yield _answers("ledger", _place(deployment.ledger), lambda: _ledger(deployment), fix)
-    fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
-    yield _answers("MLflow", _place(deployment.tracking), lambda: _mlflow(deployment), fix)
-
-
-def _answers(name: str, place: str, ask: Callable[[], None], fix: str) -> Finding:
-    try:
-        ask()
-    except (ConfideError, OSError, ImportError) as error:
-        said = str(error) if isinstance(error, ConfideError) else type(error).__name__
-        return Finding(name, False, name != "MLflow", f"{place}: {said}", fix)
-    return Finding(name, True, True, place)
-
-
-def _place(url: str) -> str:
-    """Return a URL without the password that it may hold."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('//')[0]}//…@{tail}" if at else url
-
-
-def _store(deployment: Deployment) -> None:
-    from tasks.storage import Store
-
-    deployment.prepare()
-    probe = f"{deployment.store}/doctor/probe"
-    store = Store(deployment.store, deployment.cache)
-    store.write(probe, b"here")
-    if store.read(probe) != b"here":
-        raise ConfideError("what was written is not what is read")
-    store.remove(probe)
-
-
-def _ledger(deployment: Deployment) -> None:
-    from dp_core.privacy.ledger import Ledger
-
-    Ledger.open(deployment.ledger).datasets()
-
-
-def _mlflow(deployment: Deployment) -> None:
-    from tasks.tracking import reachable
-
-    if not reachable(deployment):
-        raise ConfideError("does not answer")
+    open_ones = [f.name for f in deployment.seeds.iterdir() if f.stat().st_mode & 0o077]
+    place = deployment.seeds
+    fix = f"chmod 700 {place}; chmod 600 {place}/*: who reads a seed can subtract the noise."
+    closed = not mode & 0o077 and not open_ones
+    words = f"mode {mode:o}" + (f", {len(open_ones)} files that others can read" * bool(open_ones))
+    yield Finding("privacy seeds", closed, True, words, fix)
 
 
 LOOKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
@@ -143,5 +86,9 @@ LOOKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
     _packages,
     _machine,
     _secrets,
-    _services,
+    doctor_services.storage,
+    doctor_services.ledger,
+    doctor_services.tracking,
+    doctor_services.airflow,
+    doctor_services.launcher,
 )

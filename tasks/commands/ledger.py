@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.deployment import Deployment
 
 if TYPE_CHECKING:
-    from dp_core.privacy.events import MechanismEvent
-    from dp_core.privacy.ledger import Entry, Ledger
+    from dp_core.privacy.ledger import Entry, Ledger, Reservation
     from tasks.specs import JobSettings
 
 
@@ -60,6 +60,19 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.option("--unit", type=click.Choice(["example", "document", "patient"]), required=True)
 @click.option("--epsilon", type=float, required=True, help="For everything ever released of it.")
 @click.option("--delta", type=float, required=True, help="Of the same guarantee.")
+@click.option(
+    "--relation",
+    type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
+    default="add-or-remove-one",
+    show_default=True,
+    help="Neighbours: zero-out-one for shuffled, replace-one for fixed-size batches.",
+)
+@click.option(
+    "--order",
+    type=float,
+    help="Rényi order of the filter, or inf to add up (ε, δ), a run as one; the default has "
+    "most room for Gaussian mechanisms.",
+)
 @click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
 @as_json
 def register(
@@ -67,15 +80,24 @@ def register(
     unit: str,
     epsilon: float,
     delta: float,
+    relation: str,
+    order: float | None,
     shares_budget_with: str | None,
     as_json: bool,
 ) -> None:
     """Open the budget of a private data set. It cannot be raised later."""
+    from dp_core.privacy.events import Relation
     from dp_core.privacy.units import PrivacyUnit
 
     ledger = _open()
     ledger.register_dataset(
-        dataset, PrivacyUnit(unit), epsilon, delta, shares_budget_with=shares_budget_with
+        dataset,
+        PrivacyUnit(unit),
+        epsilon,
+        delta,
+        relation=Relation(relation),
+        order=order,
+        shares_budget_with=shares_budget_with,
     )
     _show_remaining(ledger, dataset, as_json)
 
@@ -116,7 +138,8 @@ def history(dataset: str, as_json: bool) -> None:
     )
 
 
-@command.command("next-cost")
+@command.command("cost")
+@click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
 @click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
 @click.option(
     "--settings",
@@ -125,51 +148,79 @@ def history(dataset: str, as_json: bool) -> None:
     help="A JSON object of settings, as for `confide run`.",
 )
 @as_json
-def next_cost(words: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Say what a job with these settings would cost its data set, before it is run."""
-    from tasks.commands.settings import settings_from
-    from tasks.specs import JobSettings
+def cost(job: str, words: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Say what a run with these settings would cost each data set, before it is started.
 
-    settings = settings_from(JobSettings, file, words)
-    cost = _open().cost_of_next(settings.private_dataset, planned_releases(settings))
-    found = {
-        "dataset": settings.private_dataset,
+    What the ledger holds already (a vocabulary that an earlier run made) costs nothing again.
+    """
+    from tasks.commands.settings import settings_from
+    from tasks.specs import JobSettings, SweepSettings
+
+    settings = settings_from(SweepSettings if job == "dp_sweep" else JobSettings, file, words)
+    found = [_cost(name, planned) for name, planned in _planned(settings).items()]
+    if as_json:
+        write_json({**found[0], "others": found[1:]})
+        return
+    for one in found:
+        said = "fits" if one["fits"] else "DOES NOT FIT: it would be refused before it begins"
+        write_pairs(f"The next {job} on {one['dataset']}: {said}", one)
+
+
+@command.command("withdraw")
+@click.argument("dataset")
+@click.argument("run")
+@as_json
+def withdraw(dataset: str, run: str, as_json: bool) -> None:
+    """Give back what RUN registered of DATASET and never began (no data was read for it).
+
+    The entries stay in the history, as withdrawn; asked for again, they are charged again.
+    """
+    ledger = _open()
+    plans = {e.plan_key for e in ledger.history(dataset) if e.run == run and e.whole_plan}
+    gone = [entry for plan in sorted(plans) for entry in ledger.withdraw_plan(dataset, plan)]
+    if not gone:
+        raise BadInput("that run has registered nothing", where=f"ledger withdraw {run}")
+    if as_json:
+        write_json([_record(entry) for entry in gone])
+    else:
+        click.echo(f"{len(gone)} planned releases of {dataset} are given back.")
+
+
+def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
+    """Return every release that a run would register, by data set."""
+    from dp_core.privacy.ledger import Reservation
+    from tasks.plans import planned_release
+    from tasks.specs import BudgetSpec, SweepSettings, dp_bert_steps, sweep_point_steps
+
+    root = Deployment.from_environment().store
+    if isinstance(settings, SweepSettings):
+        budget = sweep_point_steps(settings, settings.points()[0], root)["budget"]
+    else:
+        budget = dp_bert_steps(settings, root)["budget"]
+    assert isinstance(budget, BudgetSpec)  # noqa: S101 - narrows the type
+    planned: dict[str, list[Reservation]] = {}
+    for spec in budget.charged:
+        release = planned_release(spec)
+        reservation = Reservation(spec_hash=spec.digest(), **vars(release))
+        planned.setdefault(release.dataset, []).append(reservation)
+    return planned
+
+
+def _cost(dataset: str, planned: list[Reservation]) -> dict[str, Any]:
+    from dp_core.privacy.statement import total_epsilon
+
+    cost = _open().cost_of_plan(planned)
+    delta = sum(release.delta for release in planned)
+    return {
+        "dataset": dataset,
+        "releases": len(planned),
+        "epsilon": total_epsilon([release.event for release in planned], delta),
+        "delta": delta,
         "fits": cost.fits,
         "share_of_budget": cost.share,
         "left_after": cost.left_after,
         "more_of_the_same": cost.more_of_the_same,
     }
-    if as_json:
-        write_json(found)
-    else:
-        write_pairs("The next run, unless its results are there already", found)
-
-
-def planned_releases(settings: JobSettings) -> list[tuple[MechanismEvent, float]]:
-    """Return (event, δ) of every release that a job makes: vocabulary, then training."""
-    from dp_core.privacy.plan import TrainingPlan
-    from dp_core.privacy.units import PrivacyUnit
-    from dp_core.vocab.calibration import calibrate
-
-    unit = PrivacyUnit(settings.unit)
-    histogram = calibrate(
-        settings.vocabulary_epsilon,
-        settings.vocabulary_delta,
-        settings.words_per_unit,
-        unit=unit,
-        declared_units=settings.declared_units,
-    )
-    training = TrainingPlan.poisson(
-        unit=unit,
-        declared_units=settings.declared_units,
-        expected_batch=settings.batch_size,
-        steps=settings.updates,
-        noise_multiplier=settings.noise_multiplier,
-        clip_norm=settings.clip_norm,
-        delta=settings.delta,
-        examples_per_step=settings.examples_per_step,
-    )
-    return [(histogram.event(), settings.vocabulary_delta), (training.event(), settings.delta)]
 
 
 def _show_remaining(ledger: Ledger, dataset: str, as_json: bool) -> None:

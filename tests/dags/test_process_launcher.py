@@ -107,6 +107,15 @@ def test_bad_input_and_budget_fail_at_once(store, monkeypatch, code):
         ProcessStep(task_id="vocabulary", plan=plan).execute(context_of())
 
 
+def test_a_step_whose_time_was_up_goes_on_within_the_same_try(store, monkeypatch):
+    codes = [75, 75, 0]
+    step = ProcessStep(task_id="vocabulary", plan=plan)
+    monkeypatch.setattr(ProcessStep, "_run", lambda *_: (codes.pop(0), "unfinished"))
+    monkeypatch.setattr("dags.launcher.process._numbers", lambda _: {})
+    step.execute(context_of())
+    assert codes == []
+
+
 def test_a_fault_may_be_tried_again(store, monkeypatch):
     monkeypatch.setenv("FAKE_EXIT", "vocabulary=1")
     with pytest.raises(AirflowException) as fault:

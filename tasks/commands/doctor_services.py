@@ -1,0 +1,199 @@
+"""What the services of a deployment answer when `confide doctor` asks them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dp_core.errors import BadInput, ConfideError
+from tasks.commands.finding import Finding, answers, without_password
+from tasks.deployment import CHECKOUT, Deployment
+from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
+from tasks.local.connection import connected, named
+from tasks.local.stack import TRAINING_POOL
+
+_SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
+_PATIENCE = 20  # seconds for a command that asks another program
+
+
+def storage(deployment: Deployment) -> Iterator[Finding]:
+    """Write, read and remove an object where the steps write."""
+    yield answers("store", deployment.store, lambda: _store(deployment), "Check CONFIDE_STORE.")
+
+
+def ledger(deployment: Deployment) -> Iterator[Finding]:
+    """Ask the privacy ledger for its accounts, its schema and its clock."""
+    fix = "Check CONFIDE_LEDGER."
+    yield answers("ledger", without_password(deployment.ledger), lambda: _ledger(deployment), fix)
+    try:
+        skew = _skew(deployment)
+    except (ConfideError, OSError):
+        return  # said above
+    if skew is not None:
+        words = f"{skew:.1f} s between this machine and the ledger's database"
+        yield Finding("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+
+
+def tracking(deployment: Deployment) -> Iterator[Finding]:
+    """Ask MLflow; without it the steps keep their numbers."""
+    fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
+    place = without_password(deployment.tracking)
+    yield answers("MLflow", place, lambda: _mlflow(deployment), fix, needed=False)
+    waiting = len(list(deployment.outbox.glob("*/identity.json")))
+    words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
+    fix = "They are sent by the next step that ends while MLflow answers, or by the courier."
+    yield Finding("outbox", not waiting, False, words, fix)
+
+
+def airflow(deployment: Deployment) -> Iterator[Finding]:
+    """Ask Airflow for its parts, its DAGs, and the pool that the trainings wait for."""
+    place = without_password(named()) or "this machine's own"
+    fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
+    try:
+        api = connected(deployment)
+    except BadInput as error:
+        yield Finding("Airflow", False, True, str(error), fix)
+        return
+    if api is None:
+        yield Finding("Airflow", True, False, "none runs here, and CONFIDE_AIRFLOW_API names none")
+        return
+    yield answers("Airflow", place, lambda: _healthy(api), fix)
+    pool, slots, _ = TRAINING_POOL
+    fix = f"Without it trainings wait for ever: airflow pools set {pool} {slots} 'Trainings'"
+    yield answers(f"pool {pool}", place, lambda: _pool(api, pool), fix)
+
+
+def launcher(deployment: Deployment) -> Iterator[Finding]:
+    """Look whether what starts the steps can start them."""
+    match deployment.launcher:
+        case "process":
+            python = Path(deployment.task_python)
+            yield answers("launcher process", str(python), lambda: _runs(python), "make setup")
+        case "docker":
+            image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
+            fix = f"Start the engine; build or pull {image}."
+            yield answers("launcher docker", image, lambda: _image(image), fix)
+        case "kubernetes":
+            fix = "Check kubectl's context, and the role of whoever starts pods (docs/cloud.md)."
+            yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
+            folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
+            there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
+            yield Finding("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
+
+
+def _store(deployment: Deployment) -> str:
+    from tasks.storage import Store
+
+    deployment.prepare()
+    probe, content = f"{deployment.store}/doctor/probe-{os.getpid()}", os.urandom(64)
+    store = Store(deployment.store, deployment.cache)
+    store.write(probe, content)
+    try:
+        if store.read(probe) != content:
+            raise ConfideError("what was written is not what is read")
+    finally:
+        store.remove(probe)
+    return ""
+
+
+def _ledger(deployment: Deployment) -> str:
+    from dp_core.privacy.ledger import Ledger
+    from dp_core.privacy.ledger.database import Database
+    from dp_core.privacy.ledger.schema import version_of
+
+    known = len(Ledger.open(deployment.ledger).datasets())
+    with Database(deployment.ledger).transaction() as db:
+        return f"schema {version_of(db)}, {known} data sets"
+
+
+def _skew(deployment: Deployment) -> float | None:
+    """Return the seconds between two clocks; None where the database has this machine's."""
+    from sqlalchemy import text
+
+    from dp_core.privacy.ledger.database import Database
+
+    with Database(deployment.ledger).transaction() as db:
+        if db.dialect.name != "postgresql":
+            return None
+        asked = time.time()
+        theirs = float(
+            db.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+        )
+        return max(0.0, abs(theirs - asked) - (time.time() - asked))
+
+
+def _mlflow(deployment: Deployment) -> str:
+    from tasks.tracking import reachable
+
+    if not reachable(deployment):
+        raise ConfideError("does not answer")
+    return ""
+
+
+def _healthy(api: AirflowApi) -> str:
+    try:
+        sick = [name for name, status in api.health().items() if status != "healthy"]
+        errors = api.import_errors()
+    except AirflowAway:
+        raise ConfideError("does not answer") from None
+    except AirflowRefused as error:
+        raise ConfideError(f"refused: {error}") from None
+    if sick:
+        raise ConfideError(f"not healthy: {', '.join(sick)}")
+    if errors:
+        raise ConfideError(f"a DAG cannot be read: {errors[0]}")
+    return ""
+
+
+def _pool(api: AirflowApi, pool: str) -> str:
+    try:
+        slots = api.pool_slots(pool)
+    except AirflowAway:
+        raise ConfideError("does not answer") from None
+    if slots is None:
+        raise ConfideError("there is no such pool")
+    return f"{slots} at a time"
+
+
+def _runs(python: Path) -> str:
+    _output([str(python), "-c", "import tasks"], cwd=CHECKOUT)
+    return ""
+
+
+def _image(image: str) -> str:
+    return _output(["docker", "image", "inspect", "--format", "{{.Id}}", image])[:19]
+
+
+def _may_start_pods() -> str:
+    _output(["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"])
+    return "pods may be started"
+
+
+def _output(words: list[str], cwd: Path | None = None) -> str:
+    """Return what a command prints.
+
+    Raises:
+        ConfideError: it is not there, or fails; its own first line says why.
+    """
+    command = shutil.which(words[0])
+    if command is None:
+        raise ConfideError(f"there is no {words[0]} here")
+    try:
+        done = subprocess.run(  # noqa: S603 - a list of words; no shell
+            [command, *words[1:]],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            cwd=cwd,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfideError(f"{words[0]} does not answer") from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise ConfideError(said.splitlines()[-1][:200])
+    return done.stdout.strip()
