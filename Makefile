@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down test check audit format bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down test test-transformers test-newest-tensorflow check audit format bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -12,7 +12,7 @@ environments := scripts/python3.11 scripts/environments.py
 python_files := dp_core tasks dags tests benchmarks scripts
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## set up both environments from the hash-pinned locks (costs nothing when they are current)
 	@$(environments) ensure task orchestrator
@@ -31,6 +31,14 @@ down: ## stop what `make up` started
 
 test: setup-dev ## run all tests, each half in its own environment
 	@scripts/test
+
+test-transformers: setup-dev ## model folders against real `transformers`, both ways, in an environment of its own
+	@$(environments) ensure transformers
+	$(task)/python -m pytest tests/dp_core/bert/test_transformers.py
+
+test-newest-tensorflow: ## the tests of dp_core on the newest TensorFlow, in an environment of its own
+	@$(environments) ensure newest-tensorflow
+	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core
 
 check: setup-dev ## lint, types, import contracts, known vulnerabilities of what is locked
 	$(task)/ruff check .
