@@ -18,8 +18,10 @@ from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import pretrain
 from dp_core.training.progress import Progress
+from dp_core.vocab.wordpiece import continuation_pieces, load
 from tasks.charging import Charge, charge, manifest, record_operator_use
 from tasks.plans import plan_until, recipe_of, training_plan
+from tasks.same_release import confirm_same_release
 from tasks.specs import PretrainSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
@@ -52,6 +54,8 @@ def run(spec: PretrainSpec, bench: Workbench) -> Answer:
     if keyed_store_digest(store, bench) != source.facts["digest"]:
         raise BadInput("the rows are not those that the step wrote", where=spec.store_uri)
     model = _train(spec, bench, store, vocabulary, initial, plan, content, charged)
+    if charged:
+        confirm_same_release(bench, charged, model.parameters)
     record = charged.settle() if charged else None
     releases = _releases(source, vocabulary, initial, record)
     save(model, bench.out, vocabulary.folder)
@@ -155,6 +159,7 @@ def _train(
         checkpoints=bench.checkpoints(folder),
         device=spec.device,
         progress=_Curve(spec, bench, plan),
+        continuation=continuation_pieces(load(vocabulary.folder)) if spec.whole_words else None,
     )
     assert isinstance(trained.config, BertConfig)  # noqa: S101 - what it began as
     return Bert(trained.config, trained.parameters)

@@ -1,0 +1,84 @@
+"""A settled training whose output was lost: the same weights may be handed out again, no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy.events import PoissonGaussian
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+from tasks.charging import Charge, charge
+from tasks.deployment import Deployment
+from tasks.same_release import confirm_same_release
+from tasks.storage import Store
+from tasks.workbench import Workbench
+
+UNIT = PrivacyUnit.PATIENT
+WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
+ROUNDED = WEIGHTS | {"b": np.nextafter(WEIGHTS["b"], np.float32(1))}
+
+
+@pytest.fixture
+def bench(deployment: Deployment) -> Workbench:
+    Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
+    bench = SimpleNamespace(
+        deployment=deployment,
+        store=Store(deployment.store, deployment.cache),
+        spec_hash="a" * 64,
+        made_up=False,
+        context=SimpleNamespace(run_key="run"),
+        seeds=SeedStore(deployment.seeds),
+    )
+    return cast(Workbench, bench)
+
+
+def charged(bench: Workbench) -> Charge:
+    event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
+    return charge(bench, dataset="notes", unit=UNIT, event=event, delta=1e-6, content=b"m")
+
+
+def test_the_same_weights_again_are_the_same_release(bench: Workbench) -> None:
+    first = charged(bench)
+    confirm_same_release(bench, first, WEIGHTS)
+    first.settle()
+    again = charged(bench)
+    assert again.entry.id == first.entry.id
+    confirm_same_release(bench, again, dict(reversed(WEIGHTS.items())))
+
+
+def test_weights_that_differ_in_one_bit_are_refused(bench: Workbench) -> None:
+    first = charged(bench)
+    confirm_same_release(bench, first, WEIGHTS)
+    first.settle()
+    with pytest.raises(BadInput, match="was released before") as refused:
+        confirm_same_release(bench, charged(bench), ROUNDED)
+    assert "a new charge" in str(refused.value)
+
+
+def test_without_a_record_nothing_is_handed_out_again(bench: Workbench) -> None:
+    first = charged(bench)
+    first.settle()
+    with pytest.raises(BadInput, match="was released before"):
+        confirm_same_release(bench, charged(bench), WEIGHTS)
+
+
+def test_before_it_is_settled_nothing_was_released(bench: Workbench) -> None:
+    """A run that was killed before its release may come out otherwise on another machine."""
+    confirm_same_release(bench, charged(bench), WEIGHTS)
+    confirm_same_release(bench, charged(bench), ROUNDED)
+    charged(bench).settle()
+    confirm_same_release(bench, charged(bench), ROUNDED)
+
+
+def test_the_record_gives_nothing_away(bench: Workbench) -> None:
+    first = charged(bench)
+    confirm_same_release(bench, first, WEIGHTS)
+    record = bench.store.read(f"{bench.store.root}/settled/{first.entry.id}")
+    assert record is not None
+    assert len(record) == 64  # a digest under the seed, which nobody can confirm a guess by
