@@ -65,11 +65,12 @@ class Stack:
             "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
             "max_results": 100,
         }
+        one_for_each = 1 + len(self.steps("dp_bert", run))
         until = time.monotonic() + seconds
         while True:
             runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
             whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
-            if (whole and len(runs) >= 18) or time.monotonic() > until:
+            if (whole and len(runs) >= one_for_each) or time.monotonic() > until:
                 return runs
             time.sleep(5)
 
@@ -101,6 +102,11 @@ class Stack:
     def tasks(self, dag: str, run: str) -> dict[str, Any]:
         found = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
         return {task["task_id"]: task for task in found["task_instances"]}
+
+    def steps(self, dag: str, run: str) -> dict[str, Any]:
+        """Return those of a run's tasks that work in containers."""
+        tasks = self.tasks(dag, run).items()
+        return {name: task for name, task in tasks if task["operator"] == "DockerStep"}
 
     def log(self, dag: str, run: str, task: str, attempt: int = 1) -> str:
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"

@@ -7,7 +7,6 @@ else it is skipped. Each page that is passed is kept in `ci-artifacts/screenshot
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +176,7 @@ def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
     person.follow("MLflow run")
     person.stack.tracked(run)  # all has arrived
     person.page.reload()
+    person.page.get_by_role("button", name="Close", exact=True).first.click()  # the assistant
     for metric in ("dp/epsilon", "dp/f1", "dp/exposure_mean", "dp/exposure_largest"):
         expect(person.page.get_by_text(metric, exact=True).first).to_be_attached()
     person.page.get_by_text("dp/epsilon", exact=True).first.scroll_into_view_if_needed()
@@ -188,8 +188,8 @@ def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
 
 def test_mlflow_shows_the_figures(person: Person, run: str) -> None:
     person.page.get_by_role("tab", name="Artifacts").click()
-    person.page.get_by_text("figures", exact=True).first.click()
-    person.page.get_by_text(re.compile(r"exposure.*\.png")).first.click()
+    person.page.get_by_text("report", exact=True).last.click()
+    person.page.get_by_text("exposure.png", exact=True).click()
     figure = person.page.locator("img[src^='blob:'], img[src*='exposure']").first
     expect(figure).to_be_visible()
     assert figure.evaluate("image => image.naturalWidth") > 400
