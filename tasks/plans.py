@@ -54,6 +54,9 @@ def planned_release(spec: VocabularySpec | PretrainSpec | FinetuneSpec) -> Plann
     if isinstance(spec, PretrainSpec) and spec.plan is not None:
         training = training_plan(spec)
         return PlannedRelease(spec.plan.dataset, training.unit, training.event(), training.delta)
+    if isinstance(spec, FinetuneSpec) and spec.plan is not None:
+        tuning = finetuning_plan(spec)
+        return PlannedRelease(spec.plan.dataset, tuning.unit, tuning.event(), tuning.delta)
     raise AssertionError("the step charges nothing")
 
 
@@ -75,18 +78,27 @@ def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) 
         spec: with a privacy plan.
         max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
     """
-    plan = spec.plan
-    assert plan is not None  # noqa: S101 - narrows the type
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return _plan(spec.plan, recipe_of(spec), max_examples_per_unit)
+
+
+def finetuning_plan(spec: FinetuneSpec) -> TrainingPlan:
+    """Return the plan of a private fine-tuning."""
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return _plan(spec.plan, finetuning_recipe(spec), None)
+
+
+def _plan(plan: PrivacyPlan, recipe: Recipe, max_examples_per_unit: int | None) -> TrainingPlan:
     adaptive = None
     if plan.clip_quantile is not None:
-        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * spec.batch_size)
+        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * recipe.batch_size)
     return TrainingPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.declared_units,
-        sampling=_sampling(plan, spec.batch_size),
+        sampling=_sampling(plan, recipe.batch_size),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
-        schedule=recipe_of(spec).phases(),
+        schedule=recipe.phases(),
         delta=plan.delta,
         shards=plan.noise_shards,
         accumulation=plan.noise_micro_steps,
@@ -131,6 +143,19 @@ def recipe_of(spec: PretrainSpec) -> Recipe:
         engine=spec.engine,
         clipping=spec.clipping,
         precision=spec.precision,
+        keep_checkpoints=spec.keep_checkpoints,
+        stop_after_seconds=60 * spec.time_box_minutes or None,
+    )
+
+
+def finetuning_recipe(spec: FinetuneSpec) -> Recipe:
+    """Return how a private fine-tuning is done, apart from privacy."""
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return Recipe(
+        batch_size=spec.batch_size,
+        updates=spec.updates,
+        learning_rate=spec.learning_rate,
+        examples_per_step=spec.plan.examples_per_step,
         keep_checkpoints=spec.keep_checkpoints,
         stop_after_seconds=60 * spec.time_box_minutes or None,
     )

@@ -33,10 +33,20 @@ operator of the data, who compares with it. It must not be exported, published o
 
 
 def write_statement(folder: Path, releases: Sequence[ReleaseRecord], *, made_up: bool) -> None:
-    """Write the statement of everything that the folder's model was made from."""
-    statement = _statement(releases, made_up)
-    (folder / WORDS).write_text(statement.words)
-    (folder / DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
+    """Write the statement of everything that the folder's model was made from.
+
+    Data sets that hold other people (the corpus, the labelled sentences) have each their own
+    guarantee, in a statement of its own: in words one after the other, in JSON under `others`.
+    """
+    names = dict.fromkeys(r.dataset for r in releases) or {"": None}
+    parts = [_statement([r for r in releases if r.dataset == n], made_up) for n in names]
+    data = dict(parts[0].data)
+    if len(parts) > 1:
+        data["others"] = [part.data for part in parts[1:]]
+        data["private"] = all(part.data["private"] for part in parts)
+        data["ledger_ids"] = [r.ledger_id for r in releases]
+    (folder / WORDS).write_text("\n".join(part.words for part in parts))
+    (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
 
 
 def write_operator_notice(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -138,9 +139,8 @@ def _event(
             slots = _given(units, "--units")
             return FixedSizeGaussian(slots, tuple((round(q * slots), s, n) for q, s, n in phases))
         case "shuffled":
-            from math import ceil
-
-            epochs = sum(ceil(n / ceil(1 / rate - 1e-9)) for rate, n in schedule)
+            # whole batches only, as the trainer deals them: what is left sits the epoch out
+            epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
             return ShuffledGaussian(sigma, epochs)
         case _:
             return poisson

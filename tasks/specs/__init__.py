@@ -4,7 +4,7 @@ Imports pydantic and the standard library only, so that Airflow can parse it in 
 """
 
 from tasks.specs.base import RunContext, StepSpec
-from tasks.specs.job import dp_bert_steps, sweep_point_steps, sweep_report
+from tasks.specs.job import dp_bert_steps
 from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
 from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import (
@@ -22,6 +22,7 @@ from tasks.specs.steps import (
     VocabularySpec,
     spec_from_json,
 )
+from tasks.specs.sweep import sweep_point_steps, sweep_report
 from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 __all__ = [

@@ -21,16 +21,14 @@ from tasks.specs.steps import (
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
-    SweepReportSpec,
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 
 
-def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
+def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training: a sweep shares them among its points."""
     common = {"root": root, "made_up": s.made_up}
     fields = tuple(s.jsonl_fields.split(","))
@@ -61,7 +59,7 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
         format=s.entities_format,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
-        unit=s.unit,
+        unit=s.entities_unit,
         train_path=s.entities_train,
         test_path=s.entities_test,
         data_version=s.data_version,
@@ -147,7 +145,8 @@ def _front(s: JobSettings, root: str) -> dict[str, StepSpec]:
     }
 
 
-def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> PretrainSpec:
+def pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> PretrainSpec:
+    """Return the training on private rows: with DP, or without (mode `nonprivate`)."""
     private = mode == "dp"
     base = front["public_pretraining"]
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
@@ -184,12 +183,30 @@ def _pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretr
     )
 
 
-def _finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> FinetuneSpec:
+def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> FinetuneSpec:
+    """Return the fine-tuning of a model; private for the DP model alone, where asked for."""
+    entities = front["entities"]
+    assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
+    private = s.finetune_privacy == "dp" and isinstance(model, PretrainSpec) and model.mode == "dp"
+    plan = PrivacyPlan(
+        dataset=entities.dataset,
+        unit=s.entities_unit,
+        declared_units=s.entities_declared_units,
+        noise_multiplier=s.finetune_noise_multiplier,
+        clip_norm=s.finetune_clip_norm,
+        delta=s.finetune_delta,
+        examples_per_step=s.finetune_rows_per_unit,
+    )
     return FinetuneSpec(
         root=model.root,
         made_up=model.made_up,
         model_uri=model.output,
-        entities_uri=front["entities"].output,
+        entities_uri=entities.output,
+        plan=plan if private else None,
+        entity_types=tuple(sorted(set(s.entity_types.split(",")))) if private else (),
+        updates=s.finetune_updates if private else 0,
+        keep_checkpoints=s.keep_checkpoints,
+        time_box_minutes=s.time_box_minutes,
         epochs=s.finetune_epochs,
         batch_size=s.finetune_batch_size,
         learning_rate=s.finetune_learning_rate,
@@ -199,7 +216,8 @@ def _finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> 
     )
 
 
-def _exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> ExposureSpec:
+def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> ExposureSpec:
+    """Return the audit of a model."""
     return ExposureSpec(
         root=model.root,
         made_up=model.made_up,
@@ -213,17 +231,17 @@ def _exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Ex
 
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run."""
-    front = _front(settings, root)
+    front = front_half(settings, root)
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
     for mode in modes:
-        models[mode] = steps[f"{mode}_pretraining"] = _pretraining(settings, front, mode)
+        models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
     for mode, model in models.items():
-        steps[f"{mode}_finetuning"] = _finetuning(settings, front, model)
+        steps[f"{mode}_finetuning"] = finetuning(settings, front, model)
     for mode, model in models.items():
-        steps[f"{mode}_exposure"] = _exposure(settings, front, model)
-    steps["budget"] = _budget(steps.values())
+        steps[f"{mode}_exposure"] = exposure(settings, front, model)
+    steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,
         made_up=settings.made_up,
@@ -234,7 +252,7 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     return steps
 
 
-def _budget(steps: Iterable[StepSpec]) -> BudgetSpec:
+def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
     """Return the registration of all releases among the steps, each once."""
     charged = {spec.output: spec for spec in steps if is_charged(spec)}
     first = next(iter(charged.values()))
@@ -243,45 +261,6 @@ def _budget(steps: Iterable[StepSpec]) -> BudgetSpec:
 
 def is_charged(spec: StepSpec) -> TypeGuard[VocabularySpec | PretrainSpec | FinetuneSpec]:
     """Return whether a step releases something of private data with a guarantee."""
-    return isinstance(spec, VocabularySpec) or (isinstance(spec, PretrainSpec) and bool(spec.plan))
-
-
-def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
-    """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
-    job = settings.job(point)
-    front = _front(job, root)
-    model = _pretraining(job, front, "dp")
-    return {
-        "budget": sweep_budget(settings, root),
-        **front,
-        "dp_pretraining": model,
-        "dp_finetuning": _finetuning(job, front, model),
-        "dp_exposure": _exposure(job, front, model),
-    }
-
-
-def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
-    """Return the registration of a whole sweep: the vocabulary, and one training a point."""
-    jobs = [settings.job(point) for point in settings.points()]
-    fronts = [(job, _front(job, root)) for job in jobs]
-    trainings = [_pretraining(job, front, "dp") for job, front in fronts]
-    return _budget([fronts[0][1]["vocabulary"], *trainings])
-
-
-def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
-    """Return the spec of the sweep's last step."""
-    own = ("dp_pretraining", "dp_finetuning", "dp_exposure")
-    steps = {p.name: sweep_point_steps(settings, p, root) for p in settings.points()}
-    return SweepReportSpec(
-        root=root,
-        made_up=settings.made_up,
-        title="dp_sweep",
-        points={p.name: p.model_dump(mode="json") for p in settings.points()},
-        results={
-            name: {
-                task: spec.output for task, spec in point.items() if task in (*own, "vocabulary")
-            }
-            for name, point in steps.items()
-        },
-        settings=settings.model_dump(mode="json"),
-    )
+    if isinstance(spec, PretrainSpec | FinetuneSpec):
+        return spec.plan is not None
+    return isinstance(spec, VocabularySpec)

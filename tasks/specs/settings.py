@@ -14,11 +14,14 @@ from pydantic import ValidationError, field_validator, model_validator
 from tasks.specs.advanced_settings import AdvancedSettings
 from tasks.specs.data_settings import DataSettings
 from tasks.specs.fields import AUDIT, RUN, setting
+from tasks.specs.finetune_settings import FinetuneSettings
 from tasks.specs.privacy_settings import PrivacySettings
 from tasks.specs.training_settings import TrainingSettings
 
 
-class JobSettings(DataSettings, PrivacySettings, TrainingSettings, AdvancedSettings):
+class JobSettings(
+    DataSettings, PrivacySettings, TrainingSettings, AdvancedSettings, FinetuneSettings
+):
     """Everything `dp_bert` can be told. The defaults are the demo."""
 
     canary_patterns: str = setting(
@@ -72,6 +75,8 @@ class JobSettings(DataSettings, PrivacySettings, TrainingSettings, AdvancedSetti
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
+        if self.finetune_privacy == "dp" and self.entities_shown:
+            raise ValueError("finetune_privacy: public or made-up labels need no privacy")
         if self.first_batch_size:
             if self.first_batch_size > self.batch_size:
                 raise ValueError("first_batch_size is above batch_size")

@@ -140,11 +140,21 @@ class PretrainSpec(StepSpec):
 
 
 class FinetuneSpec(StepSpec):
-    """Fine-tune a model for entity extraction and score it by strict entity F1."""
+    """Fine-tune a model for entity extraction and score it by strict entity F1.
+
+    Charged where the labels are private and there is a plan.
+    """
+
+    unhashed: ClassVar[frozenset[str]] = frozenset({"keep_checkpoints", "time_box_minutes"})
 
     step: Literal["finetune"] = "finetune"
     model_uri: str
     entities_uri: str
+    plan: PrivacyPlan | None = None
+    entity_types: tuple[str, ...] = ()  # public; with a plan only
+    updates: int = 0  # with a plan; else epochs say it
+    keep_checkpoints: int = 2
+    time_box_minutes: float = 0.0
     epochs: int
     batch_size: int
     learning_rate: float

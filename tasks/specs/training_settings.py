@@ -67,10 +67,3 @@ class TrainingSettings(Frozen):
     public_learning_rate: float = setting(
         3e-3, TRAINING, "Public learning rate", "Peak, of AdamW.", gt=0, le=10
     )
-    finetune_epochs: int = setting(3, TRAINING, "Fine-tuning: epochs", "", ge=1, le=1000)
-    finetune_batch_size: int = setting(
-        32, TRAINING, "Fine-tuning: batch size", "Sentences.", ge=1, le=4096
-    )
-    finetune_learning_rate: float = setting(
-        5e-4, TRAINING, "Fine-tuning: learning rate", "", gt=0, le=10
-    )

@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from dp_core.bert.parameters import Bert
 from dp_core.bert.weights import save
+from dp_core.errors import BadInput
 from dp_core.ner.scoring import score
+from dp_core.ner.sentence import Sentence, tags_of_types
 from dp_core.privacy.labels import Dp, Operator
 from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.finetune import finetune
+from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.training.finetune import finetune, tag
+from dp_core.training.private_finetune import finetune_privately
+from dp_core.training.progress import Progress
 from dp_core.vocab import wordpiece
-from tasks.charging import record_operator_use
-from tasks.specs import FinetuneSpec
+from tasks.charging import charge, manifest, record_operator_use
+from tasks.plans import finetuning_plan, finetuning_recipe, planned_release
+from tasks.specs import FinetuneSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.entities import read_part
-from tasks.workbench import Answer, Workbench
+from tasks.storage import sha256_of
+from tasks.workbench import Answer, Input, Workbench, merged
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A fine-tuned model, what it makes of the test sentences, and its own charge, if any."""
+
+    model: Bert
+    predictions: list[tuple[str, ...]]
+    losses: list[float]
+    release: ReleaseRecord | None = None
 
 
 def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     """Train on the training part, tag the test part, score.
 
-    F1 of a released model on public labels is `dp`; of a model without privacy, or on private
-    labels (this training adds no noise), it is the operator's.
+    The model may be released if the one it began with may, and its labels are public or its
+    training was private. Its F1 is `dp` on public labels only: on private ones it is a function
+    of private sentences without noise, whatever the model is.
     """
     model = bench.input(spec.model_uri)
     entities = bench.input(spec.entities_uri)
+    public = bool(entities.facts["public"])
+    if public and spec.plan is not None:
+        raise BadInput("public labels need no privacy", where="finetune spec, plan")
+    tuned = (
+        _privately(spec, bench, model, entities)
+        if spec.plan
+        else _freely(spec, bench, model, entities)
+    )
+    releasable = (public or spec.plan is not None) and not model.facts["operator_only"]
+    label = Dp if releasable and public else Operator
+    for epoch, loss in enumerate(tuned.losses, 1):
+        bench.measure("finetuning_loss", label(loss), epoch)
+    scores = score([s.tags for s in read_part(entities.folder, "test")], tuned.predictions)
+    bench.measure("f1", label(scores.micro.f1))
+    bench.measure("precision", label(scores.micro.precision))
+    bench.measure("recall", label(scores.micro.recall))
+    for kind, own in scores.by_type.items():
+        bench.measure(f"f1/{kind}", label(own.f1))
+    save(tuned.model, bench.out, model.folder)
+    releases = merged([*model.result.releases, *([tuned.release] if tuned.release else [])])
+    if releasable:
+        write_statement(bench.out, releases, made_up=bench.made_up)
+    else:
+        write_operator_notice(bench.out)
+    types = sorted(scores.by_type) if public else list(spec.entity_types)
+    return Answer(
+        outputs={"model": ""},
+        releases=releases,
+        facts={"operator_only": not releasable, "entity_types": types},
+    )
+
+
+def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
+    """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
     if not entities.facts["public"]:
         record_operator_use(
             bench,
@@ -30,12 +85,10 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
             unit=PrivacyUnit(entities.facts["unit"]),
             reason="fine-tuning on private labels without privacy",
         )
-    releasable = entities.facts["public"] and not model.facts["operator_only"]
-    test = read_part(entities.folder, "test")
     outcome = finetune(
         model.folder,
         read_part(entities.folder, "train"),
-        test,
+        read_part(entities.folder, "test"),
         wordpiece.load(model.folder),
         epochs=spec.epochs,
         batch_size=spec.batch_size,
@@ -46,25 +99,59 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
         # In per cent: how many updates there are says how many sentences.
         progress=lambda done, total: bench.progress(100 * done // total, 100),
     )
-    label = Dp if releasable else Operator
-    for epoch, loss in enumerate(outcome.losses, 1):
-        bench.measure("finetuning_loss", label(loss), epoch)
-    scores = score([s.tags for s in test], outcome.predictions)
-    bench.measure("f1", label(scores.micro.f1))
-    bench.measure("precision", label(scores.micro.precision))
-    bench.measure("recall", label(scores.micro.recall))
-    for kind, own in scores.by_type.items():
-        bench.measure(f"f1/{kind}", label(own.f1))
-    save(outcome.model, bench.out, model.folder)
-    if releasable:
-        write_statement(bench.out, model.result.releases, made_up=bench.made_up)
-    else:
-        write_operator_notice(bench.out)
-    return Answer(
-        outputs={"model": ""},
-        releases=model.result.releases,
-        facts={
-            "operator_only": not releasable,
-            "entity_types": sorted(scores.by_type) if entities.facts["public"] else [],
-        },
+    return _Tuned(outcome.model, outcome.predictions, outcome.losses)
+
+
+def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
+    """Fine-tune by DP-SGD: reserve, train, settle."""
+    plan, recipe, planned = finetuning_plan(spec), finetuning_recipe(spec), planned_release(spec)
+    if planned.dataset != entities.facts["dataset"]:
+        raise BadInput("the labels are of another data set", where="finetune spec, plan")
+    content = manifest(
+        kind="finetune",
+        entities=entities.facts["digest"],
+        initial=sha256_of(model.folder / "model.safetensors"),
+        vocabulary=sha256_of(model.folder / "vocab.txt"),
+        plan=plan.to_json(),
+        recipe=recipe.identity(),
+        types=",".join(spec.entity_types),
+        max_length=spec.sequence_length,
+        seed=spec.seed,
+        device=spec.device,
     )
+    charged = charge(bench, **vars(planned), content=content)
+    # Only now may the labels be read.
+    bench.refuse_altered(entities)
+    train = read_part(entities.folder, "train")
+    tokenizer = wordpiece.load(model.folder)
+
+    def told(now: Progress) -> None:
+        bench.progress(now.update, now.updates)
+
+    trained = finetune_privately(
+        model.folder,
+        train,
+        tokenizer,
+        labels=tags_of_types(spec.entity_types),
+        units=_units(train, plan.unit),
+        plan=plan,
+        recipe=recipe,
+        seed=charged.seed,
+        manifest=content,
+        init_seed=spec.seed,
+        max_length=spec.sequence_length,
+        checkpoints=LocalFolder(bench.durable / f"checkpoints-{charged.entry.id}"),
+        device=spec.device,
+        progress=told,
+    )
+    release = charged.settle()
+    test = read_part(entities.folder, "test")
+    guesses = tag(trained, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
+    return _Tuned(trained, guesses, [], release)
+
+
+def _units(sentences: list[Sentence], unit: PrivacyUnit) -> list[str]:
+    """Return each sentence's unit: itself, or its document (of another patient each)."""
+    if unit is PrivacyUnit.EXAMPLE:
+        return [str(number) for number in range(len(sentences))]
+    return [sentence.document_id for sentence in sentences]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -65,13 +66,16 @@ ELSEWHERE = {
     "noise_shards", "noise_micro_steps",  # with per-draw noise only
     "clip_quantile",  # with adaptive clipping only
     "keep_checkpoints", "time_box_minutes",  # no weight depends on them
+    # with private fine-tuning only
+    "finetune_privacy", "entities_declared_units", "entity_types", "finetune_noise_multiplier",
+    "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - ELSEWHERE))
 def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
     """A setting that changed no hash would be answered with another setting's results."""
-    changed = {
+    changed: dict[str, dict[str, Any]] = {
         "private_format": {
             "private_format": "text", "private_path": "/x", "private_dataset": "notes"
         },
@@ -85,6 +89,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
+        "entities_unit": {"entities_unit": "example"},
         "jsonl_fields": {"jsonl_fields": "note,id,subject"},
         "sampling": {"sampling": "shuffled"},
         "noise_placement": {"noise_placement": "per-draw"},
@@ -103,6 +108,12 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
     assert before != after
 
 
+PRIVATE_LABELS: dict[str, Any] = {
+    "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y",
+    "finetune_privacy": "dp", "entities_declared_units": 100, "entity_types": "problem,drug",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("together", "changed"),
     [
@@ -110,15 +121,28 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         ({"noise_placement": "per-draw", "noise_shards": 2}, {"noise_micro_steps": 4}),
         ({"clipping": "adaptive"}, {"clip_quantile": 0.7}),
         ({"sampling": "truncated-poisson", "batch_cap": 300}, {"batch_cap": 400}),
+        (PRIVATE_LABELS, {"entities_declared_units": 200}),
+        (PRIVATE_LABELS, {"entity_types": "a,b,c"}),
+        (PRIVATE_LABELS, {"finetune_noise_multiplier": 2.0}),
+        (PRIVATE_LABELS, {"finetune_clip_norm": 2.0}),
+        (PRIVATE_LABELS, {"finetune_delta": 1e-5}),
+        (PRIVATE_LABELS, {"finetune_rows_per_unit": 2}),
+        (PRIVATE_LABELS, {"finetune_privacy": "none"}),
     ],
 )
 def test_settings_that_belong_together_change_the_training(
-    together: dict[str, object], changed: dict[str, object]
+    together: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     one, two = (
-        dp_bert_steps(JobSettings.model_validate(together | more), ROOT) for more in ({}, changed)
+        dp_bert_steps(JobSettings.model_validate(settings), ROOT)
+        for settings in (together, {**together, **changed})
     )
-    assert one["dp_pretraining"].digest() != two["dp_pretraining"].digest()
+    before, after = (
+        [steps[name].digest() for name in ("dp_pretraining", "dp_finetuning")]
+        for steps in (one, two)
+    )
+    assert before != after
+    assert one["public_finetuning"].digest() == two["public_finetuning"].digest()
     assert one["vocabulary"].digest() == two["vocabulary"].digest()
 
 
@@ -145,6 +169,9 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         ({"delta": 1e-3}, "declared_units"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
         ({"jsonl_fields": "text,id"}, "jsonl_fields"),
+        ({"finetune_privacy": "dp"}, "entity_types"),
+        (dict(PRIVATE_LABELS, entities_public=True), "need no privacy"),
+        (dict(PRIVATE_LABELS, finetune_batch_size=200), "entities_declared_units"),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_the_reason(

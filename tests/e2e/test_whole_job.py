@@ -101,6 +101,8 @@ def _settings(folder: Path) -> JobSettings:
         private_format="jsonl", private_path=str(folder / "notes.jsonl"), private_dataset="notes",
         entities_format="columns", entities_train=str(folder / "train.tsv"),
         entities_test=str(folder / "test.tsv"), synthetic_patients=50,
+        entities_dataset="labels", entities_unit="example", finetune_privacy="dp",
+        entities_declared_units=40, entity_types="problem", finetune_batch_size=20,
         declared_units=100, words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400,
         layers=1, hidden=64, sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
         public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
@@ -147,6 +149,7 @@ def finished(
         deployment.prepare()
         ledger = Ledger.open(deployment.ledger)
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
+        ledger.register_dataset("labels", PrivacyUnit.EXAMPLE, 200.0, 1e-4)
         settings = _settings(sources)
         done = Finished(deployment, settings, dp_bert_steps(settings, deployment.store), sources)
         for task in done.steps:
@@ -235,13 +238,19 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
 ) -> None:
     ledger = Ledger.open(finished.deployment.ledger)
     before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
-    # vocabulary and DP training as one plan; the operator's own: training without privacy, and
-    # three fine-tunings on private labels
+    # vocabulary and DP training as one plan; training without privacy is the operator's own
     assert [(state, accounted) for _, state, accounted in before] == [
         *[("settled", True)] * 2,
-        *[("settled", False)] * 4,
+        ("settled", False),
     ]
-    assert [e.whole_plan for e in ledger.history("notes")] == [True] * 2 + [False] * 4
+    assert [e.whole_plan for e in ledger.history("notes")] == [True, True, False]
+    # of the labels: one private fine-tuning, and two of the operator's own
+    labels = ledger.history("labels")
+    assert [(e.state, e.accounted) for e in labels] == [
+        ("settled", True),
+        *[("settled", False)] * 2,
+    ]
+    assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
     for task in ("budget", "vocabulary", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.said[task]
@@ -256,8 +265,15 @@ def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None
         assert statement["ledger_ids"] == ids
         words = (finished.output(task) / "PRIVACY.md").read_text()
         assert all(entry in words for entry in ids)
-    # Trained without privacy, or fine-tuned on private labels: the operator's alone.
-    for task in ("nonprivate_pretraining", "nonprivate_finetuning", "dp_finetuning"):
+    # Fine-tuned privately, on labels of a data set of their own: two guarantees, none added.
+    statement = json.loads(
+        (finished.output("dp_finetuning") / "privacy_statement.json").read_text()
+    )
+    assert (statement["dataset"], statement["private"]) == ("notes", True)
+    assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
+    assert len(statement["ledger_ids"]) == 3
+    # Trained without privacy, or fine-tuned on private labels as they are: the operator's alone.
+    for task in ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning"):
         statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
         assert statement["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.privacy.events import PoissonGaussian
+from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.units import PrivacyUnit
 from tasks import cli
 from tasks.deployment import Deployment
 
@@ -90,11 +94,56 @@ def test_the_next_runs_cost_is_told_beforehand(
     (tmp_path / "settings.json").write_text(
         json.dumps({"private_format": "text", "private_path": "/notes", "private_dataset": "notes"})
     )
-    words = ["ledger", "next-cost", "--settings", str(tmp_path / "settings.json"), "--json"]
+    words = ["ledger", "cost", "--settings", str(tmp_path / "settings.json"), "--json"]
     cheap = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=1")[1])
     dear = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
     assert cheap["fits"] and not dear["fits"]
     assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
+
+
+def test_a_run_that_was_registered_and_never_began_can_be_given_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
+) -> None:
+    words = "ledger register notes --unit patient --epsilon 8 --delta 1e-5 --order inf --json"
+    assert json.loads(_confide(monkeypatch, capsys, *words.split())[1])["renyi_order"] == "infinity"
+    event = PoissonGaussian.single(0.01, 2.0, 10)
+    Ledger.open(deployment.ledger).register_plan(
+        [Reservation("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
+    )
+    withdraw = ["ledger", "withdraw", "notes", "run-1", "--json"]
+    (gone,) = json.loads(_confide(monkeypatch, capsys, *withdraw)[1])
+    assert gone["state"] == "withdrawn"
+    left = json.loads(_confide(monkeypatch, capsys, "ledger", "remaining", "notes", "--json")[1])
+    assert (left["share"], left["unsettled"]) == (0, 0)
+    code, _, err = _confide(monkeypatch, capsys, *withdraw)
+    assert code == 2 and "no planned release" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [  # computed outside the project: n = 100k, B = 1024, 977 updates, σ = 1, δ = 1e-6
+        ("--sampling-rate 0.01024 --steps 977", 2.16),
+        ("--phase 0.01024 500 --phase 0.01024 477", 2.16),
+        ("--sampling-rate 0.01024 --steps 977 --sampling truncated-poisson --units 100000 "
+         "--cap 1152", 2.77),
+    ],
+)  # fmt: skip
+def test_epsilon_of_every_sampling_and_of_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    reference: float,
+) -> None:
+    common = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", "--group", "3", "--json"]
+    found = json.loads(_confide(monkeypatch, capsys, *common, *words.split())[1])
+    assert found["epsilon_pld"] == pytest.approx(reference, rel=0.01)
+    if "--phase" not in words:  # whose epochs are counted phase by phase
+        assert found["epsilon_unamplified"] == pytest.approx(19.4, rel=0.01)
+        assert found["epsilon_unamplified_replace_one"] == pytest.approx(49.3, rel=0.01)
+    epsilon, group = found["epsilon_pld"], found["group"]
+    assert group["epsilon"] == pytest.approx(3 * epsilon)
+    odds = math.exp(epsilon)
+    assert group["delta"] == pytest.approx(1e-6 * (1 + odds + odds**2))
 
 
 @pytest.mark.parametrize(
