@@ -1,0 +1,110 @@
+"""The one trainer on every objective: they learn, with privacy and without."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dp_core.bert.distil import student_of
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.parameters import Bert, fresh
+from dp_core.bert.weights import save
+from dp_core.errors import BadInput
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.training.evaluate import mlm_accuracy, perplexity
+from dp_core.training.objective import distillation
+from dp_core.training.pretrain import pretrain
+
+GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=1, heads=2, intermediate=32, max_positions=12)
+SEED = PrivacySeed.fixed(4)
+
+
+@pytest.fixture()
+def train(store, folder):
+    settings = {
+        "store": store,
+        "plan": None,
+        "seed": None,
+        "manifest": b"m",
+        "init_seed": 1,
+        "checkpoints": LocalFolder(folder),
+        "device": "cpu",
+        "progress": lambda p: None,
+    }
+    return lambda **changes: pretrain(**(settings | changes))
+
+
+def test_a_causal_model_learns_what_follows(train, store, recipe_of):
+    """An odd word follows its even one, and an even word is anybody's guess among 17."""
+    recipe = recipe_of(updates=250, batch_size=24, examples_per_step=1, micro_rows=24)
+    model = train(model=GPT2, recipe=recipe)
+    before = perplexity(fresh(GPT2, 1), store, seed=0)
+    assert perplexity(model, store, seed=0) < 1.3 * np.sqrt(17) < before / 4
+
+
+def test_a_causal_model_takes_private_steps_that_repeat_themselves(
+    train, plan_of, recipe_of, tmp_path
+):
+    models = [
+        train(
+            model=GPT2,
+            plan=plan_of(),
+            seed=SEED,
+            recipe=recipe_of(),
+            checkpoints=LocalFolder(tmp_path / str(i)),
+            device=device,
+        )
+        for i, device in enumerate(("cpu", "cpu", "mock-tpu:2"))
+    ]
+    for name, value in models[0].parameters.items():
+        np.testing.assert_array_equal(value, models[1].parameters[name])
+        np.testing.assert_allclose(value, models[2].parameters[name], atol=2e-3)
+        assert (value != fresh(GPT2, 1).parameters[name]).mean() > 0.9, name
+
+
+@pytest.fixture(scope="module")
+def teacher(config, store) -> Bert:
+    """A model that says 7, whatever it reads."""
+    model = fresh(config, 0)
+    model.parameters["mlm/norm/gain"][:] = 0
+    model.parameters["mlm/bias"][7] = 4.0
+    return model
+
+
+def test_a_student_comes_to_say_what_its_teacher_says(train, store, recipe_of, teacher):
+    recipe = recipe_of(updates=40, batch_size=24, examples_per_step=1, micro_rows=24)
+    student = train(
+        model=student_of(fresh(teacher.config, 5)),
+        recipe=recipe,
+        objective=distillation(teacher, share=1.0),
+    )
+    assert student.config.distilled
+    says_7 = partial(mlm_accuracy, store=store, seed=0)
+    assert says_7(student) == says_7(teacher) != says_7(fresh(student.config, 5))
+
+
+def test_a_student_learns_privately(train, plan_of, recipe_of, teacher, tmp_path):
+    objective = distillation(teacher, share=0.5)
+    start = student_of(fresh(teacher.config, 5))
+    save(start, tmp_path / "start")  # also from its folder
+    settings = {"plan": plan_of(), "seed": SEED, "recipe": recipe_of(), "objective": objective}
+    model = train(model=tmp_path / "start", **settings)
+    for name, value in model.parameters.items():
+        assert (value != start.parameters[name]).mean() > 0.9, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"share": 1.5}, "not a share"), ({"temperature": 0.0}, "not positive")],
+)
+def test_a_distillation_that_makes_no_sense_is_refused(teacher, changes, words):
+    with pytest.raises(BadInput, match=words):
+        distillation(teacher, **changes)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(train, recipe_of, teacher, config):
+    with pytest.raises(BadInput, match="different vocabularies"):
+        train(model=config.with_vocabulary(41), recipe=recipe_of(), objective=distillation(teacher))

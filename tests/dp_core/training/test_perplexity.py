@@ -1,0 +1,72 @@
+"""Perplexity of models whose answers are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.parameters import fresh
+from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.errors import BadInput
+from dp_core.training.evaluate import mlm_accuracy, perplexity
+from dp_core.training.objective import causal_examples
+
+LENGTH, WORDS = 12, 40
+
+
+@pytest.fixture()
+def model():
+    config = Gpt2Config.of_size(vocab_size=WORDS, hidden=16, layers=1, max_positions=LENGTH)
+    return fresh(config, 0)
+
+
+def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_pieces(model, store):
+    model.parameters["final_norm/gain"][:] = 0  # every logit is 0
+    assert perplexity(model, store, seed=0) == pytest.approx(WORDS, rel=1e-4)
+    for rows in (1, 5, 33):  # padding of the last batch counts for nothing
+        assert perplexity(model, store, seed=0, max_rows=rows) == pytest.approx(WORDS, rel=1e-4)
+
+
+def test_it_is_e_to_the_mean_over_pieces_not_over_rows(model, tmp_path):
+    """Words 7 and 8 have logits whatever is read; rows of different lengths."""
+    writer = TokenStoreWriter(tmp_path, LENGTH, WORDS)
+    writer.add_unit("a", [[2, 7, 7, 7, 7, 7, 3], [2, 8, 3]])
+    store = writer.finish()
+    model.parameters["final_norm/gain"][:] = 0
+    model.parameters["final_norm/bias"][:] = np.eye(16)[0]
+    model.parameters["embeddings/word"][:, 0] = 0
+    model.parameters["embeddings/word"][7, 0] = 3.0
+    norm = math.log(math.exp(3) + WORDS - 1)
+    expected = math.exp((5 * (norm - 3) + norm) / 6)
+    assert perplexity(model, store, seed=0) == pytest.approx(expected, rel=1e-4)
+    pieces = np.zeros(WORDS, np.bool_)
+    pieces[7] = True  # by words: only word 8 begins one
+    by_words = perplexity(model, store, seed=0, continuation=pieces)
+    assert by_words == pytest.approx(math.exp(5 * (norm - 3) + norm), rel=1e-4)
+
+
+def test_markers_and_unknown_pieces_are_read_but_not_asked(tmp_path):
+    writer = TokenStoreWriter(tmp_path, 8, WORDS)
+    writer.add_unit("a", [[2, 9, 1, 10, 3]])
+    made = causal_examples(writer.finish(), np.array([0]), np.zeros(1, np.uint64))
+    assert made.weights.tolist() == [[1, 0, 1, 0, 0, 0, 0]]
+    assert made.labels.tolist() == [[9, 0, 10, 0, 0, 0, 0]]
+    assert made.input_ids.tolist() == [[2, 9, 1, 10, 3, 0, 0, 0]]
+
+
+def test_nothing_asked_and_no_number_are_not_a_number(model, store, tmp_path):
+    writer = TokenStoreWriter(tmp_path, LENGTH, WORDS)
+    writer.add_unit("a", [[2, 1, 3]])
+    assert math.isnan(perplexity(model, writer.finish(), seed=0))
+    model.parameters["final_norm/bias"][:] = np.nan
+    assert math.isnan(perplexity(model, store, seed=0))
+
+
+def test_what_cannot_be_asked_is_refused(model, config, store):
+    with pytest.raises(BadInput, match="no perplexity"):
+        perplexity(fresh(config, 0), store, seed=0)
+    with pytest.raises(BadInput, match="no MLM accuracy"):
+        mlm_accuracy(model, store, seed=0)
