@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dp_core.corpus.growing_array import GrowingArray, open_array
 from dp_core.corpus.keyed_hash import digest64
 from dp_core.errors import BadInput
 
 _VERSION = 1
 _MARK, _TOKENS = "store.json", "tokens.bin"
 _FLUSH = 1 << 23  # bytes
+_CHECKED = 1 << 16  # values looked at together
 _ARRAYS = ("lengths", "unit_rows", "unit_keys")
 # What reading files that are not as they were written raises; NumPy parses a header as Python.
 _DAMAGED = (
@@ -82,7 +84,7 @@ class TokenStore:
             about = json.loads((folder / _MARK).read_text())
             if about["version"] != _VERSION:
                 raise ValueError("version")
-            arrays = {n: np.load(folder / f"{n}.npy", allow_pickle=False) for n in _ARRAYS}
+            arrays = {n: open_array(folder / f"{n}.npy") for n in _ARRAYS}
             _check(about, arrays)
             shape = (len(arrays["lengths"]), about["sequence_length"])
             tokens = _map(folder / _TOKENS, np.dtype(about["dtype"]), shape)
@@ -140,9 +142,10 @@ class TokenStoreWriter:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
         self._pending = bytearray()
         (self._folder / _TOKENS).write_bytes(b"")
-        self._lengths: list[int] = []
-        self._offsets: list[int] = [0]
-        self._keys: list[int] = []
+        self._lengths = GrowingArray(self._folder / "lengths.npy", np.int32)
+        self._offsets = GrowingArray(self._folder / "unit_rows.npy", np.int64)
+        self._keys = GrowingArray(self._folder / "unit_keys.npy", np.uint64)
+        self._offsets.extend([0])
 
     def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
         """Append a unit's rows; a unit without rows leaves no trace.
@@ -169,9 +172,9 @@ class TokenStoreWriter:
         self._pending += block.astype(self._dtype).tobytes()
         if len(self._pending) >= _FLUSH:
             self._flush()
-        self._lengths += lengths
-        self._offsets.append(self._offsets[-1] + len(rows))
-        self._keys.append(digest64(self._key, "unit", unit_id))
+        self._lengths.extend(lengths)
+        self._offsets.extend([len(self._lengths)])
+        self._keys.extend([digest64(self._key, "unit", unit_id)])
 
     def finish(self) -> TokenStore:
         """Complete the store and open it.
@@ -180,15 +183,12 @@ class TokenStoreWriter:
             BadInput: no unit had a row.
         """
         self._flush()
-        if not self._lengths:
+        columns = (self._lengths, self._offsets, self._keys)
+        if not len(self._lengths):
+            for column in columns:
+                column.discard()
             raise BadInput("there is no text", where="token store", fix="Check the corpus.")
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "lengths": np.array(self._lengths, np.int32),
-            "unit_rows": np.array(self._offsets, np.int64),
-            "unit_keys": np.array(self._keys, np.uint64),
-        }
-        for name, array in arrays.items():
-            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+        arrays = [column.finish() for column in columns]
         shape = (len(self._lengths), self._length)
         tokens = _map(self._folder / _TOKENS, self._dtype, shape)
         about = {
@@ -196,7 +196,7 @@ class TokenStoreWriter:
             "sequence_length": self._length,
             "vocabulary_size": self._vocabulary,
             "dtype": self._dtype.str,
-            "digest": _digest(self._length, self._vocabulary, tokens, *arrays.values()),
+            "digest": _digest(self._length, self._vocabulary, tokens, *arrays),
         }
         mark = self._folder / f"{_MARK}.partial"
         mark.write_text(json.dumps(about) + "\n")
@@ -221,13 +221,19 @@ def _check(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
     if about["dtype"] not in ("<u2", "<u4") or not isinstance(about["digest"], str):
         raise ValueError("words")
     lengths, rows, keys = (arrays[name] for name in _ARRAYS)
-    if (lengths.dtype, rows.dtype, keys.dtype) != (np.int32, np.int64, np.uint64):
+    if [a.dtype.str for a in (lengths, rows, keys)] != ["<i4", "<i8", "<u8"]:
         raise ValueError("types")
     if {lengths.ndim, rows.ndim, keys.ndim} != {1} or len(rows) != len(keys) + 1:
         raise ValueError("shapes")
-    whole = rows[0] == 0 and rows[-1] == len(lengths) and bool((np.diff(rows) > 0).all())
-    if not whole or lengths.min() < 1 or lengths.max() > sizes[0]:
+    if rows[0] != 0 or rows[-1] != len(lengths):
         raise ValueError("rows")
+    for start in range(0, len(lengths), _CHECKED):  # in parts: memory stays flat
+        part = lengths[start : start + _CHECKED]
+        if part.min() < 1 or part.max() > sizes[0]:
+            raise ValueError("lengths")
+    for start in range(0, len(keys), _CHECKED):
+        if not (np.diff(rows[start : start + _CHECKED + 1]) > 0).all():
+            raise ValueError("units")
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
@@ -240,6 +246,7 @@ def _digest(length: int, vocabulary: int, *arrays: npt.NDArray[Any]) -> str:
     h = hashlib.sha256(f"token store {_VERSION} {length} {vocabulary}".encode())
     for array in arrays:
         h.update(f"{array.dtype.str}{array.shape}".encode())
-        for start in range(0, len(array), 1 << 16):
-            h.update(np.ascontiguousarray(array[start : start + (1 << 16)]).tobytes())
+        step = max(1, _FLUSH // max(1, array[:1].nbytes))
+        for start in range(0, len(array), step):
+            h.update(np.ascontiguousarray(array[start : start + step]).data)
     return h.hexdigest()

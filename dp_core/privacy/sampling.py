@@ -31,7 +31,7 @@ from dp_core.privacy.samplings import (
 from dp_core.privacy.seeds import PrivacySeed
 
 Indices = NDArray[np.int64]
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # units looked at together: memory is flat, the stream of words the same
 _WORD = 1 << 64
 
 
