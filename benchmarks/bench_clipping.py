@@ -1,6 +1,7 @@
 """What privacy costs a training step: engines side by side, interleaved in one run.
 
-    make bench        (or: python benchmarks/bench_clipping.py [--rounds N] [--models 4x256,12x768])
+    make bench            (or: python benchmarks/bench_clipping.py [--rounds N] [--models 4x256])
+    make bench-opacus     the same with Opacus' ghost clipping beside it
 
 Writes benchmarks/results/clipping.json: per model and engine the median seconds of a step (wall
 and CPU), the ratio to the non-private step of the same round (median over rounds), rows per second
@@ -16,13 +17,13 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,9 +31,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from cases import CASES, Case  # noqa: E402
+from memory import PeakMemory  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
 
 from dp_core.bert.config import BertConfig  # noqa: E402
 from dp_core.bert.parameters import fresh  # noqa: E402
+from dp_core.privacy.clipping.engines import ENGINES  # noqa: E402
 from dp_core.privacy.seeds import PrivacySeed  # noqa: E402
 from dp_core.training.adamw import AdamW  # noqa: E402
 from dp_core.training.devices import strategy_for  # noqa: E402
@@ -40,62 +46,48 @@ from dp_core.training.rows import MicroBatch  # noqa: E402
 from dp_core.training.trainer import Clipping, Trainer  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "clipping.json"
-PRIVATE, ORDINARY = "book-keeping", "non-private"
+ORDINARY, FAST = "non-private", ENGINES[0]
+OPACUS = ROOT / ".venv" / "bench" / "bin" / "python"
 SEED = PrivacySeed.fixed(0)
+WARM_UP, SLOW_ROUNDS = 2, 3
+Figures = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model and a micro-batch."""
-
-    config: BertConfig
-    units: int
-    rows_per_unit: int
-    length: int
-    predictions: int
-
-    @property
-    def rows(self) -> int:
-        return self.units * self.rows_per_unit
-
-
-def case(layers: int, hidden: int, words: int, units: int, rows: int, length: int, k: int) -> Case:
-    config = BertConfig.of_size(vocab_size=words, hidden=hidden, layers=layers)
-    return Case(config, units, rows, length, k)
-
-
-CASES = {
-    "2x128": case(2, 128, 4096, 32, 2, 64, 10),  # the demo's
-    "4x256": case(4, 256, 8192, 32, 1, 128, 20),
-    "12x768": case(12, 768, 30522, 4, 1, 128, 20),
-}
-
-
-def trainer_of(engine: str, config: BertConfig) -> Trainer:
-    clipping = Clipping(1.0, 1.0) if engine == PRIVATE else None
-    parameters = fresh(config, 0).parameters
-    return Trainer(strategy_for("cpu"), config, parameters, AdamW(0.9, 0.999, 0.01), clipping)
-
-
-def batch_of(c: Case) -> MicroBatch:
-    rng = np.random.default_rng(0)
-    rows, places = (c.units, c.rows_per_unit), (c.units, c.rows_per_unit, c.predictions)
-    return MicroBatch(
-        rng.integers(0, c.config.vocab_size, (*rows, c.length)).astype(np.int32),
-        np.full(rows, c.length, np.int32),
-        rng.integers(0, c.length, places).astype(np.int32),
-        rng.integers(0, c.config.vocab_size, places).astype(np.int32),
-        np.ones(places, np.float32),
-        np.full(rows, 1 / c.rows_per_unit, np.float32),
+def trainer_of(engine: str, c: Case) -> Trainer:
+    config = BertConfig.of_size(vocab_size=c.words, hidden=c.hidden, layers=c.layers)
+    private = {} if engine == ORDINARY else {"engine": engine}
+    return Trainer(
+        strategy_for("cpu"),
+        config,
+        fresh(config, 0).parameters,
+        AdamW(0.9, 0.999, 0.01),
+        Clipping(1.0, 1.0) if private else None,
+        **private,
     )
 
 
-def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> dict[str, float]:
+def batch_of(c: Case, real: int) -> MicroBatch:
+    """Return a batch of which the first `real` units are there, the others padding."""
+    rng = np.random.default_rng(0)
+    rows, places = (c.units, c.rows_per_unit), (c.units, c.rows_per_unit, c.predictions)
+    shares = np.full(rows, 1 / c.rows_per_unit, np.float32)
+    shares[real:] = 0
+    return MicroBatch(
+        rng.integers(0, c.words, (*rows, c.length)).astype(np.int32),
+        np.full(rows, c.length, np.int32),
+        rng.integers(0, c.length, places).astype(np.int32),
+        rng.integers(0, c.words, places).astype(np.int32),
+        np.ones(places, np.float32),
+        shares,
+    )
+
+
+def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> Figures:
     """Make one update; return wall and CPU seconds of its two halves (on a CPU, calls wait)."""
-    keys = trainer.noise.keys(SEED, b"benchmark", t, 1) if private else None
     at = [(time.perf_counter(), time.process_time())]
     trainer.add(batch)
     at.append((time.perf_counter(), time.process_time()))
+    keys = trainer.noise.keys(SEED, b"benchmark", t, 1) if private else None
     trainer.move(t=t, rate=1e-6, divisor=32.0, keys=keys)
     at.append((time.perf_counter(), time.process_time()))
     return {
@@ -106,74 +98,127 @@ def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> dict[str
     }
 
 
-def side_by_side(c: Case, rounds: int) -> dict[str, dict[str, float]]:
-    """Alternate the engines, so that whatever else the machine does hits both."""
-    batch = batch_of(c)
-    trainers = {engine: trainer_of(engine, c.config) for engine in (ORDINARY, PRIVATE)}
-    seconds: dict[str, list[dict[str, float]]] = {engine: [] for engine in trainers}
-    for t in range(rounds + 2):
+def side_by_side(c: Case, engines: Sequence[str], rounds: int) -> dict[str, Figures]:
+    """Alternate the engines with the ordinary step: what else the machine does hits both."""
+    trainers = {engine: trainer_of(engine, c) for engine in (ORDINARY, *engines)}
+    seconds: dict[str, list[Figures]] = {engine: [] for engine in trainers}
+    for t in range(rounds + WARM_UP):
+        batch = batch_of(c, c.units if t >= WARM_UP else t * c.units // 2)
         for engine, trainer in trainers.items():
-            timed = step(trainer, batch, engine == PRIVATE, t)
-            if t >= 2:  # the first trace and warm up
+            timed = step(trainer, batch, engine != ORDINARY, t)
+            if t >= WARM_UP:
                 seconds[engine].append(timed)
-    out: dict[str, dict[str, float]] = {}
+    out: dict[str, Figures] = {}
     for engine, own in seconds.items():
         out[engine] = {f"{k}_seconds": statistics.median(s[k] for s in own) for k in own[0]}
         out[engine]["rows_per_second"] = c.rows / out[engine]["update_seconds"]
         for kind in own[0]:
             pairs = zip(own, seconds[ORDINARY], strict=True)
             out[engine][f"{kind}_ratio"] = statistics.median(a[kind] / b[kind] for a, b in pairs)
-        traces = trainers[engine]._add.experimental_get_tracing_count()
-        out[engine]["compilations"] = traces
+        out[engine]["compilations"] = trainers[engine].compilations
     return out
 
 
-def peak_memory(name: str, engine: str) -> float:
-    """Return the peak resident memory, in MiB, of a process that makes three updates."""
-    command = [sys.executable, __file__, "--peak", name, engine]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return float(output.split()[-1])
+def peak_memory(name: str, engine: str) -> Figures:
+    """Measure three updates in a process of their own."""
+    answer = subprocess.run(
+        [sys.executable, __file__, "--peak", name, engine],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(answer.stdout.splitlines()[-1]))
 
 
 def print_peak(name: str, engine: str) -> None:
     c = CASES[name]
-    trainer, batch = trainer_of(engine, c.config), batch_of(c)
+    trainer, batch = trainer_of(engine, c), batch_of(c, c.units)
+    memory = PeakMemory()
     for t in range(3):
-        step(trainer, batch, engine == PRIVATE, t)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        step(trainer, batch, engine != ORDINARY, t)
+    print(json.dumps(memory.figures()))
+
+
+def opacus(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
+    """Return the figures of PyTorch's own step and of Opacus', from their environment."""
+
+    def ask(*words: str) -> Any:
+        command = [OPACUS, ROOT / "benchmarks" / "opacus_ghost.py", *words]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(answer.stdout.splitlines()[-1])
+
+    out: dict[str, Figures] = ask("times", name, str(rounds))
+    for engine, own in out.items():
+        if with_memory:
+            own.update(ask("peak", name, engine))
+    return out
+
+
+def measure(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
+    c = CASES[name]
+    results = side_by_side(c, [FAST], rounds)
+    for engine in ENGINES[1:]:  # many times slower, so fewer rounds, each beside its own ordinary
+        results[engine] = side_by_side(c, [engine], min(rounds, SLOW_ROUNDS))[engine]
+    if with_memory:
+        for engine, own in results.items():
+            own.update(peak_memory(name, engine))
+    if OPACUS.exists():
+        results |= opacus(name, min(rounds, 2 * SLOW_ROUNDS), with_memory)
+    else:
+        print("Opacus is left out: no .venv/bench. `make bench-opacus` sets it up.", flush=True)
+    if with_memory:
+        for engine, own in results.items():
+            base = results["pytorch non-private" if "opacus" in engine else ORDINARY]
+            for field in ("peak", "step"):
+                own[f"{field}_memory_ratio"] = own[f"{field}_mib"] / base[f"{field}_mib"]
+    return results
+
+
+def show(name: str, results: dict[str, Figures]) -> None:
+    columns = {
+        "sum_ratio": "sum ×",
+        "update_ratio": "update ×",
+        "update_cpu_ratio": "CPU ×",
+        "update_seconds": "seconds",
+        "rows_per_second": "rows/s",
+        "peak_mib": "peak MiB",
+        "peak_memory_ratio": "peak ×",
+        "step_memory_ratio": "step's memory ×",
+        "compilations": "compilations",
+    }
+    table = Table("engine", *columns.values(), title=name)
+    for engine, own in results.items():
+        cells = (f"{own[key]:.4g}" if key in own else "–" for key in columns)
+        table.add_row(engine, *cells)
+    Console(width=130).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--models", default="2x128,4x256,12x768")
+    parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--peak", nargs=2, metavar=("MODEL", "ENGINE"))
     told = parser.parse_args()
     if told.peak:
         print_peak(*told.peak)
         return
-    results = {}
-    for name in told.models.split(","):
-        results[name] = side_by_side(CASES[name], told.rounds)
-        for engine, own in results[name].items():
-            if not told.no_memory:
-                own["peak_mib"] = peak_memory(name, engine)
-                own["peak_ratio"] = own["peak_mib"] / results[name][ORDINARY]["peak_mib"]
-            figures = ", ".join(f"{k} {v:.4g}" for k, v in own.items())
-            print(f"{name} {engine}: {figures}", flush=True)
-    about = {
+    about: dict[str, Any] = {
         "command": "make bench",
         "rounds": told.rounds,
         "machine": {"cpus": os.cpu_count(), "processor": platform.machine()},
-        "load_before": os.getloadavg()[0],
         "tensorflow": tf.__version__,
-        "cases": {n: {"rows": CASES[n].rows, "length": CASES[n].length} for n in results},
-        "results": results,
+        "load_before": os.getloadavg()[0],
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(about, indent=2) + "\n")
-    print(f"written: {RESULT.relative_to(ROOT)}")
+    results = {}
+    for name in told.models.split(","):
+        results[name] = measure(name, told.rounds, not told.no_memory)
+        show(name, results[name])
+    about["cases"] = {name: vars(CASES[name]) for name in results}
+    told.output.parent.mkdir(exist_ok=True)
+    told.output.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
+    print(f"written: {told.output}")
 
 
 if __name__ == "__main__":

@@ -112,6 +112,11 @@ class Trainer:
         """Number of devices that share a micro-batch."""
         return int(self._strategy.num_replicas_in_sync)
 
+    @property
+    def compilations(self) -> int:
+        """Number of traces of the gradient sum: 1, whatever the batches' realised sizes."""
+        return int(self._add.experimental_get_tracing_count())
+
     def add(self, batch: MicroBatch, clip_norm: float | None = None) -> None:
         """Add a micro-batch's gradients to the accumulators, its units dealt to the devices.
 
