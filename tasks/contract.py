@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
 import os
@@ -131,6 +132,11 @@ def fault_line(error: BaseException) -> str:
 
     A library's message may quote what it read, and what it read may be private.
     """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "the disk is full. Make room where CONFIDE_HOME and CONFIDE_STORE are, and try again: "
+            "what is done stays done."
+        )
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).is_relative_to(CHECKOUT) and ".venv" not in frame.filename:

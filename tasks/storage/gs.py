@@ -18,11 +18,20 @@ def _client() -> Any:
         # The client announces the end of Python 3.11, and optional packages, in every process.
         warnings.simplefilter("ignore")
         from google.auth.credentials import AnonymousCredentials
+        from google.auth.exceptions import DefaultCredentialsError
         from google.cloud import storage
 
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(project="confide", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
-    return storage.Client()  # credentials by the standard ways only
+    try:
+        return storage.Client()  # credentials by the standard ways only
+    except DefaultCredentialsError:
+        raise BadInput(
+            "no Google credentials",
+            where="storage",
+            fix="Run as a service account (Workload Identity), set GOOGLE_APPLICATION_CREDENTIALS, "
+            "or log in with `gcloud auth application-default login`.",
+        ) from None
 
 
 class GoogleStorageBackend:

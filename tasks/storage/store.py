@@ -140,7 +140,7 @@ class Store:
             folder = self._backend.path(key)
             for name, expected in checksums.items():
                 file = self._backend.path(f"{key}/{name}")
-                if not file.is_file() or file.stat().st_size != expected["bytes"]:
+                if not file.is_file() or sha256_of(file) != expected["sha256"]:
                     raise _damaged(uri, name)
             return folder
         return self._download(key, uri, checksums)

@@ -1,0 +1,282 @@
+"""One contract for every place that keeps files: whole or not at all, streamed, checked, and full.
+
+The `gs` half is the real google-cloud-storage client against an emulator in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dp_core.errors import BadInput
+from tasks.storage import Store
+from tasks.storage.backend import Backend, Missing
+from tasks.storage.gs import CHUNK
+from tasks.storage.uris import backend_for
+
+CHECKOUT = Path(__file__).parents[2]
+MIB = 1 << 20
+# An emulator on disk, so that nothing large is held in anybody's memory but the client's.
+EMULATOR = """
+import sys
+from gcp_storage_emulator.server import create_server
+create_server("127.0.0.1", int(sys.argv[1]), in_memory=False, default_bucket="contract").run()
+"""
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an emulator in a process of its own, which also survives clients' deaths."""
+    pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"STORAGE_BASE": str(tmp_path_factory.mktemp("emulator")), "STORAGE_DIR": "objects"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", EMULATOR, str(port)],
+        env={**os.environ, **place},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 60
+        while not answers(port) and time.monotonic() < until:
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["local", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The root of an empty place of each kind."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("emulator"))
+    return f"gs://contract/{tmp_path.name}"
+
+
+@pytest.fixture
+def backend(root: str) -> Backend:
+    return backend_for(root)
+
+
+def large_file(folder: Path, size: int) -> Path:
+    file = folder / "large"
+    with file.open("wb") as stream:
+        for number in range(size // MIB):
+            stream.write(number.to_bytes(4, "big") * (MIB // 4))
+    return file
+
+
+def test_what_is_put_is_what_is_got(backend: Backend, tmp_path: Path) -> None:
+    for size in (0, 1, MIB):
+        source = tmp_path / f"source-{size}"
+        source.write_bytes(os.urandom(size))
+        backend.put(source, f"a folder/σ/{size}")
+        backend.get(f"a folder/σ/{size}", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+    assert backend.sizes("a folder") == {
+        "a folder/σ/0": 0,
+        "a folder/σ/1": 1,
+        f"a folder/σ/{MIB}": MIB,
+    }
+
+
+def test_a_folder_is_not_its_neighbour(backend: Backend) -> None:
+    backend.write("step/one/x", b"1")
+    backend.write("step/one-more/x", b"22")
+    assert backend.sizes("step/one") == {"step/one/x": 1}
+
+
+def test_what_is_not_there_is_missing(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(Missing):
+        backend.read("nothing")
+    with pytest.raises(Missing):
+        backend.get("nothing", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    assert backend.sizes("nothing") == {}
+    backend.delete("nothing")
+
+
+def test_what_is_deleted_is_gone(backend: Backend) -> None:
+    backend.write("x", b"1")
+    backend.delete("x")
+    with pytest.raises(Missing):
+        backend.read("x")
+
+
+@pytest.mark.parametrize("change", [b"x", b"", b"more than there was"])
+def test_every_change_of_a_published_file_is_seen(root: str, tmp_path: Path, change: bytes) -> None:
+    store = Store(root, tmp_path / "cache")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "weights").write_bytes(b"w")
+    store.publish(tmp_path / "made", f"{root}/step/one")
+    store.write(f"{root}/step/one/weights", change)
+    with pytest.raises(BadInput, match="weights is missing or damaged"):
+        store.local_copy(f"{root}/step/one")
+
+
+MEASURE = f"""
+import resource, sys
+sys.path.insert(0, {str(CHECKOUT)!r})
+from pathlib import Path
+from tasks.storage.uris import backend_for
+root, small, large, copy = sys.argv[1], *map(Path, sys.argv[2:])
+backend = backend_for(root)
+peaks = []
+for file in (small, large):
+    backend.put(file, file.name)
+    backend.get(file.name, copy)
+    assert copy.stat().st_size == file.stat().st_size
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+print(peaks[1] - peaks[0])
+"""
+
+
+def test_large_files_pass_through_little_memory(root: str, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(os.urandom(CHUNK + 1))  # in parts as well
+    large = large_file(tmp_path, 8 * CHUNK)
+    words = [sys.executable, "-c", MEASURE, root, tmp_path / "small", large, tmp_path / "copy"]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    grown = int(answer.stdout)
+    assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
+
+
+UPLOAD = f"""
+import sys
+sys.path.insert(0, {str(CHECKOUT)!r})
+from pathlib import Path
+from tasks.storage.uris import backend_for
+backend = backend_for(sys.argv[1])
+print("begins", flush=True)
+for number in range(10**6):
+    backend.put(Path(sys.argv[2]), "object")
+"""
+
+
+def test_an_upload_that_is_killed_leaves_what_was_there(
+    backend: Backend, root: str, tmp_path: Path
+) -> None:
+    """`kill -9` at several moments of uploading again and again: never a part of an object."""
+    elsewhere = Path("/dev/shm")  # noqa: S108 - another disk: a file there cannot be linked in
+    source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
+    old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
+    source.write_bytes(new)
+    backend.write("object", old)
+    try:
+        for moment in range(4 if root.startswith("gs") else 8):
+            process = subprocess.Popen(
+                [sys.executable, "-c", UPLOAD, root, str(source)], stdout=subprocess.PIPE
+            )
+            with process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                time.sleep(0.01 + 0.03 * moment)
+                process.send_signal(signal.SIGKILL)
+            found = backend.read("object")
+            assert found in (old, new)
+            assert backend.sizes("") == {"object": len(found)}
+            backend.write("object", old)
+    finally:
+        source.unlink()
+
+
+# --- credentials
+
+
+def test_credentials_come_by_the_standard_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "somewhere")
+    user = {"type": "authorized_user", "client_id": "a", "client_secret": "b"}
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text(json.dumps({**user, "refresh_token": "standard"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    client = backend_for("gs://bucket/x")._bucket.client  # type: ignore[attr-defined]
+    assert client._credentials.refresh_token == "standard"
+    assert client.project == "somewhere"
+
+
+def test_no_credentials_are_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    with pytest.raises(BadInput, match="no Google credentials") as raised:
+        backend_for("gs://bucket/x")
+    assert "\n" not in str(raised.value)
+
+
+# --- a disk that is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("SKIPPED, no full disk is tried: only root can make a small one")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_shows_no_part_of_a_file(small_disk: Path, tmp_path: Path) -> None:
+    backend = backend_for(str(small_disk / "store"))
+    backend.write("object", b"old")
+    large = large_file(tmp_path, MIB)
+    for attempt in (lambda: backend.put(large, "object"), lambda: backend.write("new", b"x" * MIB)):
+        with pytest.raises(OSError, match="No space left"):
+            attempt()
+    assert backend.sizes("") == {"object": 3}
+    assert backend.read("object") == b"old"
+    assert not [f for f in small_disk.rglob("*") if f.name.endswith(".partial")]
+
+
+def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    from tasks.specs import JobSettings, dp_bert_steps
+
+    store = small_disk / "store"
+    settings = JobSettings(synthetic_patients=400, declared_units=400)
+    spec = dp_bert_steps(settings, str(store))["private_corpus"]
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    words = [sys.executable, "-m", "tasks", spec.step, "--spec", str(tmp_path / "spec.json")]
+    environment = {**os.environ, "CONFIDE_STORE": str(store), "CONFIDE_HOME": str(tmp_path / "h")}
+
+    def step() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+        )
+
+    answer = step()
+    last = answer.stderr.strip().splitlines()[-1]
+    assert answer.returncode == 1
+    assert "the disk is full" in last
+    assert "Traceback" not in answer.stderr
+    assert not list(store.rglob("result.json"))
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    assert step().returncode == 0
+    assert list(store.rglob("result.json"))
