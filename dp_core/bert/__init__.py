@@ -1,1 +1,1 @@
-"""BERT in plain TensorFlow operations: parameters by name, a forward pass, heads, weight files."""
+"""BERT, DistilBERT and GPT-2 in plain TensorFlow: named parameters, forward passes, weight files."""
