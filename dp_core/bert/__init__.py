@@ -1,1 +1,1 @@
-"""BERT, DistilBERT and GPT-2 in plain TensorFlow: named parameters, forward passes, weight files."""
+"""BERT, DistilBERT and GPT-2 in plain TensorFlow: named arrays, forward passes, weight files."""
