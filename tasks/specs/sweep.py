@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from tasks.specs.base import StepSpec
 from tasks.specs.job import budget_of, exposure, finetuning, front_half, pretraining
-from tasks.specs.steps import BudgetSpec, SweepReportSpec
-from tasks.specs.sweep_settings import SweepPoint, SweepSettings
+from tasks.specs.settings import JobSettings
+from tasks.specs.steps import BudgetSpec, PretrainSpec, SelectSpec, SweepReportSpec
+from tasks.specs.sweep_settings import CHOSEN, SweepPoint, SweepSettings
+
+OWN = ("dp_pretraining", "dp_finetuning", "dp_exposure")
 
 
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
-    job = settings.job(point)
-    front = front_half(job, root)
-    model = pretraining(job, front, "dp")
-    return {
-        "budget": sweep_budget(settings, root),
-        **front,
-        "dp_pretraining": model,
-        "dp_finetuning": finetuning(job, front, model),
-        "dp_exposure": exposure(job, front, model),
-    }
+    return {"budget": sweep_budget(settings, root), **_point(settings, point, root)}
 
 
 def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
-    """Return the registration of a whole sweep: the vocabulary, and one training a point."""
-    jobs = [settings.job(point) for point in settings.points()]
-    fronts = [(job, front_half(job, root)) for job in jobs]
-    trainings = [(job, front, pretraining(job, front, "dp")) for job, front in fronts]
-    tunings = [finetuning(job, front, model) for job, front, model in trainings]
-    return budget_of([fronts[0][1]["vocabulary"], *(model for *_, model in trainings), *tunings])
+    """Return the registration of a whole sweep: the vocabulary, and what each point releases."""
+    steps = [_point(settings, point, root) for point in settings.points()]
+    return budget_of(
+        [steps[0]["vocabulary"], *(point[task] for task in OWN[:2] for point in steps)]
+    )
 
 
 def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
     """Return the spec of the sweep's last step."""
-    own = ("dp_pretraining", "dp_finetuning", "dp_exposure")
-    steps = {p.name: sweep_point_steps(settings, p, root) for p in settings.points()}
+    steps = {p.name: _point(settings, p, root) for p in settings.points()}
     return SweepReportSpec(
         root=root,
         made_up=settings.made_up,
@@ -42,9 +34,36 @@ def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
         points={p.name: p.model_dump(mode="json") for p in settings.points()},
         results={
             name: {
-                task: spec.output for task, spec in point.items() if task in (*own, "vocabulary")
+                task: spec.output for task, spec in point.items() if task in (*OWN, "vocabulary")
             }
             for name, point in steps.items()
         },
         settings=settings.model_dump(mode="json"),
+    )
+
+
+def _point(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
+    job = settings.job(settings.grid()[0] if point == CHOSEN else point)
+    front = front_half(job, root)
+    model: PretrainSpec | SelectSpec = pretraining(job, front, "dp")
+    if point == CHOSEN:
+        model = _selection(settings, job, front)
+    return {
+        **front,
+        "dp_pretraining": model,
+        "dp_finetuning": finetuning(job, front, model),
+        "dp_exposure": exposure(job, front, model),
+    }
+
+
+def _selection(settings: SweepSettings, job: JobSettings, front: dict[str, StepSpec]) -> SelectSpec:
+    jobs = [settings.job(point) for point in settings.grid()]
+    candidates = tuple(pretraining(one, front, "dp") for one in jobs)
+    return SelectSpec(
+        root=candidates[0].root,
+        made_up=job.made_up,
+        candidates=candidates,
+        law=settings.selection_law,
+        mean=settings.selection_mean,
+        delta=job.delta,
     )
