@@ -44,6 +44,7 @@ from tasks.tracker import Tracker
 from tasks.workbench import RESULT, Answer, Workbench, read_result
 
 STOPPED = 143
+_UNTIMED = ("select",)  # how long it took would say how many trainings there were
 GRACE = 4.0  # seconds that a stopped step has to end by itself
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 _READERS = ("corpus", "entities")  # the steps that read files which others may change
@@ -134,8 +135,8 @@ def fault_line(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "the disk is full. Make room where CONFIDE_HOME and CONFIDE_STORE are, and try again: "
-            "what is done stays done."
+            f"the disk is full ({os.strerror(error.errno)}). Make room where CONFIDE_HOME and "
+            "CONFIDE_STORE are, and try again: what is done stays done."
         )
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
@@ -170,7 +171,7 @@ def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:
             "artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts],
             "model": answer.model,
         },
-        seconds=round(time.monotonic() - started, 3),
+        seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
         versions=_versions(),
     )
     bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
