@@ -14,6 +14,7 @@ from dp_core.errors import BadInput
 
 HEAD_WIDTH = 64  # the width of an attention head, at every published size of BERT and GPT-2
 _LARGEST, _DEEPEST = 10_000_000, 1000  # beyond these a config.json is damaged, and not a model
+_MOST_TYPES = 1000
 _DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
 
 
@@ -56,6 +57,8 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         check_shape(self)
+        if type(self.type_vocab) is not int or not 0 <= self.type_vocab <= _MOST_TYPES:
+            raise BadInput(f"type_vocab is {self.type_vocab!r}", where="model")
         if self.distilled and self.layer_norm_epsilon != _DISTILBERT_EPSILON:
             raise BadInput(
                 f"layer_norm_epsilon is {self.layer_norm_epsilon}",

@@ -74,7 +74,7 @@ class Gpt2Config:
                 hidden=config["n_embd"],
                 layers=config["n_layer"],
                 heads=config["n_head"],
-                intermediate=config.get("n_inner") or 4 * config["n_embd"],
+                intermediate=_inner(config),
                 max_positions=config["n_positions"],
                 layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
                 initializer_range=config.get("initializer_range", 0.02),
@@ -112,5 +112,12 @@ class Gpt2Config:
         }
 
 
-def _or(piece: int | None, otherwise: int) -> int:
-    return otherwise if piece is None else piece
+def _inner(config: Mapping[str, Any]) -> Any:
+    """Return the width of the feed-forward layers, which a config may leave to be fourfold."""
+    inner, hidden = config.get("n_inner"), config["n_embd"]
+    return 4 * hidden if inner is None and isinstance(hidden, int) else inner
+
+
+def _or(piece: Any, otherwise: int) -> int:
+    """Return the id of a piece, unless there is none, or several."""
+    return piece if isinstance(piece, int) else otherwise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import Bert, decays, fresh
-from dp_core.bert.weights import load, save
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.parameters import Bert, decays, fresh, language_model
+from dp_core.bert.weights import load, load_model, save
 from dp_core.errors import BadInput
 
 CONFIG = BertConfig(vocab_size=6, hidden=8, layers=1, heads=2, intermediate=12, max_positions=5)
@@ -160,3 +162,77 @@ def test_sizes_that_do_not_fit_are_refused():
         BertConfig(vocab_size=6, hidden=9, layers=1, heads=2, intermediate=12)
     with pytest.raises(BadInput, match="layers is 0"):
         BertConfig(vocab_size=6, hidden=8, layers=0, heads=2, intermediate=12)
+
+
+SIZES = {"vocab_size": 6, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12}
+SHAPES = {
+    "bert": BertConfig(**SIZES),
+    "distilbert": BertConfig(**SIZES, type_vocab=0),
+    "gpt2": Gpt2Config(**SIZES),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_bodies_saved_without_a_head_or_in_parts_are_read(tmp_path, name):
+    """As `BertModel`, `DistilBertModel` and `GPT2Model` save themselves, in shards."""
+    model = fresh(SHAPES[name], 1)
+    save(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    prefix = {"bert": "bert.", "distilbert": "distilbert.", "gpt2": "transformer."}[name]
+    body = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
+    (tmp_path / "model.safetensors").unlink()
+    parts = {"a.safetensors": sorted(body)[::2], "b.safetensors": sorted(body)[1::2]}
+    for file, names in parts.items():
+        save_file({n: body[n] for n in names}, tmp_path / file)
+    index = {"weight_map": {n: file for file, names in parts.items() for n in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    read = load_model(tmp_path)
+    for parameter, value in model.parameters.items():
+        if not parameter.startswith("mlm/"):
+            np.testing.assert_array_equal(read.parameters[parameter], value)
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path):
+    folder = tmp_path / "model"
+    save(fresh(CONFIG, 0), folder)
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"weight_map": {"x": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInput, match="cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("value", [None, -1, 0, "8", [8], {}, 10**12, 0.5, True])
+def test_a_damaged_config_is_refused_or_read_but_never_breaks(name, value):
+    about = SHAPES[name].to_hf()
+    read = Gpt2Config.from_hf if name == "gpt2" else BertConfig.from_hf
+    assert read(about) == SHAPES[name]
+    for key in about:
+        with contextlib.suppress(BadInput):
+            read(about | {key: value})
+
+
+def test_a_classifier_is_read_without_a_language_models_head(tmp_path):
+    model = fresh(CONFIG, 0)
+    encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
+    shapes = {
+        "pooler/kernel": (8, 8),
+        "pooler/bias": (8,),
+        "classifier/kernel": (8, 2),
+        "classifier/bias": (2,),
+    }
+    head = {n: np.ones(s, np.float32) for n, s in shapes.items()}
+    save(Bert(CONFIG, encoder | head, ("no", "yes")), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["architectures"] == ["BertForSequenceClassification"]
+    read = load(tmp_path)
+    assert read.labels == ("no", "yes")
+    assert read.parameters.keys() == (encoder | head).keys()
+    again = language_model(read)  # to train on: the classifier goes, a fresh head comes
+    assert again.parameters.keys() == model.parameters.keys()
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored["classifier.weight"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match="classifier is missing"):
+        load(tmp_path)
