@@ -165,6 +165,41 @@ def test_its_bytecode_is_compiled(name: str, module: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["task", "airflow"])
+def test_a_change_of_code_alone_builds_code_alone(name: str, tmp_path: Path) -> None:
+    for place in ("dags", "dp_core", "tasks", "docker", "requirements"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / place, tmp_path / place, ignore=ignored)
+    shutil.copy(ROOT / ".dockerignore", tmp_path)
+    mark = f"# {uuid.uuid4()}\n"
+    (tmp_path / "tasks" / "__init__.py").write_text(mark)
+    tag = f"confide-test-{name}:{uuid.uuid4().hex[:12]}"
+    words = ["docker", "build", "--progress=plain", f"--tag={tag}", "."]
+    words += [f"--file=docker/{name}.Dockerfile"]
+    answer = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = answer.stdout + answer.stderr
+    try:
+        assert answer.returncode == 0, said
+        read = "print(open('/opt/confide/tasks/__init__.py').read())"
+        assert python(tag, read).strip() == mark.strip(), "the image holds the change"
+        # The environment's layer, a gigabyte or two, is the one that was there.
+        assert re.search(r"install-lock [\s\S]*?\n#\d+ CACHED", said), said
+        sizes = re.findall(r"transferring context: ([\d.]+)(k?B|MB)", said)
+        assert sizes
+        assert all(unit != "MB" or float(size) < 5 for size, unit in sizes), sizes
+    finally:
+        subprocess.run(["docker", "rmi", "-f", tag], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["task", "airflow"])
+def test_code_has_small_layers_of_its_own(name: str) -> None:
+    words = ["history", "--human=false", "--format={{.Size}} {{.CreatedBy}}"]
+    layers = docker(*words, f"confide-{name}:{TAG}").splitlines()  # the youngest first
+    (environment,) = (i for i, line in enumerate(layers) if "/opt/confide/environment /" in line)
+    assert environment > 3
+    assert sum(int(line.split()[0]) for line in layers[:environment]) < 10_000_000
+
+
 @pytest.fixture
 def container() -> Iterator[str]:
     name = f"confide-test-{uuid.uuid4().hex[:12]}"
