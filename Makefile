@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down test test-transformers test-newest-tensorflow check audit format bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down test test-transformers test-newest-tensorflow test-beam check audit format bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -39,6 +39,10 @@ test-transformers: setup-dev ## model folders against real `transformers`, both 
 test-newest-tensorflow: ## the tests of dp_core on the newest TensorFlow, in an environment of its own
 	@$(environments) ensure newest-tensorflow
 	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core
+
+test-beam: setup-dev ## batch plans by Apache Beam, in an environment of its own
+	@$(environments) ensure beam
+	$(task)/python -m pytest tests/dp_core/beam
 
 check: setup-dev ## lint, types, import contracts, known vulnerabilities of what is locked
 	$(task)/ruff check .

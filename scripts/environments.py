@@ -56,6 +56,7 @@ ENVIRONMENTS = {
     # `make test-newest-tensorflow`.
     "transformers": Environment("transformers", "transformers-test.txt"),
     "newest-tensorflow": Environment("newest-tensorflow", "newest-tensorflow.txt"),
+    "beam": Environment("beam", "beam.txt"),  # `make test-beam`, and batch plans for pods
     "bench": Environment("bench", "bench.txt"),  # `make bench-opacus`
 }
 
@@ -194,6 +195,7 @@ def resolve_locks() -> None:
         "browser": platform,
         "transformers-test": platform,
         "newest-tensorflow": platform,
+        "beam": platform,
         "bench": platform,
         "audit": platform,
     }.items():
