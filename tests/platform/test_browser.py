@@ -121,7 +121,13 @@ def person(stack: Stack) -> Iterator[Person]:
 
 
 @pytest.fixture(scope="module")
-def run(stack: Stack, person: Person) -> str:
+def paid(stack: Stack) -> list[list[str]]:
+    """Return the ledger as it was before the run."""
+    return stack.ledger("select * from entries order by 1")
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack, person: Person, paid: list[list[str]]) -> str:
     """Return a run that was started by the form and has succeeded."""
     before = {r["dag_run_id"] for r in stack.runs("dp_bert")}
     dialog = person.open_form()
@@ -167,6 +173,13 @@ def test_the_form_starts_a_run_and_it_succeeds(person: Person, run: str) -> None
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
     person.keep("run")
+
+
+def test_the_same_job_again_costs_nothing(stack: Stack, run: str, paid: list[list[str]]) -> None:
+    if not paid:
+        pytest.skip("SKIPPED: this was the first job of the stack, and it had to pay")
+    assert "done before" in stack.log("dp_bert", run, "dp_pretraining")
+    assert stack.ledger("select * from entries order by 1") == paid
 
 
 def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:

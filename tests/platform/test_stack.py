@@ -58,14 +58,6 @@ def test_both_releases_are_in_the_ledger_in_postgresql(stack: Stack, run: str) -
     assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
 
 
-def test_the_same_job_again_charges_nothing(stack: Stack, run: str) -> None:
-    before = stack.ledger("select * from entries order by 1")
-    again = stack.trigger("dp_bert", TINY)
-    assert stack.wait("dp_bert", again, LONGEST) == "success"
-    assert "done before" in stack.log("dp_bert", again, "dp_pretraining")
-    assert stack.ledger("select * from entries order by 1") == before
-
-
 def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
     """Airflow itself lets unknown keys of a run's conf through."""
     run = stack.trigger("dp_bert", {**TINY, "noise_multiplyer": 2.0})
