@@ -31,7 +31,12 @@ def toolbox_clipped_sum(
     factors_of: Factors = flat_factors,
     precision: str = "float32",
 ) -> ClippedSum:
-    """As `engine.clipped_sum`, same arguments, same guarantee, same result up to rounding.
+    """As `engine.clipped_sum`, same arguments, same result up to rounding.
+
+    The same guarantee too, as long as every unit's losses and activations are finite: the jacobian
+    multiplies them by the zeros of other units' rows, and 0·NaN is NaN. Where one
+    is not, the whole micro-batch gives zero: more than one unit may move. The other engines keep
+    such a unit to itself.
 
     Raises:
         BadInput: tensorflow-privacy is not installed, or clipping is to be other than flat.

@@ -1,0 +1,193 @@
+"""Every engine gives the same clipped sum, and keeps the same promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.bert.heads import mlm_row_losses
+from dp_core.errors import BadInput
+from dp_core.privacy.clipping.engine import ClippedSum, clipped_sum
+from dp_core.privacy.clipping.engines import ENGINES, engine_named
+from dp_core.privacy.clipping.factors import STABILITY, automatic_factors, factors_named
+from dp_core.privacy.clipping.naive import naive_clipped_sum
+from dp_core.training.unit_losses import UnitBatch
+
+
+def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
+    return np.concatenate([sums[n].numpy().astype(np.float64).ravel() for n in sorted(sums)])
+
+
+def run(engine, losses, p, clip=1.0, **options) -> ClippedSum:
+    """In a graph, as the trainer does."""
+
+    def call(clip):
+        r = engine_named(engine)(losses, p.parameters, p.units, clip, **options)
+        return r.sums, r.norms, r.losses
+
+    return ClippedSum(*tf.function(call, autograph=False)(tf.constant(clip)))
+
+
+def assert_same(a: ClippedSum, b: ClippedSum) -> None:
+    np.testing.assert_allclose(a.losses, b.losses, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(a.norms, b.norms, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(flat(a.sums), flat(b.sums), atol=2e-5)
+
+
+TOOLBOX = pytest.param(
+    "tensorflow-privacy",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow_privacy") is None,
+        reason="tensorflow-privacy is not installed: it knows no TensorFlow after 2.15",
+    ),
+)
+
+
+@pytest.mark.parametrize("clip", [0.3, 1e6])
+@pytest.mark.parametrize("engine", ["naive", TOOLBOX])
+def test_all_engines_agree(problem, engine, clip):
+    """Units of two rows, padding, places masked out, words that come again, a tied table."""
+    assert 0 < np.count_nonzero(problem.shares) < problem.shares.size
+    assert 0 < np.count_nonzero(problem.weights) < problem.weights.size
+    assert len(np.unique(problem.ids[0])) < problem.ids[0].size
+    fast = run("book-keeping", problem.losses, problem, clip)
+    assert_same(run(engine, problem.losses, problem, clip), fast)
+    assert np.linalg.norm(flat(fast.sums)) > 0.3
+
+
+def batch_of(p) -> tuple[tf.Tensor, ...]:
+    arrays = (p.ids, p.lengths, p.positions, p.labels, p.weights, p.shares)
+    return tuple(tf.constant(a) for a in arrays)
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+@pytest.mark.parametrize("engine", [TOOLBOX if e in TOOLBOX.values else e for e in ENGINES])
+def test_a_unit_that_is_not_finite_contributes_nothing(problem_of, engine, value):
+    p = problem_of(4, units=3, rows=1, length=5, predictions=2, layers=1, words=7)
+    p.shares[:], p.weights[:] = 1, 1
+    rest = run("book-keeping", p.without(1).losses, p)
+    assert np.linalg.norm(flat(rest.sums)) > 0.5
+    p.shares[1] = value  # at 1e30 the gradient is finite, its squared norm is not
+    clipped = run(engine, UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
+    if engine == "tensorflow-privacy" and np.isnan(value):  # it says so: nothing, and no NaN
+        assert not flat(clipped.sums).any()
+    else:
+        np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
+
+
+def test_losses_by_unit_need_no_pass_over_the_others(problem):
+    seen = []
+
+    def row_losses(layers, config, ids, *others):
+        seen.append(ids.shape[0])
+        return tf.reduce_sum(layers.linear("a", tf.cast(ids, tf.float32)), axis=1)
+
+    rng = np.random.default_rng(0)
+    parameters = {
+        "a/kernel": tf.Variable(rng.standard_normal((7, 3)).astype(np.float32)),
+        "a/bias": tf.Variable(np.zeros(3, np.float32)),
+    }
+    p = replace(problem, parameters=parameters)
+    losses = UnitBatch(row_losses, problem.config, batch_of(problem))
+    slow = run("naive", losses, p)
+    assert set(seen) == {2}  # the rows of one unit
+    assert_same(slow, run("book-keeping", losses, p))
+    assert set(seen) == {2, 8}
+
+
+def test_an_unknown_engine_or_style_is_one_line_with_the_choices():
+    with pytest.raises(BadInput, match=r"'ghost' is no engine.*book-keeping.*naive"):
+        engine_named("ghost")
+    with pytest.raises(BadInput, match=r"no way to clip\. Use flat or automatic"):
+        factors_named("soft")
+
+
+def test_the_toolbox_is_imported_only_when_it_is_asked_for(monkeypatch, problem):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "tensorflow_privacy":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if not installed
+    run("book-keeping", problem.losses, problem)
+    with pytest.raises(BadInput, match="not installed"):
+        run("tensorflow-privacy", problem.losses, problem)
+
+
+def test_the_toolbox_cannot_clip_automatically(problem):
+    with pytest.raises(BadInput, match="clips flatly only"):
+        run("tensorflow-privacy", problem.losses, problem, factors_of=automatic_factors)
+
+
+def test_automatic_clipping_is_the_published_one(problem):
+    """Bu et al. 2022: Σ C·g/(‖g‖ + γ), here by float64 from one unit at a time."""
+    clip = 0.7
+    fast = run("book-keeping", problem.losses, problem, clip, factors_of=automatic_factors)
+    expected = np.zeros(flat(fast.sums).shape)
+    for unit in range(problem.units):
+        alone = problem
+        for other in set(range(problem.units)) - {unit}:
+            alone = alone.without(other)
+        g = flat(naive_clipped_sum(alone.losses, alone.parameters, alone.units, np.inf).sums)
+        expected += clip * g / (np.linalg.norm(g) + STABILITY)
+    np.testing.assert_allclose(flat(fast.sums), expected, atol=2e-5)
+    assert np.linalg.norm(expected) > clip
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+def test_no_factor_lets_more_through_than_the_clip_norm(style):
+    norms = np.concatenate([[0.0], np.logspace(-30, 18, 500)]).astype(np.float32)
+    factors = factors_named(style)(tf.constant(norms), tf.constant(0.3)).numpy()
+    assert (factors * norms.astype(np.float64) <= 0.3 * (1 + 2**-22)).all()
+    assert (np.diff(factors) <= 0).all()  # so a bound above the norm is safe
+    assert factors[-1] * norms[-1] > 0.29
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bfloat16_gives_nearly_the_same(problem, engine):
+    exact = run("book-keeping", problem.losses, problem, 0.5)
+    rough = run(engine, problem.losses, problem, 0.5, precision="bfloat16")
+    assert all(s.dtype == tf.float32 for s in rough.sums.values())
+    assert rough.norms.dtype == tf.float32
+    error = np.linalg.norm(flat(rough.sums) - flat(exact.sums))
+    assert 1e-6 < error < 0.03 * np.linalg.norm(flat(exact.sums))  # and it is not float32
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tokens,d_in", [(128, 64), (16, 64)], ids=["explicitly", "by Gram"])
+def test_nearly_equal_tokens_cannot_pass_more_than_the_clip_norm(precision, tokens, d_in):
+    """Their sum is far below its terms: where a norm is rounded, the sum exceeds the bound."""
+    rng = np.random.default_rng(1)
+    units, clip = 4, 1.0
+    base = rng.standard_normal((units, 1, d_in))
+    x = (base + 2e-2 * rng.standard_normal((units, tokens, d_in))).astype(np.float32)
+    g = rng.standard_normal((units, tokens, 32))
+    g = (30 * (g - g.mean(1, keepdims=True))).astype(np.float32)
+    parameters = {
+        "a/kernel": tf.Variable(rng.standard_normal((d_in, 32)).astype(np.float32)),
+        "a/bias": tf.Variable(np.zeros(32, np.float32)),
+    }
+    for unit in range(units):
+        mask = (np.arange(units) == unit).astype(np.float32)
+
+        def losses(layers, mask=mask):
+            y = layers.linear("a", tf.constant(x.reshape(-1, d_in)))
+            return tf.reduce_sum(tf.reshape(y, g.shape) * g, axis=(1, 2)) * mask
+
+        alone = clipped_sum(losses, parameters, units, clip, precision=precision)
+        size = np.linalg.norm(flat(alone.sums))
+        assert 0.5 < size <= clip * (1 + 1e-5)
+
+
+def test_a_clip_norm_that_changes_compiles_nothing_anew(problem):
+    @tf.function(autograph=False)
+    def norm_of_sum(clip):
+        sums = clipped_sum(problem.losses, problem.parameters, problem.units, clip).sums
+        return tf.linalg.global_norm(list(sums.values()))
+
+    sizes = [float(norm_of_sum(tf.constant(c))) for c in (0.01, 0.02)]
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
+    assert norm_of_sum.experimental_get_tracing_count() == 1
