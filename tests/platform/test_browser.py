@@ -196,6 +196,7 @@ def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
     person.keep("mlflow-run")
     person.page.get_by_role("tab", name="Model metrics").click()
     expect(person.page.get_by_text("exposure_mean").first).to_be_visible()
+    expect(person.page.locator(".js-plotly-plot .plot").nth(2)).to_be_visible()
     person.keep("mlflow-metrics")
 
 
