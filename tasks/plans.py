@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from dp_core.errors import BadInput
 from dp_core.privacy.accounting import under
 from dp_core.privacy.accounting.relations import stated_delta
 from dp_core.privacy.adaptive_clipping import AdaptiveClipping
@@ -21,10 +22,11 @@ from dp_core.privacy.samplings import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from dp_core.privacy.selection import selection_of
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.recipe import Recipe, growing
 from dp_core.vocab.calibration import HistogramPlan, calibrate
-from tasks.specs import FinetuneSpec, PretrainSpec, PrivacyPlan, VocabularySpec
+from tasks.specs import FinetuneSpec, PretrainSpec, PrivacyPlan, SelectSpec, VocabularySpec
 
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
@@ -39,7 +41,9 @@ class PlannedRelease:
     delta: float
 
 
-def planned_release(spec: VocabularySpec | PretrainSpec | FinetuneSpec) -> PlannedRelease:
+def planned_release(
+    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+) -> PlannedRelease:
     """Return what a step with this spec charges.
 
     Raises:
@@ -54,10 +58,22 @@ def planned_release(spec: VocabularySpec | PretrainSpec | FinetuneSpec) -> Plann
     if isinstance(spec, PretrainSpec) and spec.plan is not None:
         training = training_plan(spec)
         return PlannedRelease(spec.plan.dataset, training.unit, training.event(), training.delta)
+    if isinstance(spec, SelectSpec):
+        return _selection(spec)
     if isinstance(spec, FinetuneSpec) and spec.plan is not None:
         tuning = finetuning_plan(spec)
         return PlannedRelease(spec.plan.dataset, tuning.unit, tuning.event(), tuning.delta)
     raise AssertionError("the step charges nothing")
+
+
+def _selection(spec: SelectSpec) -> PlannedRelease:
+    points = [planned_release(candidate) for candidate in spec.candidates]
+    first = points[0]
+    events = [point.event for point in points]
+    if len({(point.dataset, point.unit) for point in points}) > 1:
+        raise BadInput("the candidates are of several data sets or units", where="select spec")
+    event = selection_of(events, spec.law, spec.mean, spec.delta)
+    return PlannedRelease(first.dataset, first.unit, event, spec.delta)
 
 
 def histogram_plan(spec: VocabularySpec) -> HistogramPlan:

@@ -17,7 +17,8 @@ from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public, Publis
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
 from tasks.speech import say
-from tasks.tracking import OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
+from tasks.tracking import Delivery, TrackingDown, send_all
+from tasks.tracking_lines import OPERATOR, PUBLIC
 
 PATIENCE = 30.0  # seconds between attempts to reach a tracker that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING
 
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Line, Outbox
+from tasks.tracking_lines import OPERATOR, PUBLIC, grouped, shown_time
 
 if TYPE_CHECKING:
     from mlflow.entities import Run  # noqa: TID251 - this is the place
     from mlflow.tracking import MlflowClient  # noqa: TID251
 
-PUBLIC, OPERATOR = "confide", "confide-operator"
 EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
-KINDS = ("begin", "metric", "param", "tag", "artifact", "dataset", "model", "end")
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
 # MLflow's pages show training runs, not conversations, of an experiment that says what it is.
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -96,7 +96,7 @@ class Delivery:
                         self._mlflow = _client(self._deployment)
                 for start in range(0, len(lines), _AT_ONCE):
                     window = lines[start : start + _AT_ONCE]
-                    for group in _groups(window):
+                    for group in grouped(window):
                         self._send(outbox, group)
                     outbox.confirm(sent + start + len(window))
             if outbox.complete:
@@ -155,15 +155,18 @@ class Delivery:
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
         with _one_at_a_time(self._deployment.outbox):
-            run = self._find_or_create(self._experiment(experiment), key, name, tags)
+            now = shown_time(int(time.time() * 1000), identity, experiment)
+            run = self._find_or_create(self._experiment(experiment), key, name, tags, now)
         self._runs[f"{experiment}/{key}"] = run
         return run
 
-    def _find_or_create(self, experiment: str, key: str, name: str, tags: dict[str, str]) -> Run:
+    def _find_or_create(
+        self, experiment: str, key: str, name: str, tags: dict[str, str], now: int
+    ) -> Run:
         first = self._first(experiment, key)
         if first is not None:
             return first
-        made = self._api.create_run(experiment, run_name=name, tags=tags)
+        made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
         # Another machine may have done the same at the same moment: the earlier run stays.
         first = self._first(experiment, key) or made
         if first.info.run_id != made.info.run_id:
@@ -192,7 +195,7 @@ class Delivery:
             case "begin":
                 self._api.update_run(run_id, status="RUNNING")
             case "metric":
-                self._send_metrics(run_id, batch)
+                self._send_metrics(run_id, batch, identity)
             case "param":
                 self._send_params(run_id, batch)
             case "tag":
@@ -208,7 +211,7 @@ class Delivery:
                 for line in batch:
                     self._register(run, line, outbox)
 
-    def _send_metrics(self, run_id: str, batch: list[Line]) -> None:
+    def _send_metrics(self, run_id: str, batch: list[Line], identity: Identity) -> None:
         from mlflow.entities import Metric  # noqa: TID251
 
         known = self._known.setdefault(run_id, set())
@@ -221,7 +224,8 @@ class Delivery:
         for line in batch:
             place = (line["key"], line["step"])
             if place not in known:
-                fresh[place] = Metric(line["key"], line["value"], line["time"], line["step"])
+                told = shown_time(line["time"], identity, line["experiment"])
+                fresh[place] = Metric(line["key"], line["value"], told, line["step"])
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
@@ -266,16 +270,9 @@ class Delivery:
         for experiment in line["experiments"]:
             for target in line["targets"]:
                 run = self._run(identity, experiment, target)
-                self._api.set_terminated(run.info.run_id, line["status"], line["time"])
-
-
-def _groups(lines: list[Line]) -> list[list[Line]]:
-    """Return the lines grouped by kind and run; a run begins before, and ends after, the rest."""
-    groups: dict[tuple[str, str, str], list[Line]] = {}
-    for line in lines:
-        place = (line["kind"], line.get("experiment", ""), line.get("target", ""))
-        groups.setdefault(place, []).append(line)
-    return [groups[place] for place in sorted(groups, key=lambda p: KINDS.index(p[0]))]
+                ended = shown_time(line["time"], identity, experiment)
+                ended = max(ended, run.info.start_time)  # a clock that was set back meanwhile
+                self._api.set_terminated(run.info.run_id, line["status"], ended)
 
 
 def send_all(deployment: Deployment) -> int:

@@ -9,13 +9,18 @@ may tell it, and no training but the best may be shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Literal
+
+from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import RandomCountSelection
+from dp_core.privacy.accounting.selection import negative_binomial_mean
+from dp_core.privacy.events import MechanismEvent, RandomCountSelection
 from dp_core.privacy.seeds import PrivacySeed
 
+Law = Literal["geometric", "logarithmic", "poisson"]
 _BITS = 128
 MOST_TRAININGS = 1_000_000
 
@@ -43,20 +48,34 @@ def draw_candidate(event: RandomCountSelection, seed: PrivacySeed, training: int
     return word * len(event.candidates) >> _BITS
 
 
-def count_probability(event: RandomCountSelection, k: int) -> float:
-    """Return Pr[K = k] (k from 0; the truncated law gives 0 nothing)."""
-    return next((p for n, p in _probabilities(event) if n >= k), 0.0) if k >= _first(event) else 0.0
+def training_seed(seed: PrivacySeed, training: int) -> PrivacySeed:
+    """Return the seed of one training's own batches and noise, independent of every other's."""
+    secret, salt = (seed.derive(f"selection training {use}", training) for use in ("seed", "salt"))
+    return PrivacySeed(secret, salt[:16], known=seed.known)
 
 
-def geometric(mean: float) -> tuple[float, float]:
-    """Return (η, γ) of the geometric law with E[K] = mean > 1: η = 1, γ = 1/mean."""
+def selection_of(
+    candidates: Sequence[MechanismEvent], law: Law, mean: float, delta: float
+) -> RandomCountSelection:
+    """Return the selection among candidates, each training's drawn uniformly from them.
+
+    Args:
+        candidates: the mechanism of each point.
+        law: of K: `geometric` (η = 1) or `logarithmic` (η = 0, a little less ε, a longer tail), on
+            1, 2, …; or `poisson`, which may be 0.
+        mean: E[K]; above 1, for Poisson above 0.
+        delta: δ at which the Rényi bound is stated where it meets a PLD.
+    """
+    unit, chosen = candidates[0].unit, tuple(candidates)
+    if law == "poisson":
+        return RandomCountSelection(chosen, law, delta, mean=mean, unit=unit)
     if not mean > 1:
         raise BadInput(f"{mean} is not above 1", where="selection mean")
-    return 1.0, 1 / mean
-
-
-def _first(event: RandomCountSelection) -> int:
-    return 0 if event.count == "poisson" else 1
+    name = "truncated-negative-binomial"
+    if law == "geometric":
+        return RandomCountSelection(chosen, name, delta, eta=1.0, gamma=1 / mean, unit=unit)
+    gamma = brentq(lambda g: negative_binomial_mean(0.0, g) - mean, 1e-12, 1 - 1e-9)
+    return RandomCountSelection(chosen, name, delta, eta=0.0, gamma=float(gamma), unit=unit)
 
 
 def _probabilities(event: RandomCountSelection) -> Iterator[tuple[int, float]]:

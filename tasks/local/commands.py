@@ -58,7 +58,7 @@ def up() -> None:
 
 def _runs_page(server: str) -> str:
     """Return the page of the runs: MLflow's own first page shows other things."""
-    from tasks.tracking import PUBLIC
+    from tasks.tracking_lines import PUBLIC
 
     asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
     try:

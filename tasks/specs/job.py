@@ -21,6 +21,7 @@ from tasks.specs.steps import (
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
+    SelectSpec,
     TokenStoreSpec,
     VocabularySpec,
 )
@@ -187,7 +188,10 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
     """Return the fine-tuning of a model; private for the DP model alone, where asked for."""
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
-    private = s.finetune_privacy == "dp" and isinstance(model, PretrainSpec) and model.mode == "dp"
+    trained = isinstance(model, SelectSpec) or (
+        isinstance(model, PretrainSpec) and bool(model.plan)
+    )
+    private = s.finetune_privacy == "dp" and trained
     plan = PrivacyPlan(
         dataset=entities.dataset,
         unit=s.entities_unit,
@@ -259,8 +263,10 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
     return BudgetSpec(root=first.root, made_up=first.made_up, charged=tuple(charged.values()))
 
 
-def is_charged(spec: StepSpec) -> TypeGuard[VocabularySpec | PretrainSpec | FinetuneSpec]:
+def is_charged(
+    spec: StepSpec,
+) -> TypeGuard[VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec]:
     """Return whether a step releases something of private data with a guarantee."""
     if isinstance(spec, PretrainSpec | FinetuneSpec):
         return spec.plan is not None
-    return isinstance(spec, VocabularySpec)
+    return isinstance(spec, VocabularySpec | SelectSpec)

@@ -163,11 +163,25 @@ class FinetuneSpec(StepSpec):
     seed: int
 
 
+class SelectSpec(StepSpec):
+    """Train a secret random number of drawn candidates; keep the best. One charge for all."""
+
+    step: Literal["select"] = "select"
+    candidates: tuple[PretrainSpec, ...]  # the declared, public list: mode `dp`, alike but in plan
+    law: Literal["geometric", "logarithmic", "poisson"]
+    mean: float  # E[K]
+    delta: float
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the hashes of the candidates in place of their specs."""
+        return super().hashed() | {"candidates": [spec.digest() for spec in self.candidates]}
+
+
 class BudgetSpec(StepSpec):
     """Register every charged release of a run at once, before the first: all of it, or none."""
 
     step: Literal["budget"] = "budget"
-    charged: tuple[VocabularySpec | PretrainSpec | FinetuneSpec, ...]
+    charged: tuple[VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec, ...]
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the charged steps in place of their specs."""
@@ -215,6 +229,7 @@ AnySpec = Annotated[
     | FinetuneSpec
     | ExposureSpec
     | ReportSpec
+    | SelectSpec
     | SweepReportSpec,
     Field(discriminator="step"),
 ]

@@ -74,7 +74,8 @@ def _report(
 
 
 def _row(spec: SweepReportSpec, name: str, tasks: dict[str, Input]) -> SweepRow:
-    place, model = spec.points[name], tasks["dp_pretraining"]
+    model = tasks["dp_pretraining"]
+    place = model.facts.get("chosen") or spec.points[name]  # of a selection: which one won
     epsilon, delta = reporting.total(model.result.releases)
     values = reporting.last_values(model.result)
     return SweepRow(

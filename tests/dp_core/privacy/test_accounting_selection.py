@@ -32,7 +32,13 @@ from dp_core.privacy.events import (
     ThresholdedHistogram,
 )
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.selection import draw_candidate, draw_count
+from dp_core.privacy.selection import (
+    Law,
+    draw_candidate,
+    draw_count,
+    selection_of,
+    training_seed,
+)
 
 ORDERS = np.array([1.5, 2, 3, 5, 8, 16, 32, 64, 128, 512.0])
 LAWS = [(1.0, 0.1), (0.0, 0.02), (-0.5, 0.01), (3.0, 0.3)]
@@ -226,6 +232,23 @@ def test_counts_follow_their_law_and_no_neighbouring_one(
     shifted = np.concatenate([[0.0], law[:-1]])
     wrong, freedom = statistic(shifted)
     assert chi2.sf(wrong, freedom) < 1e-6
+
+
+@pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
+def test_a_law_has_the_mean_that_was_asked_for(law: Law) -> None:
+    event = selection_of(CANDIDATES, law, 5.0, 1e-6)
+    drawn = [draw_count(event, PrivacySeed.fixed(i)) for i in range(4000)]
+    spread = float(np.std(drawn)) / math.sqrt(len(drawn))
+    assert abs(float(np.mean(drawn)) - 5.0) < 4 * spread
+    assert min(drawn) == (0 if law == "poisson" else 1)
+
+
+def test_trainings_share_no_seed() -> None:
+    seed = PrivacySeed.fixed(1)
+    noise = {training_seed(seed, i).derive("noise") for i in range(50)} | {seed.derive("noise")}
+    assert len(noise) == 51
+    assert training_seed(seed, 3).derive("x") == training_seed(seed, 3).derive("x")
+    assert training_seed(seed, 0).known
 
 
 def test_candidates_are_uniform_independent_and_repeatable() -> None:

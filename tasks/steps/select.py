@@ -1,0 +1,183 @@
+"""Train a secret random number of drawn candidates, and let only the best leave.
+
+Papernot and Steinke 2022 (arXiv:2110.03620), charged as `RandomCountSelection`. How many trainings
+there were, and all but the best, must stay hidden: nothing here reports while it works, and the
+time that it took is not told either. The score is accuracy on public text, so a training with its
+score is as private as the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import cast
+
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import Bert
+from dp_core.bert.weights import load, save
+from dp_core.corpus.token_store import TokenStore
+from dp_core.errors import BadInput
+from dp_core.privacy.events import RandomCountSelection
+from dp_core.privacy.labels import Dp, Operator
+from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.selection import draw_candidate, draw_count, training_seed
+from dp_core.training.evaluate import mlm_accuracy
+from dp_core.training.pretrain import pretrain
+from dp_core.vocab import wordpiece
+from tasks.charging import Charge, charge, manifest
+from tasks.plans import planned_release, recipe_of, training_plan
+from tasks.same_release import confirm_same_release
+from tasks.specs import PretrainSpec, SelectSpec
+from tasks.statements import write_statement
+from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
+from tasks.storage import sha256_of
+from tasks.workbench import Answer, Input, Workbench, merged
+
+MEASURED_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """One training's release: its model and its score; equal scores are ordered by the weights."""
+
+    candidate: int  # −1: no training at all
+    model: Bert
+    score: float
+
+    @property
+    def rank(self) -> tuple[float, bytes]:
+        digest = hashlib.sha256()
+        for name in sorted(self.model.parameters):
+            digest.update(self.model.parameters[name].tobytes())
+        return self.score, digest.digest()
+
+
+def run(spec: SelectSpec, bench: Workbench) -> Answer:
+    """Reserve once, draw how many and which, train, keep the best, settle."""
+    first = spec.candidates[0]
+    _refuse_unlike(spec)
+    source, vocabulary = bench.input(first.store_uri), bench.input(first.vocabulary_uri)
+    initial = bench.input(first.init_uri)
+    if source.facts["role"] != "private":
+        raise BadInput("the store is public", where="select")
+    kept = source.facts["max_examples_per_unit"]
+    plans = [training_plan(candidate, kept) for candidate in spec.candidates]
+    content = manifest(
+        kind="select",
+        store=source.facts["digest"],
+        vocabulary=vocabulary.facts["digest"],
+        initial=sha256_of(initial.folder / "model.safetensors"),
+        candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
+        recipes={str(i): recipe_of(c).identity() for i, c in enumerate(spec.candidates)},
+        law=spec.law,
+        mean=spec.mean,
+        seed=first.seed,
+        device=first.device,
+        dtype=first.precision,
+    )
+    charged = charge(bench, **vars(planned_release(spec)), content=content)
+    # Only now may the rows be read.
+    store = TokenStore.open(source.folder / TRAIN)
+    if keyed_store_digest(store, bench) != source.facts["digest"]:
+        raise BadInput("the rows are not those that the step wrote", where=first.store_uri)
+    best = _best(spec, bench, plans, store, initial, vocabulary, content, charged)
+    confirm_same_release(bench, charged, best.model.parameters)
+    record = charged.settle()
+    inherited = [*source.result.releases, *vocabulary.result.releases, *initial.result.releases]
+    releases = merged([*inherited, record])
+    save(best.model, bench.out, vocabulary.folder)
+    bench.measure("mlm_accuracy_public", Dp(best.score))
+    private = bench.input(first.private_store_uri).folder / HELD_OUT
+    if (private / "store.json").exists():
+        accuracy = mlm_accuracy(
+            best.model, TokenStore.open(private), seed=first.seed, max_rows=MEASURED_ROWS
+        )
+        bench.measure("mlm_accuracy_private", Operator(accuracy))
+    write_statement(bench.out, releases, made_up=bench.made_up)
+    shown = max(best.candidate, 0)
+    return Answer(
+        outputs={"model": ""},
+        releases=releases,
+        facts={
+            "mode": "dp",
+            "operator_only": False,
+            "public_documents": False,
+            "parameters": best.model.size,
+            "shape": {"layers": best.model.config.layers, "hidden": best.model.config.hidden},
+            "plan": plans[shown].to_json(),
+            "epsilon_training": record.epsilon,
+            "known_seed": charged.seed.known,
+            "weights_digest": sha256_of(bench.out / "model.safetensors"),
+            "chosen": _place(spec.candidates[shown]) if best.candidate >= 0 else None,
+        },
+        model=f"confide-{planned_release(spec).dataset}",
+    )
+
+
+def _best(
+    spec: SelectSpec,
+    bench: Workbench,
+    plans: list[TrainingPlan],
+    store: TokenStore,
+    initial: Input,
+    vocabulary: Input,
+    content: bytes,
+    charged: Charge,
+) -> _Trained:
+    event = charged.entry.event
+    assert isinstance(event, RandomCountSelection)  # noqa: S101 - what was reserved
+    public = bench.input(spec.candidates[0].public_store_uri).folder / HELD_OUT
+    if not (public / "store.json").exists():
+        raise BadInput("no public text was held out to choose by", where="select")
+    measured = TokenStore.open(public)
+    words = wordpiece.continuation_pieces(wordpiece.load(vocabulary.folder))
+    best: _Trained | None = None
+    for number in range(draw_count(event, charged.seed)):
+        drawn = draw_candidate(event, charged.seed, number)
+        one = spec.candidates[drawn]
+        trained = pretrain(
+            model=initial.folder,
+            store=store,
+            plan=plans[drawn],
+            recipe=recipe_of(one),
+            seed=training_seed(charged.seed, number),
+            manifest=content,
+            init_seed=one.seed,
+            checkpoints=bench.checkpoints(f"selection-{charged.entry.id}-{number}"),
+            device=one.device,
+            progress=lambda now: None,  # what is under way says how many there are
+            continuation=words if one.whole_words else None,
+        )
+        model = _bert(trained)
+        score = mlm_accuracy(model, measured, seed=one.seed, max_rows=MEASURED_ROWS)
+        found = _Trained(drawn, model, score)
+        best = found if best is None or found.rank > best.rank else best
+    if best is None:  # K = 0: an output that does not depend on the data
+        start = _bert(load(initial.folder))
+        seed = spec.candidates[0].seed
+        best = _Trained(-1, start, mlm_accuracy(start, measured, seed=seed, max_rows=MEASURED_ROWS))
+    return best
+
+
+def _refuse_unlike(spec: SelectSpec) -> None:
+    """Refuse candidates that differ in more than how they are trained."""
+    for name in ("mode", "store_uri", "vocabulary_uri", "init_uri", "public_store_uri", "seed"):
+        if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
+            raise BadInput("the candidates differ in it", where=f"select spec, {name}")
+    if spec.candidates[0].mode != "dp" or not spec.candidates[0].init_uri:
+        raise BadInput("candidates are DP trainings of a public model", where="select spec")
+
+
+def _bert(model: object) -> Bert:
+    found = cast(Bert, model)
+    assert isinstance(found.config, BertConfig)  # noqa: S101 - what it began as
+    return found
+
+
+def _place(spec: PretrainSpec) -> dict[str, float]:
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return {
+        "noise_multiplier": spec.plan.noise_multiplier,
+        "batch_size": spec.batch_size,
+        "epochs": round(spec.updates * spec.batch_size / spec.plan.declared_units, 3),
+    }

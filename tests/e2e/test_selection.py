@@ -1,0 +1,85 @@
+"""A sweep of which a secret random number of points is trained, and one leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dp_core.privacy.events import MechanismEvent, RandomCountSelection
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.selection import draw_count
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import (
+    RunContext,
+    StepResult,
+    StepSpec,
+    SweepSettings,
+    sweep_point_steps,
+    sweep_report,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+
+SETTINGS = SweepSettings(
+    selection="random-count", selection_mean=2.0, sweep_noise_multipliers="1,2",
+    sweep_batch_sizes="20", sweep_epochs="0.4", synthetic_patients=50, declared_units=60,
+    batch_size=20,
+    words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400, layers=1, hidden=64,
+    sequence_length=32, public_steps=2, public_batch_size=8, max_examples_per_unit=2,
+    finetune_epochs=1, device="cpu", canary_patterns="HS", canary_rates="0.2",
+    canaries_per_group=2, delta=1e-5,
+)  # fmt: skip
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
+            patch.delenv(name)
+        patch.setenv("CONFIDE_HOME", str(tmp_path / "home"))
+        yield Deployment.from_environment()
+    signal.signal(signal.SIGTERM, before)
+    os.umask(mask)
+
+
+def test_one_model_leaves_and_is_charged_once_for_all(deployment: Deployment) -> None:
+    (point,) = SETTINGS.points()
+    steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point, deployment.store)
+    steps["report"] = sweep_report(SETTINGS, deployment.store)
+    results: dict[str, StepResult] = {}
+    for task, spec in steps.items():
+        context = RunContext(run_key="sweep", run_name="sweep", task=task)
+        results[task] = contract.run_step(spec, deployment, context)
+    ledger = Ledger.open(deployment.ledger)
+    vocabulary, selection = ledger.history("synthetic-notes")
+    assert [e.state for e in (vocabulary, selection)] == [State.SETTLED] * 2
+    event = selection.event
+    assert isinstance(event, RandomCountSelection)
+    assert (len(event.candidates), event.eta, event.gamma) == (2, 1.0, 0.5)
+    winner = results["dp_pretraining"]
+    assert winner.facts["chosen"]["noise_multiplier"] in (1.0, 2.0)
+    (own,) = [r for r in winner.releases if r.ledger_id == selection.id]
+    assert MechanismEvent.from_json(own.event) == event
+    assert own.epsilon == own.epsilon_rdp  # no PLD of it is known, and the claim says so
+    statement = (
+        Path(steps["dp_pretraining"].output.removeprefix("file://")) / "PRIVACY.md"
+    ).read_text()
+    assert "secret random number of trainings" in statement and "Rényi" in statement
+    # K stays secret: nothing that is left tells how many trainings there were
+    seed = SeedStore(deployment.seeds).get(selection.seed_key)
+    count = draw_count(event, seed)
+    names = [f.name for f in deployment.home.rglob("*") if f.is_file()]
+    assert not any("selection-" in name for name in names)
+    assert winner.seconds == 0
+    assert not any(m.value == count and "count" in m.name for m in winner.metrics)
+    assert {m.name for m in winner.metrics} == {"mlm_accuracy_public", "mlm_accuracy_private"}
+    headline = {m.name: m.value for m in results["report"].metrics}
+    assert headline["sweep/points"] == 1
+    assert headline["sweep/epsilon"] > own.epsilon
