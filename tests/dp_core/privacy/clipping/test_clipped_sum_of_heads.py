@@ -128,3 +128,20 @@ def test_a_type_table_that_the_model_does_not_read_is_an_error_that_names_it() -
     losses: Callable[..., tf.Tensor] = UnitBatch(mlm_row_losses, DISTILBERT, batch_of(0, 3, WORDS))
     with pytest.raises(PlanError, match="'embeddings/type' has no clipping rule"):
         clipped_sum(losses, variables, UNITS, 1.0)
+
+
+@pytest.mark.parametrize("case", ["GPT-2", "BERT classes of pairs"])
+def test_xla_compiles_it_to_the_same(case: str) -> None:
+    config, head, row_losses, answers, classes = CASES[case]
+    variables = {n: tf.Variable(a) for n, a in parameters_of(config, head, 0).items()}
+    losses = UnitBatch(row_losses, config, batch_of(0, answers, classes))
+
+    def run() -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        clipped = clipped_sum(losses, variables, UNITS, 1.0)
+        return clipped.sums, clipped.norms
+
+    sums, norms = run()
+    compiled_sums, compiled_norms = tf.function(run, jit_compile=True, autograph=False)()
+    np.testing.assert_allclose(compiled_norms, norms, rtol=1e-4)
+    for name, value in sums.items():
+        np.testing.assert_allclose(compiled_sums[name], value, atol=1e-5, err_msg=name)
