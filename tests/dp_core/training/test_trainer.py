@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dp_core.bert.parameters import fresh
+from dp_core.errors import BadInput
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.training.adamw import AdamW
 from dp_core.training.devices import strategy_for
@@ -178,3 +179,85 @@ def test_nothing_is_traced_twice(config, store):
     assert trainer._add.experimental_get_tracing_count() == 1
     assert trainer._move.experimental_get_tracing_count() == 1
     assert trainer._read.experimental_get_tracing_count() == 1
+
+
+def sums_of(config, store, device="cpu", **options):
+    clipping = options.pop("clipping", Clipping(0.5, 1.0))
+    trainer = Trainer(
+        strategy_for(device),
+        config,
+        fresh(config, 0).parameters,
+        Recorder(0, 0, 0),
+        clipping,
+        **options,
+    )
+    trainer.add(batches_of(store, updates=1)[0])
+    trainer.move(t=0, rate=0.1, divisor=1.0, keys=None)
+    return flat(trainer.weights())
+
+
+@pytest.mark.parametrize(
+    "device,engine", [("cpu", "naive"), ("mock-tpu:2", "naive"), ("cpu", "tensorflow-privacy")]
+)
+def test_every_engine_trains_alike(config, store, device, engine):
+    fast = sums_of(config, store)
+    assert np.linalg.norm(fast) > 0.5
+    np.testing.assert_allclose(sums_of(config, store, device, engine=engine), fast, atol=2e-5)
+
+
+@pytest.mark.parametrize("clipping", [None, Clipping(0.5, 1.0)], ids=["ordinary", "private"])
+def test_bfloat16_products_train_nearly_alike_on_any_layout(config, store, clipping):
+    exact = sums_of(config, store, clipping=clipping)
+    rough = sums_of(config, store, clipping=clipping, precision="bfloat16")
+    dealt = sums_of(config, store, "mock-tpu:2", clipping=clipping, precision="bfloat16")
+    size = np.linalg.norm(exact)
+    assert 1e-6 * size < np.linalg.norm(rough - exact) < 0.05 * size
+    assert np.linalg.norm(dealt - rough) < 0.01 * size
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"engine": "ghost"}, "no engine"),
+        ({"precision": "float16"}, "no precision"),
+        ({"clipping": Clipping(1.0, 1.0, "soft")}, "no way to clip"),
+    ],
+)
+def test_an_unknown_name_is_one_line(config, store, options, words):
+    with pytest.raises(BadInput, match=words):
+        sums_of(config, store, **options)
+
+
+def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(config, store):
+    optimizer = Recorder(0, 0, 0)
+    trainer = trainer_of(config, optimizer=optimizer, clipping=Clipping(0.5, 1.0))
+    sizes, scales = [], []
+    for t, clip in enumerate((0.01, 0.02)):
+        trainer.add(batches_of(store, updates=1)[0], clip)
+        trainer.move(t=t, rate=0.1, divisor=1.0, keys=None)
+        sizes.append(np.linalg.norm(flat(trainer.weights())))
+        keys = trainer.noise.keys(SEED, b"m", t, 1)
+        trainer.move(t=t, rate=0.1, divisor=1.0, keys=keys, noise_stddev=10 * clip)
+        scales.append(np.std(flat(trainer.weights())))
+    assert sizes[1] > 1.5 * sizes[0]  # other weights by then, so not exactly twice
+    assert sizes[1] <= 6 * 0.02 * (1 + 1e-5)
+    np.testing.assert_allclose(scales, [0.1, 0.2], rtol=0.05)
+    assert trainer.compilations == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
+def test_the_count_below_the_clip_norm_is_of_real_units_and_noised(config, store, device):
+    trainer = trainer_of(config, device=device, clipping=Clipping(0.5, 1.0))
+    batch = batches_of(store, updates=1)[0]
+    real = int((batch.shares.sum(1) > 0).sum())
+    for clip, share in ((1e6, 0.5), (1e-6, -0.5)):
+        trainer.add(batch, clip)
+        assert trainer.noised_below(0.25) == share * real + 0.25
+    assert trainer.noised_below(0.0) == 0.0
+
+
+def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, store):
+    half = sums_of(config, store, clipping=Clipping(0.5, 1.0, "automatic"))
+    whole = sums_of(config, store, clipping=Clipping(1.0, 1.0, "automatic"))
+    np.testing.assert_allclose(whole, 2 * half, atol=1e-5)
+    assert np.linalg.norm(whole) <= 6
