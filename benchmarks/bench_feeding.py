@@ -1,0 +1,197 @@
+"""How much faster rows are made than a model eats them, in one run.
+
+    make bench        (or: python benchmarks/bench_feeding.py [--rows N] [--model 4x256])
+
+Writes benchmarks/results/feeding.json: rows per second of each feeder on one core (units drawn by
+Poisson sampling, rows chosen and masked, micro-batches packed), rows per second of the private
+trainer on the whole machine, their ratio, and the feeder's peak memory on a corpus and on one eight
+times as large. Feeder and trainer alternate, so that what else the machine does hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np  # noqa: E402
+
+from dp_core.bert.config import BertConfig  # noqa: E402
+from dp_core.bert.parameters import fresh  # noqa: E402
+from dp_core.corpus.token_store import TokenStore, TokenStoreWriter  # noqa: E402
+from dp_core.privacy.plan import TrainingPlan  # noqa: E402
+from dp_core.privacy.seeds import PrivacySeed  # noqa: E402
+from dp_core.training.adamw import AdamW  # noqa: E402
+from dp_core.training.batch_plan import BatchPlan, BatchPlanKey, write_update  # noqa: E402
+from dp_core.training.batch_source import BatchSource, private_batches  # noqa: E402
+from dp_core.training.devices import strategy_for  # noqa: E402
+from dp_core.training.recipe import Recipe  # noqa: E402
+from dp_core.training.rows import masked_examples  # noqa: E402
+from dp_core.training.trainer import Clipping, Trainer  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "feeding.json"
+SEED, MANIFEST = PrivacySeed.fixed(0), b"benchmark"
+WORDS, LENGTH, MICRO, BATCH = 8192, 128, 32, 2048
+ROUNDS = 5
+
+
+def corpus(folder: Path, rows: int) -> TokenStore:
+    """Write units of four random rows each."""
+    rng = np.random.default_rng(0)
+    writer = TokenStoreWriter(folder, LENGTH, WORDS)
+    for unit in range(rows // 4):
+        ids = rng.integers(5, WORDS, (4, LENGTH))
+        ids[:, 0], ids[:, -1] = 2, 3
+        writer.add_unit(str(unit), ids.tolist())
+    return writer.finish()
+
+
+def plan_for(store: TokenStore) -> TrainingPlan:
+    return TrainingPlan.poisson(
+        unit="document",
+        declared_units=store.n_units,
+        expected_batch=BATCH,
+        steps=ROUNDS + 1,
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        delta=1e-9,
+    )
+
+
+def recipe(*, whole_words: bool = False) -> Recipe:
+    return Recipe(BATCH, ROUNDS + 1, 1e-3, micro_rows=MICRO, whole_words=whole_words)
+
+
+def feeders(store: TokenStore, folder: Path) -> dict[str, BatchSource]:
+    """Return the ways to micro-batches: drawn and masked here, or read from files."""
+    plan = plan_for(store)
+    continuation = np.arange(WORDS) % 3 == 0  # a third of the pieces goes on with a word
+    drawn = {
+        name: private_batches(
+            store,
+            plan,
+            recipe(),
+            SEED,
+            devices=1,
+            examples=partial(masked_examples, continuation=words),
+        )
+        for name, words in (("pieces", None), ("whole words", continuation))
+    }
+    key = BatchPlanKey(SEED, MANIFEST, plan, recipe(), store.digest, 1)
+    for t in range(ROUNDS + 1):
+        write_update(folder, key, t, drawn["pieces"].update(t))
+    return {**drawn, "batch plan": BatchPlan(folder, key)}
+
+
+def clocks() -> np.ndarray:
+    """Return seconds on the wall, and of this process on all cores together."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def fed(source: BatchSource, t: int) -> np.ndarray:
+    """Return rows per second of making update t: by the wall, and by the processor."""
+    start, rows = clocks(), 0
+    for batch in source.update(t):
+        rows += int((batch.shares > 0).sum())
+    return rows / (clocks() - start)
+
+
+def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
+    """Return rows per second of one private update of a few micro-batches, as `fed`."""
+    batches = list(itertools.islice(source.update(t), 3))
+    start = clocks()
+    for batch in batches:
+        trainer.add(batch)
+    keys = trainer.noise.keys(SEED, MANIFEST, t, 1)
+    trainer.move(t=t, rate=1e-6, divisor=BATCH, keys=keys)
+    return len(batches) * MICRO / (clocks() - start)
+
+
+def peak(folder: Path) -> float:
+    """Return the most MiB that opening a corpus and making one batch takes in Python and NumPy."""
+    tracemalloc.start()
+    store = TokenStore.open(folder)
+    for _ in private_batches(
+        store, plan_for(store), recipe(), SEED, devices=1, examples=masked_examples
+    ).update(0):
+        pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most / 2**20
+
+
+def middle(values: list[np.ndarray]) -> list[float]:
+    """Return the medians of (wall, processor)."""
+    return [round(float(x), 1) for x in np.median(values, axis=0)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, default=40_000, help="of the smaller corpus")
+    parser.add_argument("--model", default="4x256", help="layers x hidden")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    told = parser.parse_args()
+    layers, hidden = map(int, told.model.split("x"))
+    config = BertConfig.of_size(vocab_size=WORDS, hidden=hidden, layers=layers)
+    trainer = Trainer(
+        strategy_for("cpu"),
+        config,
+        fresh(config, 0).parameters,
+        AdamW(0.9, 0.98, 0.01),
+        Clipping(1.0, 1.0),
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = corpus(folder / "one", told.rows)
+        corpus(folder / "eight", 8 * told.rows)
+        sources = feeders(store, folder / "plan")
+        speeds: dict[str, list[np.ndarray]] = {name: [] for name in ("trainer", *sources)}
+        for t in range(ROUNDS + 1):
+            speed = {"trainer": eaten(trainer, sources["pieces"], t)}
+            speed |= {name: fed(source, t) for name, source in sources.items()}
+            for name, value in speed.items() if t else ():  # the first one compiles
+                speeds[name].append(value)
+        memory = {size: peak(folder / size) for size in ("one", "eight")}
+    cores = os.cpu_count() or 1
+    # The trainer may have every core, a feeder has one; on an idle machine both ratios agree.
+    everything = np.array([1.0, cores])
+    result = {
+        "model": told.model,
+        "rows": {"one": told.rows, "eight": 8 * told.rows},
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "rows_per_second": {name: middle(values)[0] for name, values in speeds.items()},
+        "rows_per_cpu_second": {name: middle(values)[1] for name, values in speeds.items()},
+        "times_the_trainer": {
+            name: dict(
+                zip(
+                    ("wall", "cpu"),
+                    middle(
+                        [f / (m * everything) for f, m in zip(v, speeds["trainer"], strict=True)]
+                    ),
+                    strict=True,
+                )
+            )
+            for name, v in speeds.items()
+            if name != "trainer"
+        },
+        "peak_memory_mib": {size: round(value, 2) for size, value in memory.items()},
+    }
+    told.output.parent.mkdir(parents=True, exist_ok=True)
+    told.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
