@@ -12,7 +12,6 @@ import urllib.request
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 ROOT = Path(__file__).parents[2]
 # The whole job, as small as it gets: every step, every release, every model.
@@ -119,8 +118,8 @@ class Stack:
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 
-    def ledger(self, query: str) -> list[list[str]]:
-        words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", "ledger", "-AtqF", "\t"]
+    def ledger(self, query: str, database: str = "ledger") -> list[list[str]]:
+        words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", database, "-AtqF", "\t"]
         return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
 
     def storage(self, program: str) -> str:
@@ -144,10 +143,14 @@ class Stack:
         sizes: dict[str, int] = json.loads(self.storage(f"print(json.dumps(names({prefix!r})))"))
         return sizes
 
-    def read(self, name: str) -> Any:
-        """Return an object of the store that holds JSON."""
-        path = f"'/download/storage/v1/b/confide/o/' + quote({name!r}, '') + '?alt=media'"
-        return json.loads(self.storage(f"print(call({path}).decode())"))
+    def read(self, *names: str) -> list[Any]:
+        """Return objects of the store that hold JSON."""
+        program = (
+            f"for name in {list(names)!r}:\n"
+            "    path = '/download/storage/v1/b/confide/o/' + quote(name, '') + '?alt=media'\n"
+            "    print(json.dumps(json.loads(call(path))))"
+        )
+        return [json.loads(line) for line in self.storage(program).splitlines()]
 
     def empty_store(self) -> None:
         """Take every result away: steps will do their work again."""
@@ -165,19 +168,19 @@ class Stack:
             found |= {name: uris[-1]} if uris else {}
         return found
 
-    def result(self, output: str) -> Any:
-        return self.read(f"{output}/result.json")
+    def left(self, file: str, outputs: dict[str, str]) -> dict[str, Any]:
+        """Return what the steps left in a file of this name, by task."""
+        found = self.read(*(f"{output}/{file}" for output in outputs.values()))
+        return dict(zip(outputs, found, strict=True))
 
-    def checksums(self, output: str) -> Any:
-        return self.read(f"{output}/checksums.json")
-
-    def histories(self, run: Any) -> dict[str, list[tuple[int, float]]]:
-        """Return every point of every metric of an MLflow run."""
-        found = {}
-        for metric in run["data"].get("metrics", []):
-            words = {"run_id": run["info"]["run_id"], "metric_key": metric["key"]}
-            points = self.mlflow_api(f"/metrics/get-history?{urlencode(words)}")["metrics"]
-            found[metric["key"]] = [(int(p.get("step", 0)), p["value"]) for p in points]
+    def points(self, runs: list[Any]) -> dict[str, list[tuple[str, int, float]]]:
+        """Return every point of every metric of MLflow's runs, by the run's name."""
+        names = {run["info"]["run_id"]: run["info"]["run_name"] for run in runs}
+        which = ", ".join(f"'{identifier}'" for identifier in names)
+        query = f"select run_uuid, key, step, value from metrics where run_uuid in ({which})"  # noqa: S608 - our own identifiers
+        found: dict[str, list[tuple[str, int, float]]] = {name: [] for name in names.values()}
+        for identifier, key, step, value in self.ledger(query, database="mlflow"):
+            found[names[identifier]].append((key, int(step), float(value)))
         return found
 
     def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
