@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.lines import append, read
+
 Line = dict[str, Any]
 
 
@@ -83,9 +85,7 @@ class Outbox:
     def add(self, **line: Any) -> None:
         """Append one line, with the time."""
         line.setdefault("time", int(time.time() * 1000))
-        with self._lines.open("a") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            stream.write(json.dumps(line) + "\n")
+        append(self._lines, json.dumps(line))
 
     def keep(self, file: Path) -> str:
         """Keep a file until it is sent; return its name here."""
@@ -108,15 +108,13 @@ class Outbox:
     def unsent(self) -> tuple[int, list[Line]]:
         """Return how many lines were sent, and the whole lines that were not."""
         sent = int(self._sent.read_text()) if self._sent.exists() else 0
-        content = self._lines.read_text() if self._lines.exists() else ""
-        whole = content[: content.rfind("\n") + 1].splitlines()
-        return sent, [json.loads(line) for line in whole[sent:]]
+        return sent, [json.loads(line) for line in read(self._lines)[sent:]]
 
     @property
     def complete(self) -> bool:
         """Whether the step has ended and every line has arrived."""
         sent, lines = self.unsent()
-        last = self._lines.read_text().splitlines()[-1] if sent and not lines else "{}"
+        last = read(self._lines)[-1] if sent and not lines else "{}"
         return bool(json.loads(last).get("kind") == "end")
 
     def confirm(self, sent: int) -> None:

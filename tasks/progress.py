@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from pathlib import Path
 
+from tasks.lines import append
 from tasks.speech import say
 
 _PATIENCE = 10.0  # seconds between lines for people
@@ -26,9 +27,11 @@ class Progress:
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Report that `done` of `total` pieces of work are behind us."""
         if self._file is not None:
-            line = json.dumps({"done": done, "total": total, "note": note}, ensure_ascii=False)
-            with self._file.open("a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            try:
+                append(self._file, {"done": done, "total": total, "note": note})
+            except OSError as error:  # no reason to end a training
+                self._file = None
+                say(f"progress is not kept ({os.strerror(error.errno or 0)})", "warning")
         now = time.monotonic()
         if now >= self._next or done >= total:
             self._next = now + _PATIENCE

@@ -16,6 +16,7 @@ from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seeds import SeedStore
 from dp_core.training.checkpoint_places import CheckpointPlace, LocalFolder
 from tasks.deployment import Deployment
+from tasks.lines import append, read
 from tasks.progress import Progress
 from tasks.specs import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.storage import CHECKSUMS, Store, StoredCheckpoints, is_remote, keyed_digest
@@ -183,16 +184,13 @@ class Workbench:
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number: in the result, and in the tracker as soon as it can be sent."""
         record = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
-        with self._measured.open("a") as stream:
-            stream.write(record.model_dump_json() + "\n")
+        append(self._measured, record.model_dump_json())
         self.tracker.labelled(name, value, step)
 
     def measured(self) -> list[MetricRecord]:
         """Return every number of this step, also of an attempt that this one continues."""
-        if not self._measured.exists():
-            return []
         records: dict[tuple[str, int], MetricRecord] = {}
-        for line in self._measured.read_text().splitlines():
+        for line in read(self._measured):
             record = MetricRecord.model_validate(json.loads(line))
             records[record.name, record.step] = record
         return [records[place] for place in sorted(records, key=lambda p: (p[0], p[1]))]

@@ -1,0 +1,62 @@
+"""Files of JSON lines that only grow, and survive a full disk, a kill and a power cut.
+
+A line is there whole or not at all: what a full disk took of it is taken back, and a torn end is
+cut off before the next line. Order is the order of the file, never that of a clock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_MODE = 0o600  # what is written here may be the operator's alone
+_LONGEST = 1 << 16  # bytes of a torn end that are looked through
+
+
+def append(file: Path, line: Mapping[str, Any] | str) -> None:
+    """Append one line, alone among all processes of this machine.
+
+    Args:
+        file: made where it is missing; its folder must be there.
+        line: an object, or the JSON of one.
+
+    Raises:
+        OSError: nothing was appended, for example because the disk is full.
+    """
+    text = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
+    content = text.encode() + b"\n"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        end = _whole(descriptor)
+        try:
+            while content:
+                content = content[os.write(descriptor, content) :]
+        except OSError:
+            with suppress(OSError):  # a device is no file
+                os.ftruncate(descriptor, end)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read(file: Path) -> list[str]:
+    """Return the whole lines of a file; none of one that is not there."""
+    content = file.read_text() if file.exists() else ""
+    return content[: content.rfind("\n") + 1].splitlines()
+
+
+def _whole(descriptor: int) -> int:
+    """Cut off a torn end; return the size of what is left."""
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - _LONGEST)
+    tail = os.pread(descriptor, size - start, start)
+    whole = start + tail.rfind(b"\n") + 1
+    if whole < size:
+        os.ftruncate(descriptor, whole)
+    return whole

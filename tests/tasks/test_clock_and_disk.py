@@ -1,0 +1,137 @@
+"""A clock that jumps, and a disk that is full: nothing lost, nothing doubled, no time runs back."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dp_core.privacy.events import Unaccounted
+from dp_core.privacy.labels import Public
+from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.units import PrivacyUnit
+from tasks import lines
+from tasks.deployment import Deployment
+from tasks.outbox import Identity, Outbox
+from tasks.progress import Progress
+from tasks.tracker import Tracker
+from tasks.tracking import PUBLIC, _client
+
+WHO = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
+
+
+@pytest.fixture
+def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that somebody sets: a day ahead, two days back, an hour ahead, and so on."""
+    true, jumps = time.time, itertools.cycle([0.0, 86_400.0, -172_800.0, 3_600.0])
+    monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
+
+
+def test_numbers_arrive_once_each_in_the_order_of_their_steps(
+    tracked: Deployment, jumping: None
+) -> None:
+    tracker = Tracker(tracked, WHO)
+    tracker.begin()
+    for step in range(8):
+        tracker.publishable({"loss": Public(float(step))}, step)
+        tracker.flush()
+    tracker.finish("FINISHED", also=("parent",))
+    api = _client(tracked)
+    (experiment,) = [e for e in api.search_experiments() if e.name == PUBLIC]
+    runs = api.search_runs([experiment.experiment_id])
+    assert len(runs) == 2
+    for run in runs:
+        assert run.info.end_time >= run.info.start_time
+    (own,) = [run for run in runs if run.info.run_name == "canaries"]
+    history = api.get_metric_history(own.info.run_id, "loss")
+    assert sorted((m.step, m.value) for m in history) == [(s, float(s)) for s in range(8)]
+    assert Outbox.all(tracked.outbox) == []
+
+
+def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: None) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.register_made_up("notes")
+    made = [
+        ledger.reserve(
+            Reservation(
+                dataset="notes",
+                unit=PrivacyUnit.PATIENT,
+                event=Unaccounted("made up", unit=PrivacyUnit.PATIENT),
+                delta=0.0,
+                spec_hash=f"{number}",
+                plan_key="run",
+                run="run",
+            )
+        ).id
+        for number in range(6)
+    ]
+    assert [entry.id for entry in ledger.history("notes")] == made
+
+
+def test_how_long_a_step_took_is_not_read_off_the_wall(jumping: None, capsys) -> None:
+    said = Progress("step", None)
+    for done in range(1, 6):
+        said(done, 5)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0].startswith("step: 1/5")  # then silence for ten seconds of a clock that runs
+    assert printed[1:] == ["step: 5/5"]
+
+
+def full(file: Path) -> Path:
+    """Return a path whose every write meets a full disk: the kernel's own."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    file.symlink_to("/dev/full")
+    return file
+
+
+def test_progress_that_cannot_be_kept_ends_no_step(tmp_path: Path, capsys) -> None:
+    said = Progress("step", full(tmp_path / "progress"))
+    for done in range(1, 4):
+        said(done, 3)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in printed if "not kept" in line] == [
+        "progress is not kept (No space left on device)"
+    ]
+    assert printed[-1] == "step: 3/3"
+
+
+class TornDisk:
+    """Takes half of a line, and has no room for the rest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._true, self._taken = os.write, False
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, descriptor: int, content: bytes) -> int:
+        if self._taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._taken = True
+        return self._true(descriptor, content[: len(content) // 2])
+
+
+def test_half_a_line_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    outbox = Outbox.create(tmp_path, WHO)
+    outbox.add(kind="tag", key="a")
+    with pytest.MonkeyPatch.context() as patch:
+        TornDisk(patch)
+        with pytest.raises(OSError, match="No space left"):
+            outbox.add(kind="tag", key="lost")
+    outbox.add(kind="tag", key="b")
+    assert [line["key"] for line in outbox.unsent()[1]] == ["a", "b"]
+
+
+def test_a_torn_end_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
+    """A power cut leaves half a line; the next one must not be glued to it."""
+    file = tmp_path / "lines.jsonl"
+    lines.append(file, {"a": 1})
+    with file.open("a") as stream:
+        stream.write('{"b": 2')
+    lines.append(file, {"c": 3})
+    assert [json.loads(line) for line in lines.read(file)] == [{"a": 1}, {"c": 3}]
+    assert file.stat().st_mode & 0o077 == 0
