@@ -10,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
@@ -82,6 +84,7 @@ def run_script(folder, name, place="nowhere", when=0):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_killed_anywhere_and_resumed_equals_undisturbed_bit_for_bit(tmp_path):
     undisturbed = run_script(tmp_path, "undisturbed")
     assert undisturbed[:-1] == list(range(1, 31))

@@ -1,0 +1,166 @@
+"""The pre-training step as a process: killed, timed out, its output lost; one charge, one model."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.errors import Unfinished
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.vocab import wordpiece
+from tasks.deployment import CHECKOUT, Deployment
+from tasks.specs import PretrainSpec, StepResult
+from tasks.specs.steps import ModelShape, PrivacyPlan
+from tasks.storage import Store, local_path
+from tasks.workbench import RESULT
+
+UPDATES = 150  # a checkpoint comes after 100 more
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A deployment with all that a pre-training needs, and its spec."""
+
+    deployment: Deployment
+    spec: PretrainSpec
+
+    def start(self, **changes: object) -> subprocess.Popen[str]:
+        """Start the step."""
+        file = self.deployment.home / "spec.json"
+        file.write_text(self.spec.model_copy(update=changes).model_dump_json())
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks", "pretrain", "--spec", str(file)],
+            cwd=CHECKOUT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {
+                "CONFIDE_HOME": str(self.deployment.home),
+                "CONFIDE_TRACKING": self.deployment.tracking,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+        )
+
+    def run(self, **changes: object) -> tuple[int, str]:
+        """Run the step to its end; return its exit code and last words."""
+        process = self.start(**changes)
+        _, said = process.communicate()
+        return process.returncode, said
+
+    def checkpoints(self) -> list[Path]:
+        return sorted(self.deployment.work.glob("pretrain-*/checkpoints-*/update-*"))
+
+    def weights(self) -> bytes:
+        return (local_path(self.spec.output) / "model.safetensors").read_bytes()
+
+    def lose_output(self) -> None:
+        shutil.rmtree(local_path(self.spec.output))
+
+
+@pytest.fixture
+def prepared(untracked: Deployment) -> Prepared:
+    """Rows and a vocabulary, as the steps before would have left them."""
+    store = Store(untracked.store, untracked.cache)
+    rows, words = (f"{untracked.store}/{name}/0" for name in ("token_store", "vocabulary"))
+    Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
+    made = untracked.home / "made"
+    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
+    (made / "vocabulary").mkdir(parents=True)
+    wordpiece.save(tokenizer, made / "vocabulary")
+    size = tokenizer.get_vocab_size()
+    writer = TokenStoreWriter(made / "rows" / "train", 8, size)
+    for unit in range(30):
+        writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
+    content = writer.finish().content_digest()
+    key = SeedStore(untracked.seeds).create("content-digests").derive("content-digest")
+    facts = {
+        rows: {
+            "role": "private",
+            "dataset": "notes",
+            "unit": "patient",
+            "declared_units": 40,
+            "max_examples_per_unit": 1,
+            "digest": hmac.new(key, content.encode(), hashlib.sha256).hexdigest(),
+        },
+        words: {"vocabulary_size": size, "digest": "public"},
+    }
+    for uri, folder in ((rows, "rows"), (words, "vocabulary")):
+        store.publish(made / folder, uri)
+        result = StepResult(step=folder, spec_hash="0", outputs={}, metrics=[], facts=facts[uri])
+        store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+    spec = PretrainSpec(
+        root=untracked.store,
+        made_up=False,
+        mode="dp",
+        store_uri=rows,
+        public_store_uri=rows,
+        private_store_uri=rows,
+        vocabulary_uri=words,
+        shape=ModelShape(layers=1, hidden=64),
+        plan=PrivacyPlan(
+            dataset="notes",
+            unit="patient",
+            declared_units=40,
+            noise_multiplier=4.0,
+            clip_norm=0.5,
+            delta=1e-5,
+            examples_per_step=1,
+        ),
+        examples_per_step=1,
+        batch_size=8,
+        updates=UPDATES,
+        learning_rate=0.001,
+        device="cpu",
+        seed=1,
+    )
+    return Prepared(untracked, spec)
+
+
+@pytest.mark.slow
+def test_killed_timed_out_and_done_again_it_is_one_charge_and_one_model(
+    prepared: Prepared,
+) -> None:
+    ledger = Ledger.open(prepared.deployment.ledger)
+    # Its time is up at once: stopped in good order, reserved, not failed.
+    code, said = prepared.run(time_box_minutes=1e-6)
+    assert code == Unfinished.exit_code == 75, said
+    assert f"time is up after 1 of {UPDATES} updates" in said.splitlines()[-1]
+    assert [e.state for e in ledger.history("notes")] == [State.RESERVED]
+    # kill -9, once it has gone on from there.
+    process = prepared.start()
+    while not any("0000000001." not in file.name for file in prepared.checkpoints()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert process.stderr is not None
+    process.stderr.close()
+    # And to its end.
+    code, said = prepared.run()
+    assert code == 0, said
+    assert prepared.checkpoints() == []
+    resumed = prepared.weights()
+    entries = ledger.history("notes")
+    assert [e.state for e in entries] == [State.SETTLED]
+    spent = ledger.remaining("notes")
+    # The output is lost: undisturbed this time, and the same model bit for bit, for nothing.
+    prepared.lose_output()
+    code, said = prepared.run()
+    assert code == 0, said
+    assert prepared.weights() == resumed
+    assert ledger.history("notes") == entries
+    assert ledger.remaining("notes") == spent
