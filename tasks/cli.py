@@ -22,6 +22,7 @@ COMMANDS = {
         "tasks.commands.announce",
         "Tell Airflow that a private corpus has a new version.",
     ),
+    "backup": ("tasks.commands.backup", "Copy the ledger, the seeds and MLflow's database."),
     "doctor": ("tasks.commands.doctor", "What is missing on this machine, and how to get it."),
 }
 LOCAL = {  # the local stack's own commands

@@ -13,7 +13,7 @@ from dp_core.errors import BadInput
 from tasks.specs import JobSettings, one_line
 
 S = TypeVar("S", bound=JobSettings)
-_PATHS = ("private_path", "public_path", "entities_train", "entities_test")
+_PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
 
 
 def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:

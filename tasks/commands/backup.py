@@ -1,0 +1,82 @@
+"""`confide backup`: this machine's ledger, seeds and MLflow database, copied together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from dp_core.errors import BadInput, ConfideError
+from tasks.commands.output import as_json, write_json
+from tasks.deployment import Deployment
+
+_SQLITE = "sqlite:///"
+
+
+@click.command("backup")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@as_json
+def command(folder: Path, as_json: bool) -> None:
+    """Copy the privacy ledger, the secret seeds and MLflow's database into a new FOLDER.
+
+    The databases may be in use: each is copied as it stands at one moment. Keep the copy where you
+    keep keys: who reads a seed can subtract the noise of its release.
+    """
+    deployment = Deployment.from_environment()
+    if folder.exists():
+        raise BadInput("there is something already", where=str(folder), fix="Name a new folder.")
+    os.umask(0o077)
+    kept = copied(deployment, folder)
+    if as_json:
+        write_json({"folder": str(folder), "kept": kept})
+        return
+    for name, place in kept.items():
+        click.echo(f"{name}: {place}")
+    click.echo("To restore, see docs/operate.md. Keep this where you keep keys.")
+
+
+def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
+    """Copy what this machine holds; return where each part is, or what keeps it instead.
+
+    Raises:
+        ConfideError: a database cannot be read, or the copy cannot be written.
+    """
+    kept = {}
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        # The seeds first: an entry without its seed can be charged anew, and a seed without its
+        # entry harms nobody.
+        if deployment.seeds.is_dir():
+            shutil.copytree(deployment.seeds, folder / "seeds")
+            (folder / "seeds").chmod(0o700)
+            kept["seeds"] = str(folder / "seeds")
+        for name, url in (("ledger", deployment.ledger), ("mlflow", deployment.tracking)):
+            kept[name] = _database(url, folder / f"{name}.db")
+    except (OSError, sqlite3.Error) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
+        raise ConfideError(
+            f"the backup is not complete ({reason or type(error).__name__})",
+            where=str(folder),
+            fix="Delete it and try again.",
+        ) from error
+    return kept
+
+
+def _database(url: str, copy: Path) -> str:
+    if not url.startswith(_SQLITE):
+        return "kept by a server: pg_dump, docs/operate.md"
+    source = Path(url.removeprefix(_SQLITE))
+    if not source.exists():
+        return "none yet"
+    with (
+        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as whole,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        whole.backup(target)
+        if target.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError("damaged")
+    return str(copy)

@@ -1,0 +1,96 @@
+"""Backup and restore of the ledger: what was spent is known afterwards, to the entry."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.privacy.events import Unaccounted
+from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+from tasks.commands.backup import command, copied
+from tasks.deployment import Deployment
+
+
+def reserve(ledger: Ledger, name: str):
+    return ledger.reserve(
+        Reservation(
+            dataset="notes",
+            unit=PrivacyUnit.PATIENT,
+            event=Unaccounted("made up", unit=PrivacyUnit.PATIENT),
+            delta=0.0,
+            spec_hash=name,
+            plan_key=name,
+            run=name,
+        )
+    )
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    """A deployment that has spent something: one release settled, one begun."""
+    found = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
+    found.prepare()
+    ledger = Ledger.open(found.ledger)
+    ledger.register_made_up("notes")
+    entry = reserve(ledger, "first")
+    ledger.seed(entry, SeedStore(found.seeds), b"{}")
+    ledger.settle(entry.id)
+    reserve(ledger, "begun")
+    with sqlite3.connect(found.home / "mlflow.db") as mlflow:
+        mlflow.execute("CREATE TABLE runs (id TEXT)")
+    return found
+
+
+def test_what_was_spent_is_known_after_a_restore(deployment: Deployment, tmp_path: Path) -> None:
+    before = Ledger.open(deployment.ledger).history("notes")
+    kept = copied(deployment, tmp_path / "backup")
+    assert set(kept) == {"ledger", "seeds", "mlflow"}
+
+    # The disaster, and the commands of docs/operate.md.
+    shutil.rmtree(deployment.home)
+    deployment.prepare()
+    shutil.copy(tmp_path / "backup" / "ledger.db", deployment.home / "ledger.db")
+    shutil.copytree(tmp_path / "backup" / "seeds", deployment.seeds)
+
+    restored = Ledger.open(deployment.ledger)
+    assert restored.history("notes") == before
+    # A repeat of what was settled finds it and is charged nothing; its seed is the same one.
+    again = reserve(restored, "first")
+    assert again.id == before[0].id
+    seed = SeedStore(deployment.seeds).get(again.seed_key)
+    assert seed.salted_hash() == again.seed_hash
+    assert len(restored.history("notes")) == len(before)
+
+
+def test_a_ledger_in_use_is_copied_whole(deployment: Deployment, tmp_path: Path) -> None:
+    ledger = Ledger.open(deployment.ledger)
+    with sqlite3.connect(deployment.home / "ledger.db") as busy:
+        busy.execute("BEGIN IMMEDIATE")
+        busy.execute("UPDATE entries SET run = 'half-way'")
+        copied(deployment, tmp_path / "backup")
+        busy.rollback()
+    copy = Ledger.open(f"sqlite:///{tmp_path}/backup/ledger.db")
+    assert copy.history("notes") == ledger.history("notes")
+
+
+def test_the_copy_is_for_its_owner_alone(deployment: Deployment, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    for name in ("CONFIDE_LEDGER", "CONFIDE_SEEDS", "CONFIDE_TRACKING"):
+        monkeypatch.delenv(name, raising=False)
+    done = CliRunner().invoke(command, [str(tmp_path / "backup")])
+    assert done.exit_code == 0, done.output
+    for file in (tmp_path / "backup", *(tmp_path / "backup").rglob("*")):
+        assert file.stat().st_mode & 0o077 == 0, file.name
+    with pytest.raises(BadInput, match="already"):
+        CliRunner().invoke(command, [str(tmp_path / "backup")], catch_exceptions=False)
+
+
+def test_a_damaged_database_is_no_backup(deployment: Deployment, tmp_path: Path) -> None:
+    (deployment.home / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfideError, match="not complete"):
+        copied(deployment, tmp_path / "backup")
