@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
@@ -35,6 +36,7 @@ NAMES: dict[Kind, str] = {
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
+Quantity = Literal["loss", "mlm_public"]
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 
@@ -100,21 +102,27 @@ def _exposures(audited: Input | None) -> Exposures | None:
     return Exposures(label, tuple(ExposureRow.from_json(row) for row in rows))
 
 
-def curve(kind: Kind, result: StepResult) -> Curve | None:
-    """Return a model's loss over its updates, with the ε spent so far where there is one."""
-    losses = [m for m in result.metrics if m.name == "loss"]
+def curves(kind: Kind, result: StepResult) -> list[Curve]:
+    """Return a model's loss and accuracy over its updates, with the ε spent so far."""
+    quantities: tuple[Quantity, ...] = ("loss", "mlm_public")  # the metrics bear these names
+    found = [_curve(kind, quantity, result) for quantity in quantities]
+    return [curve for curve in found if curve is not None]
+
+
+def _curve(kind: Kind, quantity: Quantity, result: StepResult) -> Curve | None:
+    measured = [m for m in result.metrics if m.name == quantity]
     spent = {m.step: m.value for m in result.metrics if m.name == "epsilon"}
-    if not losses:
-        return None
     if spent:  # an update without any unit has no loss
-        losses = [m for m in losses if m.step in spent]
+        measured = [m for m in measured if m.step in spent]
+    if not measured:
+        return None
     return Curve(
         kind=kind,
-        quantity="loss",
-        label=Label(losses[0].label),
-        updates=tuple(m.step for m in losses),
-        values=tuple(m.value for m in losses),
-        epsilon=tuple(spent[m.step] for m in losses) if spent else (),
+        quantity=quantity,
+        label=Label(measured[0].label),
+        updates=tuple(m.step for m in measured),
+        values=tuple(m.value for m in measured),
+        epsilon=tuple(spent[m.step] for m in measured) if spent else (),
     )
 
 

@@ -31,7 +31,7 @@ from dp_core.training.devices import strategy_for
 from dp_core.training.objective import Objective
 from dp_core.training.prefetch import prefetch
 from dp_core.training.private_updates import PrivateUpdates
-from dp_core.training.progress import Progress, Reporter
+from dp_core.training.progress import Probe, Progress, Reporter
 from dp_core.training.recipe import Recipe
 from dp_core.training.trainer import Trainer
 
@@ -52,6 +52,7 @@ def fit(
     device: str,
     progress: Callable[[Progress], None],
     batches: BatchSource | None = None,
+    probe: Probe | None = None,
 ) -> Model[C]:
     """Train a model on the rows of a store, going on from a checkpoint if there is one.
 
@@ -83,7 +84,7 @@ def fit(
     dealt = (order_seed, trainer.devices, objective)
     source = batches or _batches(plan, seed, store, recipe, *dealt)
     kept = Checkpoints(checkpoints, run, recipe.keep_checkpoints)
-    _Run(trainer, private, recipe, kept, progress, deadline).to_its_end(source)
+    _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
@@ -116,9 +117,10 @@ class _Run:
         checkpoints: Checkpoints,
         progress: Callable[[Progress], None],
         deadline: float,
+        probe: Probe | None,
     ) -> None:
         self._trainer, self._private, self._recipe = trainer, private, recipe
-        self._checkpoints, self._deadline = checkpoints, deadline
+        self._checkpoints, self._deadline, self._probe = checkpoints, deadline, probe
         self._done = self._kept = self._resume()
         self._reporter = Reporter(trainer, recipe.updates, progress, self._done)
 
@@ -147,6 +149,8 @@ class _Run:
         late = not ends and time.monotonic() >= self._deadline
         if ends or late or self._done - self._kept >= self._recipe.checkpoint_every:
             self._keep()
+        if self._probe and self._done in self._probe.at:
+            self._probe.look(self._done, self._trainer.weights())
         self._reporter.tell(self._done, self._clip_norm(), last=ends or late)
         if late:
             raise Unfinished(

@@ -18,7 +18,7 @@ from dp_core.training.batch_source import BatchSource
 from dp_core.training.checkpoint_places import CheckpointPlace
 from dp_core.training.fit import fit
 from dp_core.training.objective import Objective, objective_for
-from dp_core.training.progress import Progress
+from dp_core.training.progress import Probe, Progress
 from dp_core.training.recipe import Recipe
 
 
@@ -37,6 +37,7 @@ def pretrain(
     continuation: NDArray[np.bool_] | None = None,
     objective: Objective | None = None,
     batches: BatchSource | None = None,
+    probe: Probe | None = None,
 ) -> AnyModel:
     """Train a model on the rows of a token store, going on from a checkpoint if there is one.
 
@@ -64,6 +65,7 @@ def pretrain(
         continuation: (V,) true for pieces that go on with a word; needed by `recipe.whole_words`.
         objective: what rows teach; by the architecture if None: masked pieces, or the next.
         batches: what `batch_plan.BatchPlan` reads, drawn beforehand; None draws them here.
+        probe: looks at the weights at some updates.
 
     Raises:
         BadInput: plan, recipe, model and store do not fit together, or the checkpoints belong to
@@ -88,6 +90,7 @@ def pretrain(
         device=device,
         progress=progress,
         batches=batches,
+        probe=probe,
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dp_core.bert.parameters import Arrays
 from dp_core.training.trainer import Tallies, Trainer
 
 REPORT_SECONDS = 1.0
@@ -30,6 +31,20 @@ class Progress:
     batch: float
     clipped: float
     clip_norm: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A look at the weights on the way. In private training they are released ones.
+
+    Attributes:
+        at: numbers of updates done, fixed beforehand: a point that followed the clock would tell
+            how fast, and so on how many units, the training goes.
+        look: given (updates done, weights by name).
+    """
+
+    at: frozenset[int]
+    look: Callable[[int, Arrays], None]
 
 
 class Reporter:

@@ -120,7 +120,8 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         public_store_uri=public_store.output,
         private_store_uri=private_store.output,
         vocabulary_uri=vocabulary.output,
-        shape=ModelShape(layers=s.layers, hidden=s.hidden),
+        shape=ModelShape(layers=s.layers, hidden=s.hidden, kind=s.model_kind),
+        public_model=s.public_model,
         examples_per_step=1,
         batch_size=s.public_batch_size,
         updates=s.public_steps,
@@ -170,6 +171,7 @@ def pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretra
         base.model_dump()
         | {
             "mode": mode,
+            "public_model": "",
             "store_uri": front["private_store"].output,
             "init_uri": base.output,
             "plan": plan if private else None,

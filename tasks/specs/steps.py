@@ -88,6 +88,7 @@ class ModelShape(Frozen):
 
     layers: int
     hidden: int
+    kind: Literal["bert", "distilbert"] = "bert"
 
 
 class PrivacyPlan(Frozen):
@@ -119,7 +120,8 @@ class PretrainSpec(StepSpec):
     public_store_uri: str  # its held-out part measures every model's MLM accuracy
     private_store_uri: str  # likewise, for the operator
     vocabulary_uri: str
-    init_uri: str = ""  # empty: random initialisation from `seed`
+    init_uri: str = ""  # empty: a public model from elsewhere, or a fresh one from `seed`
+    public_model: str = ""  # mode `public` only: a Hugging Face folder to start from
     shape: ModelShape
     plan: PrivacyPlan | None = None  # with mode `dp` only; charged
     examples_per_step: int

@@ -54,7 +54,7 @@ class SweepSettings(JobSettings):
         "Release",
         "publish-all: every point is trained, charged and shown. random-count: a secret random "
         "number of points is drawn and trained, only the best by accuracy on public text leaves, "
-        "at about three times the ε of one (Papernot and Steinke 2022).",
+        "at two to three times the ε of one (Papernot and Steinke 2022).",
     )
     selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
         "geometric", GRID, "Random count: law", "Of the number of trainings; poisson may be 0."

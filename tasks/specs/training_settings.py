@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tasks.specs.base import Frozen
 from tasks.specs.fields import MODEL, TRAINING, setting
 
@@ -15,6 +17,17 @@ class TrainingSettings(Frozen):
     layers: int = setting(2, MODEL, "Layers", "Transformer blocks.", ge=1, le=48)
     hidden: int = setting(
         128, MODEL, "Hidden size", "A multiple of 64.", ge=64, le=4096, multiple_of=64
+    )
+    model_kind: Literal["bert", "distilbert"] = setting(
+        "bert", MODEL, "Kind of model", "distilbert: the same without token types."
+    )
+    public_model: str = setting(
+        "",
+        MODEL,
+        "Public model to start from",
+        "Folder (local or gs://) of a BERT or DistilBERT in Hugging Face's layout, instead of a "
+        "fresh model of the size above; its vocabulary is exchanged for the released one. Its "
+        "training data must be public.",
     )
     sequence_length: int = setting(32, MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
     batch_size: int = setting(

@@ -6,7 +6,9 @@ import math
 from pathlib import Path
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import Bert
+from dp_core.bert.new_vocabulary import load_with_vocabulary, read_pieces
+from dp_core.bert.parameters import Arrays, Bert, Model, fresh, language_model
+from dp_core.bert.weights import load as load_model
 from dp_core.bert.weights import save
 from dp_core.corpus.token_store import TokenStore
 from dp_core.errors import BadInput
@@ -17,7 +19,7 @@ from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import pretrain
-from dp_core.training.progress import Progress
+from dp_core.training.progress import Probe, Progress
 from dp_core.vocab.wordpiece import continuation_pieces, load
 from tasks.charging import Charge, charge, manifest, record_operator_use
 from tasks.plans import plan_until, recipe_of, training_plan
@@ -25,11 +27,12 @@ from tasks.same_release import confirm_same_release
 from tasks.specs import PretrainSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
-from tasks.storage import sha256_of
+from tasks.storage import sha256_of, stage_source
 from tasks.workbench import Answer, Input, Workbench, merged
 
-CURVE_POINTS = 100  # each point of ε is an accounting of its own
+CURVE_POINTS = 40  # each point of ε is an accounting of its own
 MEASURED_ROWS = 1024
+PROBES, PROBED_ROWS = 5, 256  # looks at accuracy on the way, and their cost
 
 
 def run(spec: PretrainSpec, bench: Workbench) -> Answer:
@@ -140,16 +143,11 @@ def _train(
     content: bytes,
     charged: Charge | None,
 ) -> Bert:
-    fresh = BertConfig.of_size(
-        vocab_size=vocabulary.facts["vocabulary_size"],
-        hidden=spec.shape.hidden,
-        layers=spec.shape.layers,
-        max_positions=store.sequence_length,
-    )
+    start = _start(spec, bench, store, vocabulary, initial)
     seed: PrivacySeed | None = charged.seed if charged else None
     folder = f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
     trained = pretrain(
-        model=initial.folder if initial else fresh,
+        model=start,
         store=store,
         plan=plan,
         recipe=recipe_of(spec),
@@ -159,10 +157,61 @@ def _train(
         checkpoints=bench.checkpoints(folder),
         device=spec.device,
         progress=_Curve(spec, bench, plan),
+        probe=_public_curve(spec, bench, start.config) if plan else None,
         continuation=continuation_pieces(load(vocabulary.folder)) if spec.whole_words else None,
     )
     assert isinstance(trained.config, BertConfig)  # noqa: S101 - what it began as
     return Bert(trained.config, trained.parameters)
+
+
+def _start(
+    spec: PretrainSpec,
+    bench: Workbench,
+    store: TokenStore,
+    vocabulary: Input,
+    initial: Input | None,
+) -> Bert:
+    """Return the model before the first update: an earlier step's, a public one, or a fresh one."""
+    if initial:
+        return language_model(load_model(initial.folder))
+    if spec.public_model:
+        if spec.mode != "public":
+            raise BadInput("it begins the public pre-training, and no other", where="public_model")
+        folder = stage_source(spec.public_model, bench.durable / "source", field="public_model")
+        pieces = list(read_pieces(vocabulary.folder))
+        found = load_with_vocabulary(folder, pieces, spec.seed)
+        if not isinstance(found.config, BertConfig):
+            raise BadInput("a causal model", where="public_model", fix="Give a BERT's folder.")
+        return language_model(Bert(found.config, found.parameters))
+    distilled = spec.shape.kind == "distilbert"
+    config = BertConfig.of_size(
+        vocab_size=vocabulary.facts["vocabulary_size"],
+        hidden=spec.shape.hidden,
+        layers=spec.shape.layers,
+        max_positions=store.sequence_length,
+        type_vocab=0 if distilled else 2,
+    )
+    return fresh(config, spec.seed)
+
+
+def _public_curve(spec: PretrainSpec, bench: Workbench, config: BertConfig) -> Probe | None:
+    """Return the probe of a private training: accuracy on public text, which anyone may see."""
+    folder = bench.input(spec.public_store_uri).folder / HELD_OUT
+    if not (folder / "store.json").exists():
+        return None
+    store = TokenStore.open(folder)
+
+    def look(done: int, weights: Arrays) -> None:
+        value = mlm_accuracy(Model(config, weights), store, seed=spec.seed, max_rows=PROBED_ROWS)
+        bench.measure("mlm_public", Dp(value), done)
+
+    points = _points(spec.updates)
+    return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
+
+
+def _points(updates: int) -> list[int]:
+    """Return where curves have points; were they the clock's, they would tell how fast it goes."""
+    return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
 
 
 class _Curve:
@@ -170,21 +219,22 @@ class _Curve:
 
     def __init__(self, spec: PretrainSpec, bench: Workbench, plan: TrainingPlan | None) -> None:
         self._spec, self._bench, self._plan = spec, bench, plan
-        self._next, self._spent = 0.0, 0.0
+        self._left, self._spent = _points(spec.updates), 0.0
 
     def __call__(self, now: Progress) -> None:
-        if now.update >= self._next or now.update == now.updates:
-            self._next = now.update + now.updates / CURVE_POINTS
-            if self._plan is not None:
-                self._spent = epsilon_pld(
-                    plan_until(self._plan, now.update).event(), self._plan.delta
-                )
-                self._bench.measure("epsilon", Public(self._spent), now.update)
-            self._measure(now)
+        passed = [point for point in self._left if point <= now.update]
+        self._left = self._left[len(passed) :]
+        if self._plan is not None:
+            for point in passed:
+                event = plan_until(self._plan, point).event()
+                self._spent = epsilon_pld(event, self._plan.delta)
+                self._bench.measure("epsilon", Public(self._spent), point)
+        if passed:
+            self._measure(now, passed[-1])
         note = f"ε {self._spent:.3g}" if self._plan is not None else ""
         self._bench.progress(now.update, now.updates, note)
 
-    def _measure(self, now: Progress) -> None:
+    def _measure(self, now: Progress, point: int) -> None:
         # On public text, even the vocabulary behind the loss is a release: dp, not public.
         seen = Dp if self._spec.mode == "public" else Operator
         numbers = {"loss": now.loss, "batch": now.batch}
@@ -192,7 +242,7 @@ class _Curve:
             numbers["clipped"] = now.clipped
         for name, value in numbers.items():
             if math.isfinite(value):
-                self._bench.measure(name, seen(value), now.update)
+                self._bench.measure(name, seen(value), point)
 
 
 def _releases(

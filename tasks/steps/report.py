@@ -55,7 +55,7 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
     public, entities = reporting.source_names(spec.settings)
     kinds = [k for k in reporting.KINDS if f"{k}_pretraining" in results]
     models = {k: results[f"{k}_pretraining"] for k in kinds}
-    curves = [reporting.curve(k, models[k].result) for k in kinds]
+    curves = [curve for k in kinds for curve in reporting.curves(k, models[k].result)]
     return JobReport(
         title=spec.title,
         run_key=bench.context.run_key,
@@ -79,7 +79,7 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
             )
             for k in kinds
         ),
-        curves=tuple(c for c in curves if c is not None),
+        curves=tuple(curves),
         training=tuple(_training_facts(dp)),
         vocabulary=tuple(_vocabulary_facts(vocabulary)),
         ledger=reporting.ledger_view(bench, vocabulary.facts["dataset"], unit),

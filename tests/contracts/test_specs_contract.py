@@ -89,6 +89,8 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
+        "model_kind": {"model_kind": "distilbert"},
+        "public_model": {"public_model": "/bert"},
         "entities_unit": {"entities_unit": "example"},
         "jsonl_fields": {"jsonl_fields": "note,id,subject"},
         "sampling": {"sampling": "shuffled"},

@@ -1,0 +1,72 @@
+"""What a pre-training begins with: fresh, of another kind, or a public model from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import WORD, Bert, fresh
+from dp_core.bert.weights import save
+from dp_core.errors import BadInput
+from dp_core.vocab import wordpiece
+from tasks.specs import JobSettings, PretrainSpec, dp_bert_steps
+from tasks.steps import pretrain
+from tasks.workbench import Input, Workbench
+
+WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
+
+
+def start(tmp_path: Path, mode: str = "public", **settings: Any) -> Bert:
+    spec = dp_bert_steps(JobSettings(layers=1, hidden=64, **settings), "file:///store")[
+        f"{mode}_pretraining"
+    ]
+    assert isinstance(spec, PretrainSpec)
+    tokenizer = wordpiece.learn(WORDS, 60)
+    folder = tmp_path / "vocabulary"
+    folder.mkdir(exist_ok=True)
+    wordpiece.save(tokenizer, folder)
+    facts = {"vocabulary_size": tokenizer.get_vocab_size()}
+    vocabulary = cast(Input, SimpleNamespace(folder=folder, facts=facts))
+    bench = cast(Workbench, SimpleNamespace(durable=tmp_path))
+    store = cast(Any, SimpleNamespace(sequence_length=16))
+    return pretrain._start(spec, bench, store, vocabulary, None)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_a_fresh_model_is_of_the_kind_that_was_asked_for(tmp_path: Path, kind: str) -> None:
+    model = start(tmp_path, model_kind=kind)
+    assert model.config.distilled is (kind == "distilbert")
+    assert (model.config.layers, model.config.hidden) == (1, 64)
+
+
+def test_a_public_model_keeps_what_it_knows_of_pieces_that_both_have(tmp_path: Path) -> None:
+    theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
+    public.mkdir()
+    wordpiece.save(theirs, public)
+    shape = BertConfig.of_size(
+        vocab_size=theirs.get_vocab_size(), hidden=128, layers=2, max_positions=16
+    )
+    model = fresh(shape, 3)
+    save(model, public)
+    found = start(tmp_path, public_model=str(public))
+    ours = wordpiece.learn(WORDS, 60)
+    assert (found.config.layers, found.config.hidden) == (2, 128)
+    assert found.config.vocab_size == ours.get_vocab_size()
+    rows = [(ours.token_to_id(p), theirs.token_to_id(p)) for p in ("[MASK]", "p")]
+    for new, old in rows:
+        np.testing.assert_array_equal(found.parameters[WORD][new], model.parameters[WORD][old])
+
+
+def test_private_trainings_begin_with_the_public_step_and_nothing_else(tmp_path: Path) -> None:
+    steps = dp_bert_steps(JobSettings(public_model="/bert"), "file:///store")
+    for mode in ("dp", "nonprivate"):
+        spec = steps[f"{mode}_pretraining"]
+        assert isinstance(spec, PretrainSpec)
+        assert (spec.public_model, bool(spec.init_uri)) == ("", True)
+    with pytest.raises(BadInput, match="no such file"):
+        start(tmp_path, public_model=str(tmp_path / "nowhere"))
