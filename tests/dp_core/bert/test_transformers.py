@@ -126,8 +126,9 @@ def test_transformers_computes_what_we_saved(ours: Path, name: str) -> None:
     assert not loading["unexpected_keys"]
 
 
-def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path) -> None:
-    folder = ours / "bert of a new vocabulary"
+@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2"])
+def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path, name: str) -> None:
+    folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
     assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
 
