@@ -53,10 +53,10 @@ class EmbeddingTap:
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             by_token, by_place, *by_kind = (part.values for part in parts)
             weighted = tf.reshape(by_token * factors[:, None, None], (-1, d))  # (U·T, D)
-            ids = tf.reshape(self.ids, (-1,))
+            words = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
             unused = self.table_rows[self.position] - s
             sums = {
-                self.word: tf.math.unsorted_segment_sum(weighted, ids, self.table_rows[self.word]),
+                self.word: words,
                 self.position: tf.pad(weighted_sum(factors, by_place), ((0, unused), (0, 0))),
             }
             if self.kind is not None:

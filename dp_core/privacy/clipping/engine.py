@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -74,11 +75,12 @@ def clipped_sum(
     finite = tf.math.is_finite(squared)  # (U,) false as soon as any value of the unit is not
     norms = tf.sqrt(tf.maximum(squared, 0.0))
     factors = tf.where(finite, factors_of(norms, clip_norm), 0.0)  # (U,)
-    sums: dict[str, Tensor] = {}
+    summands: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for gradient, parts in zip(gradients, _without(gradients, finite), strict=True):
         for name, value in gradient.combine(factors, parts).items():
-            sums[name] = sums[name] + value if name in sums else value
-    return ClippedSum({name: sums[name] for name in parameters}, norms, losses)
+            summands[name].append(value)
+    sums = {name: _added(values, parameters[name].shape) for name, values in summands.items()}
+    return ClippedSum(sums, norms, losses)
 
 
 def _forward_backward(
@@ -91,6 +93,16 @@ def _forward_backward(
     outputs = [tap.output for tap in layers.taps]
     zero = tf.UnconnectedGradients.ZERO
     return layers.taps, tape.gradient(total, outputs, unconnected_gradients=zero), losses
+
+
+def _added(summands: list[Tensor], shape: Any) -> Tensor:
+    """Add up what taps gave for one parameter: rows of a table go into the dense part in place."""
+    sparse = [value for value in summands if isinstance(value, tf.IndexedSlices)]
+    dense = [value for value in summands if not isinstance(value, tf.IndexedSlices)]
+    total = tf.add_n(dense) if dense else tf.zeros(shape)
+    for rows in sparse:
+        total = tf.tensor_scatter_nd_add(total, rows.indices[:, None], rows.values)
+    return total
 
 
 def _check_coverage(taps: list[Tap], parameters: Variables) -> None:

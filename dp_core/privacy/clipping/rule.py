@@ -33,7 +33,8 @@ class UnitGradients:
             finite where the gradient is not.
         parts: what together holds the gradients.
         combine: (factors (U,), parts) -> for each parameter, Σᵤ factorᵤ · gradientᵤ. Linear in
-            the factors; it gets the parts anew because units that are not finite are zeroed.
+            the factors; it gets the parts anew because units that are not finite are zeroed. A
+            sum with few rows that are not zero may come as tf.IndexedSlices.
     """
 
     squared_norms: Tensor

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.embedding import EmbeddingTap
-from dp_core.privacy.clipping.gram import gram_squared_norms
+from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
 from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
 from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
@@ -59,6 +59,9 @@ def cross_term(
 ) -> Tensor:
     """Return what the squared norm of the table's gradient has beyond the two parts': (U,).
 
+    Bounded from above as Gram norms are, since it can cancel them: each product of vectors is off
+    by at most γ_D times their lengths, and terms are added over T, then over K (Higham 2002, 3.5).
+
     Args:
         lookup: the embedding's tap.
         lookup_g: (M, S, D), its output's gradient.
@@ -74,4 +77,7 @@ def cross_term(
     ids = tf.repeat(ids[:, None, :], k, axis=1)  # (U, K, T)
     at_words = tf.gather(logit_g, ids, batch_dims=2)  # (U, K, T)
     alignment = tf.matmul(h, g, transpose_b=True)  # (U, K, T)
-    return 2.0 * tf.reduce_sum(alignment * at_words, axis=(1, 2))
+    lengths = tf.norm(h, axis=2)[:, :, None] * tf.norm(g, axis=2)[:, None, :]  # (U, K, T)
+    computed = tf.reduce_sum(tf.reduce_sum(alignment * at_words, axis=2), axis=1)
+    scale = tf.reduce_sum(lengths * tf.abs(at_words), axis=(1, 2))
+    return 2.0 * (computed + rounding_factor(h.shape[2], 0, max(k, g.shape[1])) * scale)

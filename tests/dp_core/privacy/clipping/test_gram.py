@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from dp_core.privacy.clipping import linear
+from dp_core.privacy.clipping.embedding import EmbeddingTap
 from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
 from dp_core.privacy.clipping.linear import LinearTap
+from dp_core.privacy.clipping.tied_projection import TiedProjectionTap, cross_term
 
 
 def truth(x: np.ndarray, g: np.ndarray) -> np.ndarray:
@@ -73,3 +75,30 @@ def test_both_forms_of_the_linear_rule_are_the_definition(
         expected = np.einsum("u,uij->ij", factors, products)
         np.testing.assert_allclose(sums["a/kernel"], expected, atol=1e-4)
         np.testing.assert_allclose(sums["a/bias"], factors @ biases, atol=1e-4)
+
+
+def test_the_cross_term_is_a_bound_also_where_it_cancels():
+    """Lookup and projection pull the table in opposite directions, but for a hair."""
+    rng = np.random.default_rng(3)
+    units, tokens, words, width = 3, 6, 9, 16
+    ids = np.stack([rng.permutation(words)[:tokens] for _ in range(units)]).astype(np.int32)
+    g = rng.standard_normal((units, tokens, width)).astype(np.float32)
+    h = -g + 1e-4 * rng.standard_normal(g.shape).astype(np.float32)
+    logits = np.zeros((units, tokens, words), np.float32)  # prediction k is all for word k
+    np.put_along_axis(logits, ids[:, :, None], 1.0, axis=2)
+    flat_ids = tf.constant(ids)
+    lookup = EmbeddingTap(
+        "word", "position", None, units, flat_ids, None, {"word": words}, tf.constant(g)
+    )
+    projection = TiedProjectionTap(
+        "word", None, units, tf.constant(h.reshape(-1, width)), tf.constant(0.0)
+    )
+    cross = cross_term(
+        lookup, tf.constant(g), projection, tf.constant(logits.reshape(-1, words))
+    ).numpy()
+    g, h = g.astype(np.float64), h.astype(np.float64)
+    exact = 2 * np.einsum("utd,utd->u", g, h)
+    parts = np.square(g).sum((1, 2)) + np.square(h).sum((1, 2))
+    assert (cross >= exact).all()
+    assert (parts + exact < 1e-6 * parts).all()  # they cancel indeed
+    np.testing.assert_allclose(cross, exact, rtol=1e-4)
