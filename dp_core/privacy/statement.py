@@ -189,7 +189,7 @@ def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[
     limits = (
         f"It does not say that nothing about a {unit} can be inferred: what many people's texts "
         "have in common is learned, as intended. It protects one "
-        f"{unit}, not several together: for k of them ε grows k-fold."
+        f"{unit}, not several together: for k of them it is kε and δ(e^kε − 1)/(e^ε − 1)."
     )
     if epsilon > 10:
         limits += " With an ε above 10 the formal promise is weak; rely on the audits as well."

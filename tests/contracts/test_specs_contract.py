@@ -14,8 +14,11 @@ from tasks.specs import (
     JobSettings,
     PretrainSpec,
     RunContext,
+    SelectSpec,
     StepSpec,
+    SweepPoint,
     SweepSettings,
+    VocabularySpec,
     dp_bert_steps,
     one_line,
     spec_from_json,
@@ -200,6 +203,24 @@ def test_a_whole_run_is_registered_before_its_first_release() -> None:
     (one, *_) = [sweep_point_steps(settings, p, ROOT)["budget"] for p in settings.points()]
     assert isinstance(one, BudgetSpec)
     assert len(one.charged) == 3
+
+
+def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
+    settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
+    (point,) = settings.points()
+    assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
+    steps = sweep_point_steps(settings, point, ROOT)
+    selection = steps["dp_pretraining"]
+    assert isinstance(selection, SelectSpec)
+    assert len(selection.candidates) == len(settings.grid()) == 3 * 2 * 2
+    assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
+    other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point, ROOT)
+    assert other["dp_pretraining"].digest() != selection.digest()
+    budget = steps["budget"]
+    assert isinstance(budget, BudgetSpec)
+    assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
+    with pytest.raises(ValidationError, match="Rényi"):
+        SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)
 
 
 def test_another_run_of_the_same_work_is_the_same_work() -> None:

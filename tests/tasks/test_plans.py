@@ -41,7 +41,10 @@ from tasks.specs import (
 from tasks.steps import budget
 from tasks.workbench import Workbench
 
-PRIVATE = {"private_format": "text", "private_path": "/x", "private_dataset": "notes"}
+PRIVATE = {
+    "private_format": "text", "private_path": "/x", "private_dataset": "notes",
+    "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
+}  # fmt: skip
 ROOT = "file:///store"
 SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], Relation]] = [
     ({}, PoissonGaussian, Relation.ADD_REMOVE),
