@@ -6,6 +6,8 @@
 `CONFIDE_SWEEP_SETTINGS`  a JSON file: the defaults of `dp_sweep`'s form
 `CONFIDE_CORPORA`         a JSON file: private data set -> the settings of the job that a new
                           version of it starts
+
+In place of a JSON file's name, the JSON object itself will do.
 """
 
 from __future__ import annotations
@@ -84,12 +86,12 @@ def _settings(variable: str, model: type[JobSettings]) -> dict[str, Any]:
 
 
 def _read(variable: str) -> dict[str, Any]:
-    """Return the JSON object in the file that a variable names; {} where it names none."""
-    file = os.environ.get(variable)
-    if not file:
+    """Return the JSON object that a variable holds, or the file that it names; {} for neither."""
+    told = os.environ.get(variable, "").strip()
+    if not told:
         return {}
     try:
-        given = json.loads(Path(file).read_text())
+        given = json.loads(told if told.startswith("{") else Path(told).read_text())
     except (OSError, ValueError) as error:  # also what is not UTF-8
         raise ValueError(f"{variable}: {type(error).__name__}: {error}") from None
     if not isinstance(given, dict):

@@ -23,6 +23,14 @@ def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
     assert configuration.sweep_settings() == {"sweep_noise_multipliers": "1,2", "layers": 3}
 
 
+def test_the_object_itself_stands_for_a_file(monkeypatch):
+    monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", ' {"layers": 3} ')
+    assert configuration.train_settings() == {"layers": 3}
+    monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", '{"layers": "many"}')
+    with pytest.raises(ValueError, match="CONFIDE_TRAIN_SETTINGS: layers"):
+        configuration.train_settings()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
