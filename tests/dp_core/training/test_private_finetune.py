@@ -93,22 +93,18 @@ def test_it_learns_under_little_noise(pretrained, run):
 
 def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
     wrong = [Sentence(s.tokens, ("B-drug",) * len(s.tags), s.document_id) for s in sentences(60, 0)]
-    moved = []
-    for noise in (0.01, 1000.0):
-        settings = {"noise_multiplier": noise, "updates": 3}
-        right = run(pretrained, name=f"right {noise}", **settings)
-        other = run(pretrained, train=wrong, name=f"wrong {noise}", **settings)
-        difference = right.parameters["tagger/kernel"] - other.parameters["tagger/kernel"]
-        moved.append(np.abs(difference).max())
-    assert moved[1] < moved[0] / 10
+    settings = {"noise_multiplier": 1000.0, "updates": 3}
+    right = run(pretrained, name="right", **settings)
+    other = run(pretrained, name="wrong", train=wrong, **settings)
+    start = with_classifier(load(pretrained), LABELS, 1)
+    first, told, untold = (m.parameters["tagger/kernel"] for m in (start, right, other))
+    assert np.abs(told - untold).max() < 0.1 * np.abs(told - first).max()
 
 
 def test_it_repeats_itself_and_its_model_is_kept_and_read(pretrained, run, tmp_path):
     first, again = (run(pretrained, name=name, updates=2) for name in "ab")
-    other = run(pretrained, name="c", updates=2, seed=PrivacySeed.fixed(4))
     for name, value in first.parameters.items():
         np.testing.assert_array_equal(value, again.parameters[name])
-    assert not np.array_equal(first.parameters["tagger/kernel"], other.parameters["tagger/kernel"])
     save(first, tmp_path / "saved")
     read = load(tmp_path / "saved")
     assert read.labels == LABELS
