@@ -49,7 +49,7 @@ RESULT = ROOT / "benchmarks" / "results" / "clipping.json"
 ORDINARY, FAST = "non-private", ENGINES[0]
 OPACUS = ROOT / ".venv" / "bench" / "bin" / "python"
 SEED = PrivacySeed.fixed(0)
-WARM_UP, SLOW_ROUNDS = 2, 3
+WARM_UP, SLOW_ROUNDS = 2, 2
 Figures = dict[str, float]
 
 
@@ -120,7 +120,7 @@ def side_by_side(c: Case, engines: Sequence[str], rounds: int) -> dict[str, Figu
 
 
 def peak_memory(name: str, engine: str) -> Figures:
-    """Measure three updates in a process of their own."""
+    """Measure two updates in a process of their own."""
     answer = subprocess.run(
         [sys.executable, __file__, "--peak", name, engine],
         capture_output=True,
@@ -134,7 +134,7 @@ def print_peak(name: str, engine: str) -> None:
     c = CASES[name]
     trainer, batch = trainer_of(engine, c), batch_of(c, c.units)
     memory = PeakMemory()
-    for t in range(3):
+    for t in range(2):
         step(trainer, batch, engine != ORDINARY, t)
     print(json.dumps(memory.figures()))
 
@@ -163,7 +163,7 @@ def measure(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
         for engine, own in results.items():
             own.update(peak_memory(name, engine))
     if OPACUS.exists():
-        results |= opacus(name, min(rounds, 2 * SLOW_ROUNDS), with_memory)
+        results |= opacus(name, min(rounds, 3 * SLOW_ROUNDS), with_memory)
     else:
         print("Opacus is left out: no .venv/bench. `make bench-opacus` sets it up.", flush=True)
     if with_memory:
@@ -195,7 +195,7 @@ def show(name: str, results: dict[str, Figures]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULT)

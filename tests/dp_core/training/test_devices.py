@@ -38,3 +38,21 @@ def test_a_missing_gpu_is_one_clear_line():
 
 def test_fine_tuning_runs_on_one_device():
     assert single_device("mock-tpu:2") == single_device("cpu") == "/cpu:0"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no metadata"), tf.errors.NotFoundError(None, None, "")]
+)
+def test_a_missing_tpu_is_one_clear_line(monkeypatch, error):
+    def connect():
+        raise error
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver.TPUClusterResolver, "connect", connect)
+    with pytest.raises(BadInput, match=r"no TPU found\. Choose cpu or mock-tpu:N"):
+        strategy_for("tpu")
+
+
+def test_float32_products_are_not_rounded_to_fewer_bits():
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    strategy_for("cpu")
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()

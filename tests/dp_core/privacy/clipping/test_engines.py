@@ -191,3 +191,16 @@ def test_a_clip_norm_that_changes_compiles_nothing_anew(problem):
     sizes = [float(norm_of_sum(tf.constant(c))) for c in (0.01, 0.02)]
     assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
     assert norm_of_sum.experimental_get_tracing_count() == 1
+
+
+def test_xla_compiles_bfloat16_and_automatic_clipping_to_the_same(problem):
+    def call(clip):
+        options = {"factors_of": automatic_factors, "precision": "bfloat16"}
+        r = clipped_sum(problem.losses, problem.parameters, problem.units, clip, **options)
+        return r.sums, r.norms
+
+    sums, norms = tf.function(call, jit_compile=True, autograph=False)(tf.constant(0.5))
+    expected, expected_norms = call(tf.constant(0.5))
+    size = np.linalg.norm(flat(expected))
+    assert np.linalg.norm(flat(sums) - flat(expected)) < 0.02 * size  # XLA rounds less often
+    np.testing.assert_allclose(norms, expected_norms, rtol=0.02)
