@@ -42,6 +42,7 @@ class NoiseBlocks:
         self._ends = np.cumsum(sizes)
         total = int(self._ends[-1])
         self.count = -(-total // _LARGEST_BLOCK)
+        self._compiled = False
         self.block_size = -(-total // (2 * self.count)) * 2
 
     def keys(self, seed: PrivacySeed, manifest: bytes, t: int, draws: int) -> Keys:
@@ -79,9 +80,11 @@ class NoiseBlocks:
             for i, own, within in places:
                 means[i][own] = mean[within]
 
-        work(0)  # alone: it compiles
+        if not self._compiled:
+            work(0)  # alone: threads that find nothing compiled would each do it
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(work, range(1, self.count)))
+            list(pool.map(work, range(0 if self._compiled else 1, self.count)))
+        self._compiled = True
         return {
             name: tf.reshape(_tensor(mean), shape)
             for (name, shape), mean in zip(self._shapes.items(), means, strict=True)
