@@ -1,0 +1,69 @@
+"""The budget step as a launcher sees it: exit code 3, one line, nothing spent, nothing read."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.units import PrivacyUnit
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import JobSettings, dp_bert_steps
+
+JOB = JobSettings(
+    private_format="text", private_path="/nobody/has/this", private_dataset="notes",
+    words_per_unit=16, epochs=2, noise_multiplier=0.7,
+)  # fmt: skip
+
+
+@pytest.fixture
+def home(untracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    monkeypatch.setenv("CONFIDE_HOME", str(untracked.home))
+    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
+    yield untracked
+    signal.signal(signal.SIGTERM, before)
+    os.umask(mask)
+
+
+def _budget(deployment: Deployment, tmp_path: Path) -> int:
+    spec = dp_bert_steps(JOB, deployment.store)["budget"]
+    file = tmp_path / "spec.json"
+    file.write_text(spec.model_dump_json())
+    return contract.main("budget", str(file))
+
+
+def test_a_run_that_does_not_fit_ends_with_exit_code_3(
+    home: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger.open(home.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 2.5, 1e-5)
+    assert _budget(home, tmp_path) == 3
+    said = [line for line in capsys.readouterr().err.splitlines() if "spent + asked" in line]
+    assert len(said) == 1
+    assert said[0].count(">") >= 2  # the arithmetic
+    assert ledger.history("notes") == []
+
+
+def test_a_run_that_fits_is_planned_once_however_often_it_is_asked(
+    home: Deployment, tmp_path: Path
+) -> None:
+    ledger = Ledger.open(home.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-5)
+    assert _budget(home, tmp_path) == 0
+    spent = ledger.remaining("notes").spent
+    assert _budget(home, tmp_path) == 0
+    assert ledger.remaining("notes").spent == spent
+    assert [e.state for e in ledger.history("notes")] == [State.PLANNED] * 2
+
+
+def test_a_data_set_without_a_budget_is_named_before_anything_is_read(
+    home: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _budget(home, tmp_path) == 2
+    assert "confide ledger register notes" in capsys.readouterr().err
