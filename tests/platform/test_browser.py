@@ -22,7 +22,7 @@ expect = playwright.expect
 
 CHROMIUM = os.environ.get("CONFIDE_CHROMIUM") or shutil.which("chromium") or ""
 SCREENSHOTS = ROOT / "ci-artifacts" / "screenshots"
-PATIENCE = 60_000  # milliseconds for a page, on a machine that trains models meanwhile
+PATIENCE = 180_000  # milliseconds for a page, on a machine that trains models meanwhile
 
 pytestmark = [
     pytest.mark.slow,
