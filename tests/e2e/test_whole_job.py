@@ -36,15 +36,8 @@ DOCUMENT, LABEL = "document-xanthorquil", "entiquorble"
 SECRETS = (*NAME.split(), NUMBER, PATIENT, DOCUMENT, LABEL)
 PRIVATE_STEPS = ("corpus", "entities")  # their outputs are private text, in the private store
 OPERATOR_METRICS = {
-    "loss",
-    "batch",
-    "clipped",
-    "units",
-    "rows",
-    "documents",
-    "f1",
-    "distinct_words",
-}
+    "loss", "batch", "clipped", "units", "rows", "documents", "f1", "distinct_words"
+}  # fmt: skip
 
 
 @dataclass
@@ -207,6 +200,15 @@ def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finishe
     for task in ("private_corpus", "private_store", "dp_pretraining", "nonprivate_pretraining"):
         shown = {m.name for m in finished.result(task).metrics if m.label != "operator"}
         assert shown & OPERATOR_METRICS == set()
+
+
+def test_anyone_may_see_how_a_private_training_goes_on_public_text(finished: Finished) -> None:
+    seen = [m for m in finished.result("dp_pretraining").metrics if m.name == "mlm_public"]
+    assert seen
+    assert {m.label for m in seen} == {"dp"}
+    spent = {m.step for m in finished.result("dp_pretraining").metrics if m.name == "epsilon"}
+    assert {m.step for m in seen} <= spent
+    assert max(spent) == finished.settings.updates
 
 
 def test_the_publishable_page_withholds_what_the_operators_page_shows(finished: Finished) -> None:
