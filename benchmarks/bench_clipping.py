@@ -14,6 +14,7 @@ The non-private step is the same model, forward pass, optimizer and compiled gra
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -159,6 +160,7 @@ def measure(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
     results = side_by_side(c, [FAST], rounds)
     for engine in ENGINES[1:]:  # many times slower, so fewer rounds, each beside its own ordinary
         results[engine] = side_by_side(c, [engine], min(rounds, SLOW_ROUNDS))[engine]
+        gc.collect()  # trainers and their graphs point at each other
     if with_memory:
         for engine, own in results.items():
             own.update(peak_memory(name, engine))
@@ -211,13 +213,14 @@ def main() -> None:
         "tensorflow": tf.__version__,
         "load_before": os.getloadavg()[0],
     }
-    results = {}
+    results: dict[str, dict[str, Figures]] = {}
+    told.output.parent.mkdir(exist_ok=True)
     for name in told.models.split(","):
         results[name] = measure(name, told.rounds, not told.no_memory)
         show(name, results[name])
-    about["cases"] = {name: vars(CASES[name]) for name in results}
-    told.output.parent.mkdir(exist_ok=True)
-    told.output.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
+        about |= {"cases": {n: vars(CASES[n]) for n in results}, "results": results}
+        about["load_after"] = os.getloadavg()[0]
+        told.output.write_text(json.dumps(about, indent=2) + "\n")
     print(f"written: {told.output}")
 
 
