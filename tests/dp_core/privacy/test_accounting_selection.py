@@ -11,13 +11,17 @@ import math
 from collections import Counter
 from typing import Any
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, rdp_curve, without_pld
+from dp_core.privacy.accounting.rdp import LOW_ORDERS
+from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
 from dp_core.privacy.accounting.selection import (
     negative_binomial_curve,
     negative_binomial_mean,
@@ -195,6 +199,22 @@ def test_beside_a_histogram_it_enters_as_the_epsilon_and_delta_proven_for_it() -
     apart = epsilon_pld(histogram, 1e-6) + epsilon_pld(selection, 1e-6)
     assert epsilon_pld(selection, 1e-6) < both <= apart * 1.001
     assert epsilon_pld(compose(histogram, selection), 0.9e-6) == math.inf  # below its own δ
+
+
+@pytest.mark.parametrize(
+    ("law", "shape"), [("geometric", 1.0), ("logarithmic", 0.0), ("poisson", math.inf)]
+)
+def test_another_implementation_comes_to_the_same(law: Law, shape: float) -> None:
+    one = PoissonGaussian.single(0.01, 1.0, 500)
+    steps = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
+    repeated = dp_event.RepeatAndSelectDpEvent(dpa.SelfComposedDpEvent(steps, 500), 6.0, shape)
+    theirs = (
+        dpa.rdp.RdpAccountant(sorted({*LOW_ORDERS, *ORDERS_OF_RDP}))
+        .compose(repeated)
+        .get_epsilon(1e-6)
+    )
+    ours = epsilon_rdp(selection_of([one], law, 6.0, 1e-6), 1e-6)
+    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 @pytest.mark.parametrize(
