@@ -11,7 +11,6 @@ from dp_core.ner.scoring import score
 from dp_core.ner.sentence import Sentence, tags_of_types
 from dp_core.privacy.labels import Dp, Operator
 from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.finetune import finetune, tag
 from dp_core.training.private_finetune import finetune_privately
 from dp_core.training.progress import Progress
@@ -141,7 +140,7 @@ def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Inp
         manifest=content,
         init_seed=spec.seed,
         max_length=spec.sequence_length,
-        checkpoints=LocalFolder(bench.durable / f"checkpoints-{charged.entry.id}"),
+        checkpoints=bench.checkpoints(f"checkpoints-{charged.entry.id}"),
         device=spec.device,
         progress=told,
     )
