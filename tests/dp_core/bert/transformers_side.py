@@ -76,7 +76,10 @@ def read(folder: Path) -> None:
         model, about = getattr(transformers, words[0]).from_pretrained(
             own, output_loading_info=True, dtype=torch.float32
         )
-        np.save(own / "logits.npy", logits_of(model, dict(np.load(own / "asked.npz"))))
+        np.save(
+            own / "logits.npy",
+            logits_of(model, dict(np.load(own / "asked.npz", allow_pickle=False))),
+        )
         loading = {key: sorted(map(str, about[key])) for key in ("missing_keys", "unexpected_keys")}
         if (own / "tokenizer.json").exists():
             loading["pieces"] = AutoTokenizer.from_pretrained(own)("ab fa bed")["input_ids"]

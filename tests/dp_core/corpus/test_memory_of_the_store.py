@@ -81,6 +81,6 @@ def test_an_array_that_grew_is_the_array(tmp_path):
     assert len(array) == 200_000
     assert not (tmp_path / "a.npy").exists()
     np.testing.assert_array_equal(array.finish(), values)
-    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), values)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy", allow_pickle=False), values)
     assert open_array(tmp_path / "a.npy").dtype == np.uint64
     assert [f.name for f in tmp_path.iterdir()] == ["a.npy"]
