@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from scipy.integrate import trapezoid
 from scipy.stats import norm
 
 Density = Callable[[np.ndarray], np.ndarray]
@@ -14,7 +15,7 @@ Density = Callable[[np.ndarray], np.ndarray]
 def hockey_stick(p: Density, q: Density, epsilon: float, reach: float) -> float:
     """Return ∫ max(0, p − e^ε q) over [−reach, reach], by the trapezoid rule."""
     x = np.linspace(-reach, reach, 60_001)
-    return float(np.trapz(np.maximum(0.0, p(x) - math.exp(epsilon) * q(x)), x))
+    return float(trapezoid(np.maximum(0.0, p(x) - math.exp(epsilon) * q(x)), x))
 
 
 def gaussian_mixture(means: dict[float, float], sigma: float) -> Density:
