@@ -18,6 +18,7 @@ from dp_core.bert.layers import Layers, Tensor, Variables
 from dp_core.errors import BadInput
 from dp_core.privacy.clipping.engine import ClippedSum, UnitLosses
 from dp_core.privacy.clipping.factors import Factors, flat_factors
+from dp_core.privacy.clipping.naive import naive_clipped_sum
 
 _UNBOUNDED = 1e30  # stands for an infinite clip norm, which the toolbox multiplies by zero noise
 
@@ -33,10 +34,9 @@ def toolbox_clipped_sum(
 ) -> ClippedSum:
     """As `engine.clipped_sum`, same arguments, same result up to rounding.
 
-    The same guarantee too, as long as every unit's losses and activations are finite: the jacobian
-    multiplies them by the zeros of other units' rows, and 0·NaN is NaN. Where one
-    is not, the whole micro-batch gives zero: more than one unit may move. The other engines keep
-    such a unit to itself.
+    The same guarantee too. The jacobian multiplies a unit's values by the zeros of other units'
+    rows, and 0·NaN is NaN: so a micro-batch with a value that is not finite is clipped unit by
+    unit instead (`naive`), which keeps that unit to itself if `unit_losses` is `Separable`.
 
     Raises:
         BadInput: tensorflow-privacy is not installed, or clipping is to be other than flat.
@@ -57,11 +57,18 @@ def toolbox_clipped_sum(
         noted.losses = unit_losses(Layers(parameters, precision))
         return noted.losses
 
-    tape = _SoundTape(noted)
+    tape = _NotingTape(noted)
     pairs = optimizer._compute_gradients(losses, [parameters[n] for n in names], tape=tape)
     means = [mean for mean, _ in pairs]
     sums = {name: mean * float(units) for name, mean in zip(names, means, strict=True)}
-    return ClippedSum(sums, noted.norms, noted.losses)
+    vectorized = (sums, noted.norms, noted.losses)
+
+    def one_by_one() -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        slow = naive_clipped_sum(unit_losses, parameters, units, clip, precision=precision)
+        return slow.sums, slow.norms, slow.losses
+
+    finite = tf.reduce_all(tf.math.is_finite(noted.norms))
+    return ClippedSum(*tf.cond(finite, lambda: vectorized, one_by_one))
 
 
 def _optimizer_class() -> Any:
@@ -87,8 +94,8 @@ class _Noted:
     norms: Tensor
 
 
-class _SoundTape(tf.GradientTape):  # type: ignore[misc]
-    """Notes the units' norms, and zeroes units that are not finite, which the toolbox would add."""
+class _NotingTape(tf.GradientTape):  # type: ignore[misc]
+    """Notes the units' norms, which the optimizer keeps to itself."""
 
     def __init__(self, noted: _Noted) -> None:
         super().__init__(persistent=True, watch_accessed_variables=False)
@@ -96,12 +103,8 @@ class _SoundTape(tf.GradientTape):  # type: ignore[misc]
 
     def jacobian(self, target: Tensor, sources: Sequence[Any], **options: Any) -> list[Tensor]:
         """(U,), variables -> for each variable, the units' gradients (U, ...)."""
-        gradients = super().jacobian(target, sources, **options)
+        gradients: list[Tensor] = super().jacobian(target, sources, **options)
         flat = [tf.reshape(g, (g.shape[0], -1)) for g in gradients]
         squared = tf.add_n([tf.reduce_sum(tf.square(g), axis=1) for g in flat])  # (U,)
         self._noted.norms = tf.sqrt(squared)
-        sound = tf.math.is_finite(squared)[:, None]
-        return [
-            tf.reshape(tf.where(sound, f, 0.0), g.shape)
-            for f, g in zip(flat, gradients, strict=True)
-        ]
+        return gradients

@@ -74,10 +74,7 @@ def test_a_unit_that_is_not_finite_contributes_nothing(problem_of, engine, value
     assert np.linalg.norm(flat(rest.sums)) > 0.5
     p.shares[1] = value  # at 1e30 the gradient is finite, its squared norm is not
     clipped = run(engine, UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
-    if engine == "tensorflow-privacy" and np.isnan(value):  # it says so: nothing, and no NaN
-        assert not flat(clipped.sums).any()
-    else:
-        np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
+    np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
 
 def test_losses_by_unit_need_no_pass_over_the_others(problem):
