@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from dp_core.privacy.units import PrivacyUnit
 from tasks.deployment import CHECKOUT
 from tasks.plans import PlannedRelease
 from tasks.specs import ReleaseRecord
+from tasks.speech import say
 from tasks.workbench import Workbench
 
 MADE_UP = "synthetic-notes"  # the settings keep this name for the project's own notes
@@ -151,7 +151,7 @@ def charge(
         entry = ledger.reserve(reservation)
         if _may_continue(bench, entry, content):
             return Charge(ledger, entry, ledger.seed(entry, bench.seeds, content))
-        print("an earlier attempt had other inputs or code: a new release", file=sys.stderr)
+        say("an earlier attempt had other inputs or code: a new release, charged as one", "warning")
     raise AssertionError("count() does not end")
 
 

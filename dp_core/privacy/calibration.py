@@ -39,14 +39,56 @@ def noise_multiplier_for(
     Raises:
         BadInput: no σ up to a million reaches the target (what is alongside spends it all).
     """
-    return _smallest_noise(
-        lambda sigma: PoissonGaussian.single(
-            sampling_rate, sigma, steps, unit=alongside.unit if alongside else None
-        ),
+    unit = alongside.unit if alongside else None
+    return noise_for(
+        lambda sigma: PoissonGaussian.single(sampling_rate, sigma, steps, unit=unit),
         target_epsilon,
         delta,
         alongside,
     )
+
+
+def noise_for(
+    event_of: Callable[[float], MechanismEvent],
+    target_epsilon: float,
+    delta: float,
+    alongside: MechanismEvent | None = None,
+) -> float:
+    """Return the smallest σ at which the event stays within (ε, δ), however batches are drawn.
+
+    Args:
+        event_of: the training's event at a noise multiplier σ.
+        target_epsilon, delta, alongside: as for `noise_multiplier_for`; of the event's neighbours.
+
+    Raises:
+        BadInput: no σ up to a million reaches the target.
+    """
+
+    @functools.cache
+    def excess(sigma: float) -> float:
+        return _excess(event_of(sigma), target_epsilon, delta, alongside)
+
+    _check(target_epsilon, delta)
+    low = high = 1.0
+    while excess(high) > 0:
+        low, high = high, 2 * high
+        if high > _MOST_NOISE:
+            raise BadInput(
+                f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
+                where="epsilon",
+                fix="What is composed with the training already spends it."
+                if alongside
+                else "Ask for a larger ε or δ, or fewer updates.",
+            )
+    while low == high or excess(low) <= 0:
+        low, high = low / 2, min(low, high)
+        if low < _LEAST_NOISE:
+            return _round_up(high)
+    root = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=2e-6)
+    sigma = _round_up(math.exp(root))
+    while excess(sigma) > 0:
+        sigma = _round_up(sigma * (1 + 2 * 10.0**-_DIGITS))
+    return sigma
 
 
 def plan_for(
@@ -57,7 +99,7 @@ def plan_for(
     For every kind of sampling and schedule; the other fields stay.
     """
     plan = dataclasses.replace(plan, noise_multiplier_per_draw_stated=None)
-    sigma = _smallest_noise(
+    sigma = noise_for(
         lambda s: dataclasses.replace(plan, noise_multiplier=s).event(),
         target_epsilon,
         plan.delta,
@@ -80,11 +122,33 @@ def steps_for(
         BadInput: not even one update fits.
     """
     unit = alongside.unit if alongside else None
+    return steps_within(
+        lambda n: PoissonGaussian.single(sampling_rate, noise_multiplier, n, unit=unit),
+        target_epsilon,
+        delta,
+        alongside,
+    )
+
+
+def steps_within(
+    event_of: Callable[[int], MechanismEvent],
+    target_epsilon: float,
+    delta: float,
+    alongside: MechanismEvent | None = None,
+) -> int:
+    """Return the largest number of updates within (ε, δ), however batches are drawn.
+
+    Args:
+        event_of: the training's event after a number of updates.
+        target_epsilon, delta, alongside: as for `noise_for`.
+
+    Raises:
+        BadInput: not even one update fits.
+    """
 
     @functools.cache
     def excess(steps: int) -> float:
-        event = PoissonGaussian.single(sampling_rate, noise_multiplier, steps, unit=unit)
-        return _excess(event, target_epsilon, delta, alongside)
+        return _excess(event_of(steps), target_epsilon, delta, alongside)
 
     _check(target_epsilon, delta)
     if excess(1) > 0:
@@ -113,37 +177,6 @@ def _last_below(excess: Callable[[int], float], low: int, high: int, guess: int)
         else:
             high, guess = n, n - 1
     return low
-
-
-def _smallest_noise(
-    event_of: Callable[[float], MechanismEvent],
-    target_epsilon: float,
-    delta: float,
-    alongside: MechanismEvent | None,
-) -> float:
-    @functools.cache
-    def excess(sigma: float) -> float:
-        return _excess(event_of(sigma), target_epsilon, delta, alongside)
-
-    _check(target_epsilon, delta)
-    low = high = 1.0
-    while excess(high) > 0:
-        low, high = high, 2 * high
-        if high > _MOST_NOISE:
-            raise BadInput(
-                f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
-                where="epsilon",
-                fix="What is composed with the training already spends it.",
-            )
-    while low == high or excess(low) <= 0:
-        low, high = low / 2, min(low, high)
-        if low < _LEAST_NOISE:
-            return _round_up(high)
-    root = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=2e-6)
-    sigma = _round_up(math.exp(root))
-    while excess(sigma) > 0:
-        sigma = _round_up(sigma * (1 + 2 * 10.0**-_DIGITS))
-    return sigma
 
 
 def _excess(

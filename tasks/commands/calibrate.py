@@ -6,6 +6,13 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_pairs
+from tasks.commands.training_options import (
+    NEIGHBOURS,
+    Batches,
+    check_delta,
+    schedule_of,
+    training_options,
+)
 
 
 @click.group("calibrate")
@@ -16,45 +23,61 @@ def command() -> None:
 @command.command("training")
 @click.option("--epsilon", type=float, required=True, help="Target ε (PLD).")
 @click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
-@click.option("--sampling-rate", type=float, required=True, help="q: expected batch over units.")
-@click.option("--steps", type=int, help="Number of updates: asks for the noise.")
-@click.option("--noise-multiplier", type=float, help="σ: asks for the number of updates.")
+@training_options
+@click.option(
+    "--noise-multiplier", type=float, help="σ: asks for the number of updates, in place of --steps."
+)
 @as_json
 def training(
     epsilon: float,
     delta: float,
-    sampling_rate: float,
+    sampling_rate: float | None,
     steps: int | None,
+    phases: tuple[tuple[float, int], ...],
+    sampling: str,
+    units: int | None,
+    cap: int | None,
     noise_multiplier: float | None,
     as_json: bool,
 ) -> None:
-    """Say the smallest σ for a number of updates, or the most updates for a σ."""
-    from dp_core.privacy.accounting import epsilon_pld
-    from dp_core.privacy.calibration import noise_multiplier_for, steps_for
-    from dp_core.privacy.events import PoissonGaussian
+    """Say the smallest σ for a number of updates, or the most updates for a σ.
 
-    if steps is not None and noise_multiplier is None:
-        noise_multiplier = noise_multiplier_for(
-            epsilon, delta, sampling_rate=sampling_rate, steps=steps
+    For every way of drawing batches, with what is proven for it.
+    """
+    from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+    from dp_core.privacy.calibration import noise_for, steps_within
+
+    check_delta(delta, units)
+    batches = Batches(sampling, units, cap)
+    if noise_multiplier is None:
+        schedule = schedule_of(sampling_rate, steps, phases)
+        noise_multiplier = noise_for(lambda s: batches.event(schedule, s), epsilon, delta)
+    elif sampling_rate is None or steps is not None or phases:
+        raise BadInput(
+            "the noise asks for the number of updates at one rate",
+            where="--noise-multiplier",
+            fix="Give it with --sampling-rate alone; or leave it out, to be told the noise.",
         )
-    elif noise_multiplier is not None and steps is None:
-        steps = steps_for(
-            epsilon, delta, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier
-        )
-    if steps is None or noise_multiplier is None:
-        raise BadInput("give one of them", where="--steps, --noise-multiplier")
-    reached = epsilon_pld(PoissonGaussian.single(sampling_rate, noise_multiplier, steps), delta)
+    else:
+        rate, sigma = sampling_rate, noise_multiplier
+        most = steps_within(lambda n: batches.event([(rate, n)], sigma), epsilon, delta)
+        schedule = [(rate, most)]
+    event = batches.event(schedule, noise_multiplier)
     found = {
         "noise_multiplier": noise_multiplier,
-        "steps": steps,
-        "sampling_rate": sampling_rate,
-        "epsilon": reached,
+        "steps": sum(n for _, n in schedule),
+        "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
+        "sampling": sampling,
+        "epsilon": epsilon_pld(event, delta),
+        "epsilon_rdp": epsilon_rdp(event, delta),
         "delta": delta,
+        "neighbours": event.relation.value,
     }
     if as_json:
-        write_json(found)
+        write_json({**found, "phases": [{"sampling_rate": q, "steps": n} for q, n in schedule]})
     else:
-        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}", found)
+        said = NEIGHBOURS[event.relation.value]
+        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, {said}", found)
 
 
 @command.command("vocabulary")

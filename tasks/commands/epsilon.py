@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_pairs
-
-if TYPE_CHECKING:
-    from dp_core.privacy.events import MechanismEvent
-
-_RELATIONS = {
-    "add-or-remove-one": "one unit added or removed",
-    "zero-out-one": "one unit's contribution replaced by nothing",
-    "replace-one": "one unit replaced by another",
-}
+from tasks.commands.training_options import (
+    NEIGHBOURS,
+    Batches,
+    check_delta,
+    schedule_of,
+    training_options,
+)
 
 
 @click.command("epsilon")
-@click.option("--sampling-rate", type=float, help="q: expected batch over units.")
 @click.option("--noise-multiplier", type=float, required=True, help="σ of one update, over C.")
-@click.option("--steps", type=int, help="Number of updates.")
-@click.option(
-    "--phase",
-    "phases",
-    type=(float, int),
-    multiple=True,
-    metavar="RATE STEPS",
-    help="A batch schedule: one for each phase, in place of --sampling-rate and --steps.",
-)
+@training_options
 @click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
-@click.option(
-    "--sampling",
-    type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
-    default="poisson",
-    show_default=True,
-    help="How batches are drawn; each has its own ε.",
-)
-@click.option("--units", type=int, help="Declared units; for truncated-poisson and fixed-size.")
-@click.option("--cap", type=int, help="Largest batch; for truncated-poisson.")
 @click.option(
     "--group", type=int, default=1, show_default=True, help="Also for that many units together."
 )
@@ -67,8 +45,9 @@ def command(
         group_privacy,
     )
 
-    schedule = _schedule(sampling_rate, steps, phases)
-    event = _event(sampling, schedule, noise_multiplier, units, cap)
+    check_delta(delta, units)
+    schedule = schedule_of(sampling_rate, steps, phases)
+    event = Batches(sampling, units, cap).event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     found: dict[str, Any] = {
         "epsilon_pld": claim,
@@ -99,54 +78,4 @@ def command(
     }
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
-    write_pairs(f"ε at δ = {delta:g}, {_RELATIONS[event.relation.value]}", shown)
-
-
-def _schedule(
-    rate: float | None, steps: int | None, phases: tuple[tuple[float, int], ...]
-) -> list[tuple[float, int]]:
-    if phases and rate is None and steps is None:
-        return list(phases)
-    if not phases and rate is not None and steps is not None:
-        return [(rate, steps)]
-    raise BadInput(
-        "Missing option: a rate and steps, or phases",
-        where="confide epsilon",
-        fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
-    )
-
-
-def _event(
-    sampling: str,
-    schedule: list[tuple[float, int]],
-    sigma: float,
-    units: int | None,
-    cap: int | None,
-) -> MechanismEvent:
-    from dp_core.privacy.events import (
-        FixedSizeGaussian,
-        PoissonGaussian,
-        ShuffledGaussian,
-        TruncatedPoissonGaussian,
-    )
-
-    phases = tuple((rate, sigma, n) for rate, n in schedule)
-    poisson = PoissonGaussian(phases)  # checks rates, noise and steps for all of them
-    match sampling:
-        case "truncated-poisson":
-            return TruncatedPoissonGaussian(_given(units, "--units"), _given(cap, "--cap"), phases)
-        case "fixed-size":
-            slots = _given(units, "--units")
-            return FixedSizeGaussian(slots, tuple((round(q * slots), s, n) for q, s, n in phases))
-        case "shuffled":
-            # whole batches only, as the trainer deals them: what is left sits the epoch out
-            epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
-            return ShuffledGaussian(sigma, epochs)
-        case _:
-            return poisson
-
-
-def _given(value: int | None, option: str) -> int:
-    if value is None:
-        raise BadInput("this sampling needs it", where=option)
-    return value
+    write_pairs(f"ε at δ = {delta:g}, {NEIGHBOURS[event.relation.value]}", shown)

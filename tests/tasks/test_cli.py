@@ -56,9 +56,49 @@ def test_calibrated_noise_reaches_its_target(
     words = ["calibrate", "training", *target, "--json", "--noise-multiplier"]
     words.append(str(found["noise_multiplier"]))
     assert json.loads(_confide(monkeypatch, capsys, *words)[1])["steps"] >= 200
-    code, _, err = _confide(monkeypatch, capsys, "calibrate", "training", *target)
-    assert code == 2
-    assert "give one of them" in err
+    for more in ([], ["--steps", "10", "--noise-multiplier", "1"]):
+        code, _, err = _confide(monkeypatch, capsys, "calibrate", "training", *target, *more)
+        assert code == 2
+        assert "--steps" in err or "--noise-multiplier" in err
+
+
+@pytest.mark.parametrize(
+    ("sampling", "neighbours"),
+    [
+        ("truncated-poisson --units 1000 --cap 60", "add-or-remove-one"),
+        ("fixed-size --units 1000", "replace-one"),
+        ("shuffled", "zero-out-one"),
+    ],
+)
+def test_every_sampling_is_calibrated_by_what_is_proven_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sampling: str,
+    neighbours: str,
+) -> None:
+    said = f"--delta 1e-5 --sampling-rate 0.05 --json --sampling {sampling}".split()
+    asked = ["calibrate", "training", "--epsilon", "4", *said]
+    found = json.loads(_confide(monkeypatch, capsys, *asked, "--steps", "40")[1])
+    assert (found["neighbours"], found["sampling"]) == (neighbours, sampling.split()[0])
+    sigma = ["--noise-multiplier", str(found["noise_multiplier"])]
+    told = json.loads(_confide(monkeypatch, capsys, "epsilon", *said, *sigma, "--steps", "40")[1])
+    assert told["epsilon_pld"] == pytest.approx(found["epsilon"])
+    assert 3.98 <= found["epsilon"] <= 4
+    back = json.loads(_confide(monkeypatch, capsys, *asked, *sigma)[1])
+    assert back["steps"] == (40 if sampling != "shuffled" else 40 // 20 * 20)
+
+
+def test_no_batch_is_rounded_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "epsilon --sampling fixed-size --units 100 --noise-multiplier 1 --steps 5 --json"
+    common = [*words.split(), "--delta", "1e-3", "--sampling-rate"]
+    code, out, err = _confide(monkeypatch, capsys, *common, "0.0144")  # the ε of 0.01 is too small
+    assert (code, out) == (2, "")
+    assert "give 0.02" in err
+    assert _confide(monkeypatch, capsys, *common, "0.02")[0] == 0
+    common[common.index("1e-3")] = "0.01"
+    assert "below 1/100" in _confide(monkeypatch, capsys, *common, "0.02")[2]
 
 
 def test_calibrated_vocabulary_is_better_than_the_papers_noise(

@@ -1,11 +1,18 @@
 import dataclasses
+import math
 
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.calibration import noise_multiplier_for, plan_for, steps_for
-from dp_core.privacy.events import PoissonGaussian, ThresholdedHistogram
+from dp_core.privacy.accounting import compose, epsilon_pld, gaussian_epsilon
+from dp_core.privacy.calibration import (
+    noise_for,
+    noise_multiplier_for,
+    plan_for,
+    steps_for,
+    steps_within,
+)
+from dp_core.privacy.events import PoissonGaussian, ShuffledGaussian, ThresholdedHistogram
 from dp_core.privacy.plan import BatchPhase, TrainingPlan
 from dp_core.privacy.samplings import ShuffledSampling
 from dp_core.privacy.units import PrivacyUnit
@@ -51,6 +58,17 @@ def test_a_plan_keeps_its_sampling_and_schedule() -> None:
     assert epsilon_pld(found.event(), found.delta) == pytest.approx(3.0, rel=1e-3)
     assert dataclasses.replace(found, noise_multiplier=1.0) == shuffled
     assert plan_for(plan, 3.0).noise_multiplier < found.noise_multiplier  # amplification helps
+
+
+def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> None:
+    def event(steps: int, sigma: float) -> ShuffledGaussian:
+        return ShuffledGaussian(sigma, math.ceil(steps / 20))
+
+    sigma = noise_for(lambda s: event(60, s), 3.0, 1e-5)
+    # three Gaussians are one with μ = √3/σ: Balle and Wang's ε in closed form
+    assert gaussian_epsilon(1e-5, math.sqrt(3) / sigma) == pytest.approx(3.0, rel=2e-3)
+    assert steps_within(lambda n: event(n, sigma), 3.0, 1e-5) == 60
+    assert steps_within(lambda n: event(n, 1.2 * sigma), 3.0, 1e-5) == 80
 
 
 def test_targets_out_of_reach_are_refused() -> None:

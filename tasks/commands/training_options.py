@@ -1,0 +1,142 @@
+"""A training as commands are told of it: how batches are drawn, at which rates, for how long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dp_core.errors import BadInput
+
+if TYPE_CHECKING:
+    from dp_core.privacy.events import MechanismEvent
+
+NEIGHBOURS = {
+    "add-or-remove-one": "one unit added or removed",
+    "zero-out-one": "one unit's contribution replaced by nothing",
+    "replace-one": "one unit replaced by another",
+}
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = [
+    click.option("--sampling-rate", type=float, help="q: expected batch over units."),
+    click.option("--steps", type=int, help="Number of updates."),
+    click.option(
+        "--phase",
+        "phases",
+        type=(float, int),
+        multiple=True,
+        metavar="RATE STEPS",
+        help="A batch schedule: one for each phase, in place of --sampling-rate and --steps.",
+    ),
+    click.option(
+        "--sampling",
+        type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
+        default="poisson",
+        show_default=True,
+        help="How batches are drawn; each has its own ε, and its own neighbours.",
+    ),
+    click.option("--units", type=int, help="Declared units; for truncated-poisson and fixed-size."),
+    click.option("--cap", type=int, help="Largest batch; for truncated-poisson."),
+]
+
+
+def training_options(command: Command) -> Command:
+    """Give a command the options that describe a training, apart from its noise and δ."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How batches are drawn: what is known of a training before σ and the number of updates."""
+
+    sampling: str
+    units: int | None
+    cap: int | None
+
+    def event(self, schedule: list[tuple[float, int]], sigma: float) -> MechanismEvent:
+        """Return the mechanism: phases of (rate, updates), at noise multiplier σ.
+
+        Raises:
+            BadInput: an impossible rate, σ or number; units or a cap that are missing, or belong to
+                another sampling; a batch that is no whole number.
+        """
+        from dp_core.privacy import events
+
+        phases = tuple((rate, sigma, n) for rate, n in schedule)
+        poisson = events.PoissonGaussian(phases)  # checks rates, noise and steps for all of them
+        if self.cap is not None and self.sampling != "truncated-poisson":
+            raise BadInput(f"{self.sampling} batches have no cap", where="--cap")
+        match self.sampling:
+            case "truncated-poisson":
+                units, cap = _given(self.units, "--units"), _given(self.cap, "--cap")
+                return events.TruncatedPoissonGaussian(units, cap, phases)
+            case "fixed-size":
+                slots = _given(self.units, "--units")
+                return events.FixedSizeGaussian(
+                    slots, tuple((_whole_batch(q, slots), s, n) for q, s, n in phases)
+                )
+            case "shuffled":
+                # whole batches only, as the trainer deals them: what is left sits the epoch out
+                epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
+                return events.ShuffledGaussian(sigma, epochs)
+            case _:
+                return poisson
+
+
+def schedule_of(
+    rate: float | None, steps: int | None, phases: tuple[tuple[float, int], ...]
+) -> list[tuple[float, int]]:
+    """Return the phases, or the only one.
+
+    Raises:
+        BadInput: neither a rate and steps, nor phases; or both.
+    """
+    if phases and rate is None and steps is None:
+        return list(phases)
+    if not phases and rate is not None and steps is not None:
+        return [(rate, steps)]
+    raise BadInput(
+        "Missing option: a rate and steps, or phases",
+        where="--sampling-rate, --steps, --phase",
+        fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
+    )
+
+
+def check_delta(delta: float, units: int | None) -> None:
+    """Refuse a δ at which nothing would be promised.
+
+    Raises:
+        BadInput: not between 0 and 1, or not below 1/units.
+    """
+    if not 0 < delta < 1:
+        raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
+    if units is not None and delta * units >= 1:
+        raise BadInput(
+            f"δ = {delta:g} is not below 1/{units}: publishing one unit whole would be private",
+            where="--delta",
+        )
+
+
+def _whole_batch(rate: float, units: int) -> int:
+    """Return rate · units. A batch rounded down would state an ε that is too small."""
+    batch = round(rate * units)
+    if batch < 1 or not math.isclose(batch, rate * units, rel_tol=1e-6):
+        raise BadInput(
+            f"{rate:g} of {units} units are {rate * units:g}, which is no whole batch",
+            where="--sampling-rate",
+            fix=f"For batches of {max(1, math.ceil(rate * units))} units give "
+            f"{max(1, math.ceil(rate * units)) / units:g}.",
+        )
+    return batch
+
+
+def _given(value: int | None, option: str) -> int:
+    if value is None:
+        raise BadInput("this sampling needs it", where=option)
+    return value
