@@ -10,6 +10,7 @@ from airflow.sdk import TriggerRule, dag, get_current_context, task
 
 from dags import configuration, launcher
 from dags.launcher import TRAINING
+from dags.names import NAMES
 from tasks.specs import JobSettings, StepSpec, SweepPoint, dp_bert_steps
 
 
@@ -42,9 +43,8 @@ pre-training** on the private rows (ε_T), **fine-tuning** for entity extraction
 model and, for comparison, for one trained without privacy.
 
 The defaults run on made-up notes. *Trigger* opens the form; wrong values are refused there or by
-the first task. Every task is one `python -m tasks …`; a task whose result is there already answers
-at once, and nothing is charged twice. Results: the **report** task's output, and MLflow: the
-buttons *MLflow run* and *Report* on a task's page lead there.
+the first task. A task whose result is there already answers at once, and nothing is charged twice.
+Results: the buttons *MLflow run* and *Report* on a task's page lead there.
 
 By schedule: `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a JSON file). On a new
 version of a corpus: the DAG `new_corpus`.
@@ -53,7 +53,11 @@ version of a corpus: the DAG `new_corpus`.
 def dp_bert() -> None:
     """Describe the job: read from top to bottom like the paper's method section."""
 
-    @task(retries=0, doc_md="Checks the form's values again: Airflow lets unknown keys through.")
+    @task(
+        retries=0,
+        task_display_name=NAMES["settings"],
+        doc_md="Checks the form's values again: Airflow lets unknown keys through.",
+    )
     def settings() -> None:
         launcher.settings_from(JobSettings, get_current_context()["params"])
 

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dags import configuration, launcher
 from dags.launcher import TRAINING
+from dags.names import NAMES
 from tasks.specs import StepSpec, SweepPoint, SweepSettings, sweep_point_steps, sweep_report
 
 
@@ -54,7 +55,11 @@ To run it by schedule: `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTIN
 def dp_sweep() -> None:
     """Describe the sweep."""
 
-    @task(retries=0, doc_md="Checks the form's values again, and lays out the grid.")
+    @task(
+        retries=0,
+        task_display_name=NAMES["grid"],
+        doc_md="Checks the form's values again, and lays out the grid.",
+    )
     def grid() -> list[dict[str, float]]:
         settings = launcher.settings_from(SweepSettings, get_current_context()["params"])
         return [point.model_dump() for point in settings.points()]
@@ -84,7 +89,11 @@ def dp_sweep() -> None:
     report = step("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     every_point >> report
 
-    @task(trigger_rule=TriggerRule.ONE_FAILED, retries=0)
+    @task(
+        trigger_rule=TriggerRule.ONE_FAILED,
+        retries=0,
+        task_display_name=NAMES["points_that_failed"],
+    )
     def points_that_failed() -> None:
         raise AirflowFailException("a step or a point failed (red); the report holds the others")
 

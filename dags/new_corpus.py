@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import ValidationError
 
 from dags import configuration, launcher
+from dags.names import NAMES
 from tasks.specs import one_line
 
 CORPORA = configuration.corpora()
@@ -79,7 +80,10 @@ A version that was announced before starts nothing. Runs of `dp_bert` wait for e
 def new_corpus() -> None:
     """Describe what an event starts."""
 
-    @task(doc_md="Lists the events that this run answers: a data set and what came with it.")
+    @task(
+        task_display_name=NAMES["events"],
+        doc_md="Lists the events that this run answers: a data set and what came with it.",
+    )
     def events() -> list[dict[str, Any]]:
         triggering = get_current_context()["triggering_asset_events"]
         return [
@@ -90,7 +94,12 @@ def new_corpus() -> None:
 
     @task_group
     def version(event: dict[str, Any]) -> None:
-        @task(retries=0, map_index_template="{{ corpus }}", doc_md="Checks the event as data.")
+        @task(
+            retries=0,
+            map_index_template="{{ corpus }}",
+            task_display_name=NAMES["job"],
+            doc_md="Checks the event as data.",
+        )
         def job(event: dict[str, Any]) -> dict[str, Any]:
             get_current_context()["corpus"] = str(event["corpus"])  # type: ignore[typeddict-unknown-key]
             return run_of(event)
@@ -98,6 +107,7 @@ def new_corpus() -> None:
         asked = job(event)
         TriggerDagRunOperator(
             task_id="train",
+            task_display_name=NAMES["train"],
             trigger_dag_id="dp_bert",
             trigger_run_id=asked["run_id"],
             conf=asked["conf"],

@@ -12,6 +12,7 @@ from dags.launcher import deployment
 from dags.launcher.failures import say_what_failed
 from dags.launcher.links import links
 from dags.launcher.work import Plan
+from dags.names import NAMES
 
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 LIGHT = "default_pool"
@@ -32,6 +33,7 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
         options: any of BaseOperator's (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
             point of a mapped task.
     """
+    options.setdefault("task_display_name", NAMES[task_id])
     module, name = _OPERATORS[deployment.launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)

@@ -22,12 +22,16 @@ from urllib3.exceptions import HTTPError
 
 from dags.launcher.handed_on import PLACES, handed_on
 from dags.launcher.links import tracked_at
-from dags.launcher.outcome import BAD_INPUT, failure
+from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
 
 TEMPLATES = Path(__file__).parent / "pods"
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 LAST_LINES = 50  # of a step's log: its run's address is among them
+
+
+class TimeIsUp(AirflowException):
+    """The step's own time is up, and its checkpoint written: another pod goes on from there."""
 
 
 class KubernetesStep(KubernetesPodOperator):
@@ -60,12 +64,16 @@ class KubernetesStep(KubernetesPodOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
+        work = self._prepare(context)
+        super().execute(context)
+        return work.answer()
+
+    def _prepare(self, context: Any) -> Work:
         work = work_of(self.task_id, self.plan, context, self.point)
         context["point_name"] = work.context.point
         self.log.info("Output: %s", work.spec.output)
         self.describe(work)
-        super().execute(context)
-        return work.answer()
+        return work
 
     def describe(self, work: Work) -> None:
         """Set what the pod of this work consists of, beyond its template."""
@@ -87,9 +95,15 @@ class KubernetesStep(KubernetesPodOperator):
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
 
     def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Answer for the pod that has ended."""
+        """Answer for the pod that has ended; where its time was up, start the next one and wait."""
         self.tracked_at = self._tracked_at(event)  # first: the pod is deleted on the way
-        super().trigger_reentry(context, event)
+        try:
+            super().trigger_reentry(context, event)
+        except TimeIsUp:
+            self.log.info("Not done in its time: going on in another pod")
+            self.pod = self.pod_request_obj = None
+            self._prepare(context)
+            self.execute_async(context)  # within the same try: nothing has failed
         return work_of(self.task_id, self.plan, context, self.point).answer()
 
     def _tracked_at(self, event: Mapping[str, Any]) -> str:
@@ -115,6 +129,8 @@ class KubernetesStep(KubernetesPodOperator):
             ended = terminated(remote_pod, self.base_container_name)
             if ended is None or not ended.exit_code:
                 raise
+            if ended.exit_code == UNFINISHED:
+                raise TimeIsUp from None
             lines = (ended.message or ended.reason or "no output").strip().splitlines()
             raise failure(self.task_id, ended.exit_code, lines[-1]) from None
 

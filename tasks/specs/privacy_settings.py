@@ -41,14 +41,21 @@ class PrivacySettings(Frozen):
         PRIVACY,
         "Words per unit",
         "At most this many distinct words of a unit count towards the vocabulary; with the unit "
-        "`example`, the length of a tuple (256 in the paper).",
+        "“example”, the length of a tuple (256 in the paper).",
         ge=1,
         le=100_000,
     )
     vocabulary_epsilon: float = setting(
         2.0, PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", gt=0, le=100
     )
-    vocabulary_delta: float = setting(1e-7, PRIVACY, "Vocabulary: δ", "", gt=0, le=0.01)
+    vocabulary_delta: float = setting(
+        1e-7,
+        PRIVACY,
+        "Vocabulary: δ",
+        "δ of the vocabulary's release; far below one in the number of units.",
+        gt=0,
+        le=0.01,
+    )
     noise_multiplier: float = setting(
         1.0,
         PRIVACY,

@@ -38,7 +38,14 @@ class JobSettings(
         "Comma-separated probabilities p that a unit carries the canary.",
         pattern=r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$",
     )
-    canaries_per_group: int = setting(4, AUDIT, "Canaries per pattern and rate", "", ge=1, le=1000)
+    canaries_per_group: int = setting(
+        4,
+        AUDIT,
+        "Canaries per pattern and rate",
+        "More of them measure exposure more closely.",
+        ge=1,
+        le=1000,
+    )
     device: str = setting(
         "mock-tpu:2",
         RUN,

@@ -102,6 +102,9 @@ def test_heavy_steps_take_turns_and_light_ones_do_not_wait_for_them(dags, name):
 def test_a_newcomer_finds_words_on_every_dag_and_task(dags):
     for dag in dags.values():
         assert dag.doc_md and dag.description and dag.tags
+        for task in dag.tasks:
+            named = task.task_display_name
+            assert named != task.task_id and named[0].isupper(), task.task_id
     for task in dags["dp_bert"].tasks:
         assert task.doc_md, task.task_id
 

@@ -7,12 +7,10 @@ says so where it is skipped.
 from __future__ import annotations
 
 import gc
-import io
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,20 +25,24 @@ from docker.errors import DockerException
 
 import docker
 from dags.launcher import docker as launcher
-from dags.launcher.docker import RUN, DockerStep, archive, gpus, mounts
+from dags.launcher.docker import RUN, DockerStep
 from tasks.specs import JobSettings, dp_bert_steps
 
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
 RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
 # Stands in for the steps: says that it started, then ends as FAKE_EXIT tells it, or waits.
 FAKE_TASKS = """
-import json, os, sys, time
+import json, os, pathlib, sys, time
 print("started", json.loads(os.environ["CONFIDE_RUN_CONTEXT"])["task"], sys.argv[1], flush=True)
 if os.environ.get("FAKE_SPEC"):
     print(len(open(sys.argv[3]).read()))
 if os.environ.get("FAKE_EXIT") == "wait":
     time.sleep(120)
 print("confide: the last line")
+if os.environ.get("FAKE_EXIT") == "time is up":
+    tries = pathlib.Path("/var/lib/tries", os.environ["HOSTNAME"])
+    tries.touch()
+    sys.exit(75 if len(list(tries.parent.iterdir())) < 3 else 0)
 sys.exit(int(os.environ.get("FAKE_EXIT") or 0))
 """
 
@@ -53,37 +55,6 @@ def context() -> dict[str, Any]:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     run = SimpleNamespace(dag_id="dp_bert", run_id=RUN_ID, start_date=now, run_after=now)
     return {"params": {}, "dag_run": run, "ti": SimpleNamespace(map_index=-1, try_number=1)}
-
-
-def test_mounts_are_volumes_and_folders() -> None:
-    volume, folder = mounts(" home:/var/lib/confide  /srv/notes:/data:ro ")
-    assert (volume["Type"], volume["Source"], volume["Target"]) == (
-        "volume",
-        "home",
-        "/var/lib/confide",
-    )
-    assert (folder["Type"], folder["Source"], folder["ReadOnly"]) == ("bind", "/srv/notes", True)
-    assert mounts("") == []
-
-
-@pytest.mark.parametrize("word", ["home", "home:", ":/data", "home:data", "home:/data:rw"])
-def test_other_words_are_refused(word: str) -> None:
-    with pytest.raises(ValueError, match="CONFIDE_DOCKER_MOUNTS"):
-        mounts(word)
-
-
-def test_gpus() -> None:
-    assert gpus("") is None
-    assert [request["Count"] for request in gpus("all") or []] == [-1]
-    assert [request["Count"] for request in gpus("2") or []] == [2]
-
-
-def test_an_archive_holds_its_file() -> None:
-    with tarfile.open(fileobj=io.BytesIO(archive("tmp/spec.json", b"{}"))) as tar:
-        entry = tar.getmember("tmp/spec.json")
-        content = tar.extractfile(entry)
-        assert content is not None
-        assert (content.read(), entry.mode) == (b"{}", 0o644)
 
 
 def test_a_step_gets_what_it_needs_and_nothing_of_airflow_s(
@@ -203,6 +174,23 @@ def test_exit_codes(
     with pytest.raises(AirflowException, match="the last line") as raised:
         fake(exit_code).execute(context())
     assert isinstance(raised.value, AirflowFailException) is never_again
+    assert containers(engine) == []
+
+
+def test_a_step_whose_time_is_up_is_started_again_until_it_is_done(
+    engine: Any,
+    fake: Callable[..., DockerStep],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    kept.chmod(0o777)
+    given = os.environ["CONFIDE_DOCKER_MOUNTS"]
+    monkeypatch.setenv("CONFIDE_DOCKER_MOUNTS", f"{given} {kept}:/var/lib/tries")
+    answer = fake("time is up").execute(context())
+    assert answer["output"].startswith("gs://bucket/store/vocabulary/")
+    assert len(list(kept.iterdir())) == 3  # containers, one after the other, in one try
     assert containers(engine) == []
 
 

@@ -233,6 +233,38 @@ def pod(phase: str) -> models.V1Pod:
     )
 
 
+def test_a_step_whose_time_is_up_goes_on_in_another_pod_within_the_same_try(
+    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
+    monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
+    monkeypatch.setattr(step, "process_pod_deletion", lambda pod, **_: True)
+    monkeypatch.setattr(step, "patch_already_checked", lambda pod, **_: None)
+    monkeypatch.setattr(step, "is_istio_enabled", lambda pod: False)
+    step.plan = lambda params, root, point: {"dp_pretraining": work("cpu").spec}
+    step.kubernetes_conn_id = None
+    ti = SimpleNamespace(
+        dag_id="dp_bert", task_id="dp_pretraining", run_id="manual", map_index=-1, try_number=1
+    )
+    ti.xcom_push = lambda **_: None
+    run = SimpleNamespace(dag_id="dp_bert", run_id="manual", start_date=TODAY, run_after=TODAY)
+    run.logical_date = None
+    context = {"params": {}, "dag_run": run, "ti": ti, "dag": None, "run_id": "manual"}
+    event = {"status": "failed", "name": "p", "namespace": "confide"}
+    build, pod = step.build_pod_request_obj, ended(75, "not done in its time\n")
+    monkeypatch.setattr(step, "build_pod_request_obj", lambda context: build(dry_run=True))
+    again = lambda self, context, event: self.cleanup(pod, pod)  # noqa: E731
+    monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", again)
+    for _ in range(2):
+        with pytest.raises(TaskDeferred) as deferred:
+            step.trigger_reentry(context, event)
+        assert deferred.value.method_name == "trigger_reentry"
+    names = [one.metadata.name for one in cluster.made]
+    assert len(set(names)) == 2
+    assert deferred.value.trigger.pod_name == names[-1]
+
+
 @pytest.mark.parametrize(("phase", "made"), [("Running", 0), ("Pending", 0), ("Failed", 1)])
 def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, phase: str, made: int
