@@ -7,6 +7,7 @@ The mathematics is in `dp_core.privacy.accounting.histogram`.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -103,10 +104,7 @@ def calibrate(
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
     if words_per_unit < 1:
         raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit")
-    sigma = _sigma_of_smallest_threshold(epsilon, delta, words_per_unit)
-    threshold = smallest_threshold(epsilon, delta, words_per_unit, sigma)
-    if threshold is None:
-        raise BadInput("no noise reaches this target", where="epsilon, delta")
+    sigma, threshold = _sigma_of_smallest_threshold(epsilon, delta, words_per_unit)
     return HistogramPlan(
         words_per_unit, sigma, threshold, epsilon, delta, unit=unit, declared_units=declared_units
     )
@@ -143,8 +141,11 @@ def _largest_tail(
     return float(np.min(-np.expm1(np.log1p(-room) / last)))
 
 
-def _sigma_of_smallest_threshold(epsilon: float, delta: float, words_per_unit: int) -> float:
-    """Return the smallest σ among those with the smallest threshold.
+@functools.lru_cache(maxsize=256)  # a run asks again in every step that names its mechanism
+def _sigma_of_smallest_threshold(
+    epsilon: float, delta: float, words_per_unit: int
+) -> tuple[float, int]:
+    """Return the smallest σ among those with the smallest threshold, and that threshold.
 
     The continuous formulas show where to look; only exact, discrete thresholds are compared.
     """
@@ -163,7 +164,7 @@ def _sigma_of_smallest_threshold(epsilon: float, delta: float, words_per_unit: i
             if middle == below:
                 break
             below = middle
-    return sigma
+    return sigma, best
 
 
 def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[float]:

@@ -29,6 +29,9 @@ def dots_of(profile: Profile, interval: float) -> tuple[Dots, Dots]:
     """Return the (with, without) loss distributions of one step, with spacing h = `interval`."""
     last = math.ceil(profile.reach() / interval) + 1
     with_unit, without = profile.directions(np.arange(last + 1) * interval)
+    if without is with_unit:  # a symmetric profile
+        both = _connect(with_unit, with_unit, interval)
+        return both, both
     return _connect(with_unit, without, interval), _connect(without, with_unit, interval)
 
 

@@ -56,6 +56,9 @@ def _scale(event: MechanismEvent) -> float:
     for leaf in _leaves(event):
         if isinstance(leaf, TruncatedPoissonGaussian):
             leaf = PoissonGaussian(leaf.phases)
+        if isinstance(leaf, FixedSizeGaussian):  # near enough, and its own curve takes seconds
+            half = ((batch / leaf.slots, sigma / 2, n) for batch, sigma, n in leaf.phases)
+            leaf = PoissonGaussian(tuple(half))
         if isinstance(leaf, ThresholdedHistogram):
             leaf = Gaussian(leaf.sigma / math.sqrt(leaf.words_per_unit))
         if isinstance(leaf, StatedGuarantee):  # a divergence is at most ε, and αε²/2 where small

@@ -118,11 +118,13 @@ def without_pld(event: MechanismEvent) -> bool:
             return isinstance(event, RandomCountSelection)
 
 
-def _sides(event: MechanismEvent, interval: float) -> tuple[LossSum, LossSum]:
-    """Return the summed loss with the unit against without it, and the reverse."""
+def _sides(event: MechanismEvent, interval: float) -> tuple[LossSum, ...]:
+    """Return the summed loss with the unit against without it, and the reverse if it differs."""
     pairs = [(dots_of(profile, interval), times) for profile, times in _steps(event)]
     with_unit = [Repeated(pair[0], times) for pair, times in pairs]
     without = [Repeated(pair[1], times) for pair, times in pairs]
+    if all(pair[0] is pair[1] for pair, _ in pairs):
+        return (LossSum(with_unit, interval),)
     return LossSum(with_unit, interval), LossSum(without, interval)
 
 
