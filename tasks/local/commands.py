@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from pathlib import Path
 
 import click
@@ -44,7 +42,8 @@ def demo(file: Path | None, words: tuple[str, ...]) -> None:
 def up() -> None:
     """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
     from tasks.local import stack as local
-    from tasks.local.configuration import USER
+    from tasks.local.configuration import USER, airflow_home
+    from tasks.local.tracking_server import runs_page
 
     console = Console(highlight=False)
     deployment = Deployment.from_environment()
@@ -52,21 +51,10 @@ def up() -> None:
     if stack is None or set(stack.components) != set(local.PAGES):
         stack = local.start(deployment, local.PAGES, console.print)
     console.print(f"Airflow  {stack.airflow_url}   user {USER}, password {stack.password}")
-    console.print(f"MLflow   {_runs_page(stack.mlflow_url)}")
+    runs = runs_page(stack.mlflow_url, stack.mlflow_password)
+    console.print(f"MLflow   {runs}   user {USER}, password {stack.mlflow_password}")
+    console.print(f"The passwords are kept in {airflow_home(deployment) / 'secrets.json'}")
     console.print("Both answer on this machine only. Stop them with `make down`.")
-
-
-def _runs_page(server: str) -> str:
-    """Return the page of the runs: MLflow's own first page shows other things."""
-    from tasks.tracking_lines import PUBLIC
-
-    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
-    try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server
-            experiment = json.load(answer)["experiment"]["experiment_id"]
-    except (OSError, ValueError, KeyError):
-        return server  # nothing has been run yet
-    return f"{server}/#/experiments/{experiment}/runs"
 
 
 @group.command()

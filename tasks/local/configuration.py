@@ -16,6 +16,7 @@ from dp_core.errors import BadInput
 from tasks.deployment import CHECKOUT, Deployment
 
 USER = "admin"
+MLFLOW_USERS = "mlflow-users.db"  # MLflow keeps the password of its first start in it
 HOST = "127.0.0.1"
 PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
 _UNWANTED = re.compile(r"AIRFLOW_.*|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV")
@@ -29,21 +30,29 @@ class Secrets:
     jwt: str
     session: str
     fernet: str
+    mlflow: str
+    mlflow_session: str
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
-        """Return the folder's secrets, making them where there are none."""
+        """Return the folder's secrets, making those that are not there yet."""
         file = folder / "secrets.json"
-        if not file.exists():
-            made = {
-                "password": secrets.token_urlsafe(12),
-                "jwt": secrets.token_urlsafe(48),
-                "session": secrets.token_urlsafe(48),
-                "fernet": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            }
-            write_private(file, json.dumps(made))
-            write_private(folder / "passwords.json", json.dumps({USER: made["password"]}) + "\n")
-        return cls(**json.loads(file.read_text()))
+        kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        drawn = {
+            "password": secrets.token_urlsafe(12),
+            "jwt": secrets.token_urlsafe(48),
+            "session": secrets.token_urlsafe(48),
+            "fernet": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "mlflow": secrets.token_urlsafe(12),
+            "mlflow_session": secrets.token_urlsafe(48),
+        }
+        if drawn.keys() - kept.keys():
+            if "mlflow" not in kept:
+                (folder / MLFLOW_USERS).unlink(missing_ok=True)  # they know an earlier password
+            write_private(file, json.dumps(drawn | kept))
+        made = cls(**(drawn | kept))
+        write_private(folder / "passwords.json", json.dumps({USER: made.password}) + "\n")
+        return made
 
 
 def write_private(file: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.deployment import CHECKOUT, Deployment
-from tasks.local import processes
+from tasks.local import processes, tracking_server
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.configuration import (
     HOST,
@@ -44,6 +44,7 @@ class Stack:
     components: dict[str, Started]
     ports: dict[str, int]
     password: str
+    mlflow_password: str
 
     @property
     def airflow_url(self) -> str:
@@ -102,9 +103,14 @@ def start(
     for name in names:
         log = log_of(deployment, name)
         components[name] = processes.start(
-            _command(name, deployment, ports), variables, CHECKOUT, log, end_with_us=end_with_us
+            _command(name, deployment, ports),
+            # MLflow's secrets reach no other process, and so no step.
+            variables | (tracking_server.environment(folder, secret) if name == "mlflow" else {}),
+            CHECKOUT,
+            log,
+            end_with_us=end_with_us,
         )
-        stack = Stack(dict(components), ports, secret.password)
+        stack = Stack(dict(components), ports, secret.password, secret.mlflow)
         _write(deployment, stack)  # after each: a stack killed while starting is found again
     say(f"Starting {', '.join(names)} …")
     try:
@@ -132,10 +138,7 @@ def log_of(deployment: Deployment, component: str) -> Path:
 
 def _command(name: str, deployment: Deployment, ports: dict[str, int]) -> list[str]:
     if name == "mlflow":
-        python = str(CHECKOUT / ".venv" / "task" / "bin" / "python")
-        where = ["--host", HOST, "--port", str(ports["mlflow"])]
-        data = ["--backend-store-uri", deployment.tracking]
-        return [python, "-m", "mlflow", "server", *where, *data, "--workers", "1"]
+        return tracking_server.command(deployment, ports["mlflow"])
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
@@ -218,4 +221,4 @@ def _read(deployment: Deployment) -> Stack | None:
     except FileNotFoundError:
         return None
     components = {name: Started(**process) for name, process in state["components"].items()}
-    return Stack(components, state["ports"], state["password"])
+    return Stack(components, state["ports"], state["password"], state.get("mlflow_password", ""))

@@ -3,11 +3,14 @@
 (That the steps do their work is tested where they are; here it is what starts and follows them.)
 """
 
+import base64
 import io
 import json
 import socket
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -103,7 +106,7 @@ def test_everything_listens_on_loopback_alone(served):
 
 def test_what_the_stack_keeps_is_for_its_owner_alone(served, deployment):
     folder = local.airflow_home(deployment)
-    for name in ("stack.json", "secrets.json", "passwords.json", "airflow.db"):
+    for name in ("stack.json", "secrets.json", "passwords.json", "airflow.db", "mlflow-auth.ini"):
         assert (folder / name).stat().st_mode & 0o077 == 0, name
 
 
@@ -112,6 +115,31 @@ def test_a_wrong_password_opens_nothing(served):
 
     with pytest.raises(AirflowRefused):
         AirflowApi(served.airflow_url, "admin", "wrong").unfinished_runs("dp_bert")
+
+
+def mlflow(stack, password: str) -> int:
+    """Return the status with which MLflow answers; it may still be starting."""
+    words = base64.b64encode(f"admin:{password}".encode()).decode()
+    place = f"{stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+    told = {"Authorization": f"Basic {words}"}
+    asked = urllib.request.Request(place, headers=told)  # noqa: S310 - our own server
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+                return answer.status
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code
+        except OSError:
+            assert time.monotonic() < deadline, "MLflow does not answer"
+            time.sleep(0.5)
+
+
+def test_mlflow_asks_for_its_password(served):
+    assert mlflow(served, served.mlflow_password) == 200
+    assert mlflow(served, "wrong") == 401
+    assert mlflow(served, served.password) == 401
 
 
 def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment):

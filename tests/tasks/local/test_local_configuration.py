@@ -2,12 +2,13 @@
 
 import json
 import socket
+from dataclasses import asdict
 
 import pytest
 
 from dp_core.errors import BadInput
 from tasks.deployment import Deployment
-from tasks.local import configuration
+from tasks.local import configuration, tracking_server
 from tasks.local.configuration import Secrets
 
 
@@ -18,13 +19,13 @@ def deployment(tmp_path):
 
 @pytest.fixture
 def secret():
-    return Secrets(password="p", jwt="j", session="s", fernet="f")
+    return Secrets(password="p", jwt="j", session="s", fernet="f", mlflow="m", mlflow_session="n")
 
 
 def test_secrets_are_made_once_and_readable_by_their_owner_alone(tmp_path):
     made = Secrets.of(tmp_path)
     assert Secrets.of(tmp_path) == made
-    assert len({made.password, made.jwt, made.session, made.fernet}) == 4
+    assert len(set(asdict(made).values())) == 6
     for file in ("secrets.json", "passwords.json"):
         assert (tmp_path / file).stat().st_mode & 0o077 == 0
     assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": made.password}
@@ -35,6 +36,26 @@ def test_another_home_has_other_secrets(tmp_path):
     first.mkdir()
     second.mkdir()
     assert Secrets.of(first).jwt != Secrets.of(second).jwt
+
+
+def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(tmp_path):
+    earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
+    (tmp_path / "secrets.json").write_text(json.dumps(earlier))
+    (tmp_path / configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
+    made = Secrets.of(tmp_path)
+    assert asdict(made).items() > earlier.items()
+    assert len(made.mlflow) >= 16
+    assert not (tmp_path / configuration.MLFLOW_USERS).exists()
+    assert Secrets.of(tmp_path) == made
+
+
+def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path):
+    to_all = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    own = tracking_server.environment(tmp_path, secret)
+    assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
+    assert not own.keys() & to_all.keys()
+    assert not {"m", "n"} & set(to_all.values())
+    assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 
 
 def test_the_port_stands_in_all_three_settings_that_must_agree(deployment, secret):

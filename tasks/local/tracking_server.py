@@ -1,0 +1,57 @@
+"""MLflow's pages in the local stack: one server on loopback, behind a password of its own.
+
+Steps do not pass through it: they write into the database that it shows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from pathlib import Path
+
+from tasks.deployment import CHECKOUT, Deployment
+from tasks.local.configuration import HOST, MLFLOW_USERS, USER, Secrets, write_private
+
+_REMEMBERED = 60  # seconds for which a password that was right is not hashed again
+
+
+def command(deployment: Deployment, port: int) -> list[str]:
+    """Return the server's command line."""
+    python = str(CHECKOUT / ".venv" / "task" / "bin" / "python")
+    where = ["--host", HOST, "--port", str(port), "--workers", "1"]
+    data = ["--backend-store-uri", deployment.tracking]
+    return [python, "-m", "mlflow", "server", "--app-name", "basic-auth", *where, *data]
+
+
+def environment(folder: Path, secret: Secrets) -> dict[str, str]:
+    """Return what the server alone is told; writes its settings into the stack's folder."""
+    settings = folder / "mlflow-auth.ini"
+    lines = [
+        "[mlflow]",
+        "default_permission = NO_PERMISSIONS",  # as in the compose stack
+        f"database_uri = sqlite:///{folder / MLFLOW_USERS}",
+        f"auth_cache_ttl_seconds = {_REMEMBERED}",
+    ]
+    write_private(settings, "\n".join(lines) + "\n")
+    return {
+        "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+        "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": secret.mlflow,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret.mlflow_session,
+    }
+
+
+def runs_page(server: str, password: str) -> str:
+    """Return the page of the runs: MLflow's own first page shows other things."""
+    from tasks.tracking_lines import PUBLIC
+
+    place = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
+    words = base64.b64encode(f"{USER}:{password}".encode()).decode()
+    asked = urllib.request.Request(place, headers={"Authorization": f"Basic {words}"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server
+            experiment = json.load(answer)["experiment"]["experiment_id"]
+    except (OSError, ValueError, KeyError):
+        return server  # nothing has been run yet
+    return f"{server}/#/experiments/{experiment}/runs"
