@@ -51,6 +51,8 @@ class Charge:
             epsilon=epsilon_pld(event, delta),
             epsilon_rdp=epsilon_rdp(event, delta),
             delta=delta,
+            plan=self.entry.plan_key if self.entry.whole_plan else "",
+            seed_known=self.seed.known,
         )
 
 

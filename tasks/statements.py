@@ -71,6 +71,8 @@ def _statement(releases: Sequence[ReleaseRecord], made_up: bool) -> PrivacyState
             event=MechanismEvent.from_json(r.event),
             delta=r.delta,
             ledger_id=r.ledger_id,
+            seed_known=r.seed_known,
+            plan=r.plan,
         )
         for r in releases
     ]

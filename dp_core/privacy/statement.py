@@ -29,7 +29,8 @@ class Release:
     Attributes:
         dataset: its name in the ledger. unit: what is protected. event: what was done.
         delta: δ set aside for it. ledger_id: its entry.
-        seed_known: the noise came from a fixed, known seed (tests, the demo).
+        seed_known: the noise came from a fixed, known seed (tests, tools).
+        plan: names what it was registered with before the first release; empty if by itself.
     """
 
     dataset: str
@@ -38,6 +39,7 @@ class Release:
     delta: float
     ledger_id: str
     seed_known: bool = False
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,9 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "private": private and not any(r.seed_known for r in releases),
         "seed_known": any(r.seed_known for r in releases),
         "made_up": made_up,
+        "one_plan": _one_plan(releases),
         "releases": [_release_data(release) for release in releases],
-        "assumptions": list(
-            dict.fromkeys(line for release in releases for line in assumptions(release.event))
-        ),
+        "assumptions": _rests_on(releases, epsilon),
         "ledger_ids": [release.ledger_id for release in releases],
     }
     return PrivacyStatement(
@@ -165,17 +166,49 @@ def _paragraphs(
             "**No total is claimed.** Its releases protect different things, or by different "
             "notions of neighbouring data, and such guarantees do not add up. Each is below."
         )
+    elif any(release.seed_known for release in releases):
+        lines.append(
+            f"With a secret seed the same steps would have been ({epsilon:.4g}, {delta:.3g})-"
+            f"differentially private for one {unit}."
+        )
     else:
         lines += _promise(releases[0], unit, epsilon, delta)
     lines.append(_list("What was released, and how", [_release_line(r) for r in releases]))
-    facts = dict.fromkeys(line for release in releases for line in assumptions(release.event))
-    if facts:
-        lines.append(_list("What this rests on", [*facts, _SEED, _FINETUNING]))
+    if facts := _rests_on(releases, epsilon):
+        lines.append(_list("What this rests on", facts))
     return lines
 
 
 _SEED = "the seed of noise and sampling is secret and was used for nothing else"
 _FINETUNING = "whatever is done with the model later is covered only if it reads no private text"
+_MARKED = {
+    PrivacyUnit.PATIENT: "a patient's whole text bore one identifier: whoever has two is two units",
+    PrivacyUnit.DOCUMENT: "a whole document bore one identifier: a copy of it is a unit of its own",
+    PrivacyUnit.EXAMPLE: "a unit is one stretch of words: whose text fills many has many units",
+}
+_PLANNED = "all these releases were registered as one plan before the first of them was made"
+_UNPLANNED = (
+    "these releases were not registered as one plan: the total presumes that nobody chose the "
+    "noise, batches or length of a later one after seeing what an earlier one gave"
+)
+
+
+def _one_plan(releases: Sequence[Release]) -> bool:
+    return len(releases) == 1 or (len({r.plan for r in releases}) == 1 and bool(releases[0].plan))
+
+
+def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
+    """Return what must have been true for the guarantee to hold, and what bounds it."""
+    facts = dict.fromkeys(line for release in releases for line in assumptions(release.event))
+    if not facts:
+        return []
+    marked = dict.fromkeys(_MARKED[release.unit] for release in releases)
+    said = [*marked, *facts]
+    if epsilon is not None and len(releases) > 1:
+        said.append(_PLANNED if _one_plan(releases) else _UNPLANNED)
+    if not any(release.seed_known for release in releases):
+        said.append(_SEED)
+    return [*said, _FINETUNING]
 
 
 def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[str]:
@@ -190,6 +223,10 @@ def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[
         f"It does not say that nothing about a {unit} can be inferred: what many people's texts "
         "have in common is learned, as intended. It protects one "
         f"{unit}, not several together: for k of them it is kε and δ(e^kε − 1)/(e^ε − 1)."
+    )
+    limits += (
+        " It is about this model: who also holds others that were made from the same text faces "
+        "what they give away together, which the data set's budget bounds."
     )
     if epsilon > 10:
         limits += " With an ε above 10 the formal promise is weak; rely on the audits as well."

@@ -28,6 +28,8 @@ class ReleaseRecord(Frozen):
     epsilon: float  # PLD, at `delta`
     epsilon_rdp: float | None
     delta: float
+    plan: str = ""  # of the run that registered it, with others, before the first release
+    seed_known: bool = False  # the noise came from a seed that was not secret
 
 
 class StepResult(Frozen):

@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ VOCABULARY = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
 TRAINING = PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
 
 
-def release(event: MechanismEvent, delta: float, ledger_id: str, **more: bool) -> Release:
+def release(event: MechanismEvent, delta: float, ledger_id: str, **more: Any) -> Release:
     return Release("notes", PATIENT, event, delta, ledger_id, **more)
 
 
@@ -46,6 +47,28 @@ def test_a_known_seed_is_said_and_voids_the_claim() -> None:
     statement = privacy_statement([release(TRAINING, 1e-6, "L-1", seed_known=True)])
     assert "Not private: known seed" in statement.words
     assert (statement.data["seed_known"], statement.data["private"]) == (True, False)
+    assert "It is" not in statement.words and "would have been" in statement.words
+    assert "secret and was used" not in statement.words
+
+
+def test_whether_the_releases_were_fixed_together_is_said() -> None:
+    together = [release(r.event, r.delta, r.ledger_id, plan="run-1") for r in BOTH]
+    planned, unplanned = privacy_statement(together), privacy_statement(BOTH)
+    assert planned.data["one_plan"] and not unplanned.data["one_plan"]
+    assert "registered as one plan before the first" in planned.words
+    assert "total presumes that nobody chose" in unplanned.words
+    later = [together[0], release(TRAINING, 1e-6, "L-18", plan="run-2")]
+    assert not privacy_statement(later).data["one_plan"]
+    assert "plan" not in "".join(privacy_statement(BOTH[:1]).data["assumptions"])
+
+
+def test_words_and_data_rest_on_the_same() -> None:
+    statement = privacy_statement(BOTH)
+    for said in statement.data["assumptions"]:
+        assert f"- {said}" in statement.words
+    assert len(statement.data["assumptions"]) == statement.words.split("rests on")[1].count("\n- ")
+    assert "whoever has two is two units" in statement.words
+    assert "others that were made from the same text" in statement.words
 
 
 def test_made_up_text_is_said() -> None:
