@@ -43,8 +43,11 @@ def _python(deployment: Deployment) -> Iterator[Finding]:
     yield Finding("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
     yield Finding("task environment", task.exists(), True, str(task), "Run: make setup")
-    airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
-    yield Finding("orchestrator environment", airflow.exists(), False, str(airflow), "make setup")
+    if (CHECKOUT / "Makefile").exists():  # a step's image has no other environment, and needs none
+        airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
+        yield Finding(
+            "orchestrator environment", airflow.exists(), False, str(airflow), "Run: make setup"
+        )
 
 
 def _packages(deployment: Deployment) -> Iterator[Finding]:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
-from running_stack import LONGEST, PROJECT, TAG, TINY, Stack, refused, step_containers
+from running_stack import LONGEST, PROJECT, ROOT, TAG, TINY, Stack, refused, step_containers
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,6 +93,33 @@ def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
     metrics = {m["key"] for r in runs for m in r["data"].get("metrics", [])}
     assert any("epsilon" in name for name in metrics), sorted(metrics)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
+
+
+def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) -> None:
+    stack.tracked(run)  # nothing waits for MLflow any more
+    as_a_step = stack.compose(
+        "run", "--rm", "--no-deps", "-T", "prepare", "-m", "tasks.cli", "doctor", "--json"
+    )
+    told = {
+        "CONFIDE_HOME": str(tmp_path),
+        "CONFIDE_AIRFLOW_API": stack.airflow,
+        "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
+    }
+    from_outside = subprocess.run(
+        [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
+        cwd=ROOT,
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for findings, expected in (
+        (as_a_step, {"ledger", "store", "MLflow", "outbox", "privacy seeds", "clock"}),
+        (from_outside, {"Airflow", "pool training"}),
+    ):
+        found = {one["name"]: one for one in json.loads(findings)["findings"]}
+        assert found.keys() >= expected
+        assert [one for one in found.values() if not one["ok"]] == []
 
 
 def test_nobody_gets_in_without_a_password(stack: Stack) -> None:

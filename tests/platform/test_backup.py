@@ -1,0 +1,113 @@
+"""What docs/operate.md says about backup and restore, done word by word on the running stack.
+
+As in `test_stack.py`, `docker/ci` brings the stack up; the restored one is a project of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_stack import PROJECT, ROOT, TAG, Stack
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("CONFIDE_STACK"),
+        reason="SKIPPED, no backup is made: CONFIDE_STACK is unset (docker/ci sets it)",
+    ),
+]
+RESTORED = f"{PROJECT}-restored"
+
+
+def commands(number: int, project: str) -> str:
+    """Return a block of the section on backup and restore, for a project of this name."""
+    text = (ROOT / "docs" / "operate.md").read_text()
+    section = text.partition("### Backup and restore\n")[2].partition("\n### ")[0]
+    block = re.findall(r"^```\n(.+?)^```", section, re.M | re.S)[number]
+    return (
+        str(block)
+        .replace("confide_", f"{project}_")
+        .replace("confide-task:local", f"confide-task:{TAG}")
+    )
+
+
+def shell(words: str, folder: Path, project: str) -> str:
+    told = {"COMPOSE_PROJECT_NAME": project, "COMPOSE_FILE": str(ROOT / "docker-compose.yml")}
+    told["COMPOSE_ENV_FILES"] = str(ROOT / ".env")
+    answer = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", words],
+        cwd=folder,
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return answer.stdout
+
+
+def rows(query: str, database: str, folder: Path, project: str) -> str:
+    psql = f"docker compose exec -T postgres psql -U postgres -d {database} -Atc '{query}'"
+    return shell(psql, folder, project)
+
+
+def seeds(folder: Path, project: str) -> str:
+    """Return names, modes, owners and checksums of what lies in the volume of the seeds."""
+    look = (
+        "cd /from; find . -printf '%p %m %U\\n' | sort; find . -type f | sort | xargs -r sha256sum"
+    )
+    run = f"docker run --rm --user 0 -v {project}_seeds:/from:ro --entrypoint bash"
+    return shell(f'{run} confide-task:{TAG} -c "{look}"', folder, project)
+
+
+@pytest.fixture(scope="module")
+def restored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Back the stack up and restore it beside itself; return the folder of the backup."""
+    Stack()  # it answers
+    folder = tmp_path_factory.mktemp("backup")
+    shell(commands(0, PROJECT), folder, PROJECT)
+    restore = commands(1, RESTORED).rstrip()
+    assert restore.endswith("\ndocker compose up --detach")
+    try:
+        # Its other services would only be the same once more.
+        shell(restore.removesuffix("\ndocker compose up --detach"), folder, RESTORED)
+        yield folder
+    finally:
+        shell("docker compose down --volumes --timeout 5", folder, RESTORED)
+
+
+@pytest.mark.parametrize(
+    ("database", "query"),
+    [
+        ("ledger", "select * from entries order by 1"),
+        ("ledger", "select * from ledger_schema"),
+        ("mlflow", "select run_uuid, name, status from runs order by 1"),
+        ("mlflow", "select count(*), min(value), max(timestamp) from metrics"),
+        ("mlflow_auth", "select username, password_hash from users order by 1"),
+    ],
+)
+def test_the_databases_are_the_same(restored: Path, database: str, query: str) -> None:
+    assert rows(query, database, restored, RESTORED) == rows(query, database, restored, PROJECT)
+
+
+def test_there_was_something_to_keep(restored: Path) -> None:
+    assert int(rows("select count(*) from entries", "ledger", restored, RESTORED)) >= 2
+
+
+def test_the_seeds_are_the_same_and_for_their_owner_alone(restored: Path) -> None:
+    found = seeds(restored, RESTORED)
+    assert found == seeds(restored, PROJECT)
+    assert ". 700 10001\n" in found
+
+
+def test_the_ledger_is_used_as_a_step_uses_it(restored: Path) -> None:
+    """By its own user, whose password is the stack's: tables and rows belong to it."""
+    ask = "docker compose run --rm --no-deps -T prepare -m tasks.cli ledger --json"
+    spent = shell(ask, restored, RESTORED)
+    assert "synthetic-notes" in spent
+    assert spent == shell(ask, restored, PROJECT)
