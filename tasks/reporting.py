@@ -88,6 +88,8 @@ def model_row(
         delta=delta,
         mlm_public=values.get("mlm_accuracy_public"),
         mlm_private=values.get("mlm_accuracy_private"),
+        perplexity_public=values.get("perplexity_public"),
+        perplexity_private=values.get("perplexity_private"),
         f1=scores.get("f1"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dp_core.privacy.labels import Label
-from dp_core.report.model import Value, Withheld
+from dp_core.report.model import ModelRow, Value, Withheld
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"
@@ -47,6 +47,22 @@ def total(epsilon: float | None) -> Cell:
     if epsilon is None:
         return Cell(NO_TOTAL, detail=WHY_NO_TOTAL)
     return number(epsilon, Label.PUBLIC)
+
+
+def measured(value: Value) -> Cell:
+    """Return a measured number as it is, in three significant digits."""
+    if value is None:
+        return Cell(NOT_MEASURED)
+    if isinstance(value, Withheld):
+        return withheld()
+    return number(value.value, value.label)
+
+
+def knowledge(model: ModelRow, *, causal: bool) -> tuple[Cell, Cell]:
+    """Return what a model knows of public and of private text, as its architecture tells."""
+    if causal:
+        return measured(model.perplexity_public), measured(model.perplexity_private)
+    return percentage(model.mlm_public), percentage(model.mlm_private)
 
 
 def percentage(value: Value) -> Cell:

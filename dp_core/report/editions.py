@@ -69,6 +69,8 @@ def _model(row: ModelRow, hidden: Labels) -> ModelRow:
         row,
         mlm_public=_value(row.mlm_public, hidden),
         mlm_private=_value(row.mlm_private, hidden),
+        perplexity_public=_value(row.perplexity_public, hidden),
+        perplexity_private=_value(row.perplexity_private, hidden),
         f1=_value(row.f1, hidden),
         f1_by_type=_values(row.f1_by_type, hidden),
         exposures=_exposures(row.exposures, hidden),

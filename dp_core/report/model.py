@@ -54,6 +54,8 @@ class ModelRow:
     delta: float  # of the total
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
+    perplexity_public: Value = None  # of a causal model, by piece, on the same texts
+    perplexity_private: Value = None
     f1: Value = None  # strict entity F1, micro
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None

@@ -154,6 +154,8 @@ def _job_marks(report: JobReport) -> list[dict[str, str]]:
     ):
         if (share := _share(value)) is not None:
             found.append(_mark(f"{100 * share:.1f} %", text))
+    if (perplexity := _share(private.perplexity_public)) is not None:
+        found.append(_mark(cells.significant(perplexity), "perplexity, public text"))
     return found
 
 

@@ -12,14 +12,7 @@ from dp_core.privacy.labels import Label
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report import cells
 from dp_core.report.cells import Cell
-from dp_core.report.model import (
-    Exposures,
-    Fact,
-    LedgerView,
-    ModelRow,
-    SweepRow,
-    Withheld,
-)
+from dp_core.report.model import Exposures, Fact, LedgerView, ModelRow, SweepRow, Withheld
 
 _CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random pieces"}
 
@@ -31,6 +24,10 @@ class Header:
     name: str
     unit: str = ""
     numeric: bool = True
+
+
+_MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
+_CAUSAL = Header("Perplexity", "public text, by piece"), Header("Perplexity", "private text")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,11 @@ class Table:
 
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
-    """Return what the job ends with: what each model costs, what it can do, what it remembers."""
+    """Return what the job ends with: what each model costs, what it can do, what it remembers.
+
+    Causal models show their perplexity where others show their accuracy under masks.
+    """
+    causal = any(model.perplexity_public is not None for model in models)
     return Table(
         key="closing",
         caption="What each model costs in privacy, what it can do, and what it remembers",
@@ -69,18 +70,17 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
             Header("ε_T", "training"),
             Header("ε", f"in total, per {unit}"),
             Header("δ", "in total"),
-            Header("MLM accuracy", "public text, %"),
-            Header("MLM accuracy", "private text, %"),
+            *(_CAUSAL if causal else _MASKED),
             Header("Entity F1", "strict, micro, %"),
             Header("Exposure", "mean, bits"),
             Header("Exposure", "largest, bits"),
         ),
-        rows=tuple(_closing_row(model) for model in models),
+        rows=tuple(_closing_row(model, causal) for model in models),
         notes=_exposure_notes(models),
     )
 
 
-def _closing_row(model: ModelRow) -> tuple[Cell, ...]:
+def _closing_row(model: ModelRow, causal: bool) -> tuple[Cell, ...]:
     total = model.epsilon_total
     delta = model.delta if total is not None and math.isfinite(total) else None
     return (
@@ -89,8 +89,7 @@ def _closing_row(model: ModelRow) -> tuple[Cell, ...]:
         cells.number(model.epsilon_training, Label.PUBLIC),
         cells.total(total),
         Cell(cells.NOT_MEASURED) if delta is None else cells.number(delta, Label.PUBLIC, 2),
-        cells.percentage(model.mlm_public),
-        cells.percentage(model.mlm_private),
+        *cells.knowledge(model, causal=causal),
         cells.percentage(model.f1),
         *_exposure_cells(model.exposures),
     )
@@ -264,8 +263,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             Header("ε", "with the vocabulary"),
             Header("δ", "in total"),
             Header("Entity F1", "strict, micro, %"),
-            Header("MLM accuracy", "public text, %"),
-            Header("MLM accuracy", "private text, %"),
+            *_MASKED,
         ),
         rows=tuple(
             (

@@ -8,12 +8,14 @@ from tasks.specs.job import dp_bert_steps
 from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
 from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import (
+    CAUSAL,
     BudgetSpec,
     CanariesSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
+    ModelShape,
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
@@ -27,6 +29,7 @@ from tasks.specs.sweep import sweep_point_steps, sweep_report
 from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 __all__ = [
+    "CAUSAL",
     "BudgetSpec",
     "CanariesSpec",
     "CorpusSpec",
@@ -35,6 +38,7 @@ __all__ = [
     "FinetuneSpec",
     "JobSettings",
     "MetricRecord",
+    "ModelShape",
     "PretrainSpec",
     "PrivacyPlan",
     "ReleaseRecord",

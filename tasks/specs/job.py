@@ -11,6 +11,7 @@ from typing import TypeGuard
 from tasks.specs.base import StepSpec
 from tasks.specs.settings import JobSettings
 from tasks.specs.steps import (
+    CAUSAL,
     BudgetSpec,
     CanariesSpec,
     CorpusSpec,
@@ -236,16 +237,24 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
 
 
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
-    """Return the specs of `dp_bert`, by task name, in an order in which they can be run."""
+    """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
+
+    A causal model ends with its perplexity: entities and canaries ask for what stands on both
+    sides of a word.
+    """
     front = front_half(settings, root)
+    causal = settings.model_kind == CAUSAL
+    if causal:
+        del front["entities"]
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
     for mode in modes:
         models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
-    for mode, model in models.items():
+    audited = {} if causal else models
+    for mode, model in audited.items():
         steps[f"{mode}_finetuning"] = finetuning(settings, front, model)
-    for mode, model in models.items():
+    for mode, model in audited.items():
         steps[f"{mode}_exposure"] = exposure(settings, front, model)
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(

@@ -16,6 +16,7 @@ from tasks.specs.data_settings import DataSettings
 from tasks.specs.fields import AUDIT, RUN, setting
 from tasks.specs.finetune_settings import FinetuneSettings
 from tasks.specs.privacy_settings import PrivacySettings
+from tasks.specs.steps import CAUSAL
 from tasks.specs.training_settings import TrainingSettings
 
 
@@ -84,6 +85,11 @@ class JobSettings(
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
         if self.finetune_privacy == "dp" and self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
+        if self.model_kind == CAUSAL:
+            if self.finetune_privacy == "dp":
+                raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
+            if self.whole_words:
+                raise ValueError("whole_words: a causal model (gpt2) masks nothing")
         if self.first_batch_size:
             if self.first_batch_size > self.batch_size:
                 raise ValueError("first_batch_size is above batch_size")

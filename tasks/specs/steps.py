@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from tasks.specs.base import Frozen, StepSpec
 
 Unit = Literal["example", "document", "patient"]
+CAUSAL = "gpt2"  # the kind of model that reads from left to right
 Relation = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 
 
@@ -84,11 +85,11 @@ class TokenStoreSpec(StepSpec):
 
 
 class ModelShape(Frozen):
-    """The encoder's size."""
+    """The model's architecture and size."""
 
     layers: int
     hidden: int
-    kind: Literal["bert", "distilbert"] = "bert"
+    kind: Literal["bert", "distilbert", "gpt2"] = "bert"
 
 
 class PrivacyPlan(Frozen):
@@ -110,7 +111,7 @@ class PrivacyPlan(Frozen):
 
 
 class PretrainSpec(StepSpec):
-    """Masked-language-model pre-training: on public text, with DP, or without privacy."""
+    """Language-model pre-training: on public text, with DP, or without privacy."""
 
     unhashed: ClassVar[frozenset[str]] = frozenset({"keep_checkpoints", "time_box_minutes"})
 
@@ -139,6 +140,12 @@ class PretrainSpec(StepSpec):
     time_box_minutes: float = 0.0  # 0: none; a run that it ends goes on when it is run again
     device: str
     seed: int
+
+    @model_validator(mode="after")
+    def _masks_only_where_there_are_masks(self) -> Self:
+        if self.shape.kind == CAUSAL and self.whole_words:
+            raise ValueError("whole_words: a causal model (gpt2) masks nothing")
+        return self
 
 
 class FinetuneSpec(StepSpec):

@@ -10,6 +10,7 @@ from pydantic import model_validator
 from tasks.specs.base import Frozen
 from tasks.specs.fields import setting
 from tasks.specs.settings import JobSettings
+from tasks.specs.steps import CAUSAL
 
 GRID = "0. Grid"
 
@@ -86,6 +87,11 @@ class SweepSettings(JobSettings):
 
     @model_validator(mode="after")
     def _every_point_is_a_job(self) -> Self:
+        if self.model_kind == CAUSAL:
+            raise ValueError(
+                "model_kind: a sweep compares entity F1, which a causal model does not have; "
+                "train gpt2 by dp_bert"
+            )
         for point in self.grid():
             self.job(point)
         if self.selection == "random-count" and self.sampling == "truncated-poisson":

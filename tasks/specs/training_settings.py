@@ -18,16 +18,20 @@ class TrainingSettings(Frozen):
     hidden: int = setting(
         128, MODEL, "Hidden size", "A multiple of 64.", ge=64, le=4096, multiple_of=64
     )
-    model_kind: Literal["bert", "distilbert"] = setting(
-        "bert", MODEL, "Kind of model", "distilbert: the same without token types."
+    model_kind: Literal["bert", "distilbert", "gpt2"] = setting(
+        "bert",
+        MODEL,
+        "Kind of model",
+        "distilbert: the same without token types. gpt2: a causal model, measured by perplexity; "
+        "it is not fine-tuned for entities, and its canaries are not read.",
     )
     public_model: str = setting(
         "",
         MODEL,
         "Public model to start from",
-        "Folder (local or gs://) of a BERT or DistilBERT in Hugging Face's layout, instead of a "
-        "fresh model of the size above; its vocabulary is exchanged for the released one. Its "
-        "training data must be public.",
+        "Folder (local or gs://) of a BERT or DistilBERT (with gpt2, of a GPT-2) in Hugging "
+        "Face's layout, instead of a fresh model of the size above; its vocabulary is exchanged "
+        "for the released one. Its training data must be public.",
     )
     sequence_length: int = setting(32, MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
     batch_size: int = setting(

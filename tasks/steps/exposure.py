@@ -14,6 +14,7 @@ from dp_core.vocab.special_ids import SpecialIds
 from tasks.reporting import EXPOSURE_FILE
 from tasks.specs import ExposureSpec
 from tasks.steps.canaries import read_canaries
+from tasks.steps.model_kinds import refuse_causal
 from tasks.workbench import Answer, Artifact, Workbench
 
 CONTEXTS_PER_CANARY = 8
@@ -22,6 +23,7 @@ CONTEXTS_PER_CANARY = 8
 def run(spec: ExposureSpec, bench: Workbench) -> Answer:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
     model_input = bench.input(spec.model_uri)
+    refuse_causal(model_input, "the audit")
     store = bench.input(spec.private_store_uri)
     canaries = read_canaries(bench.input(spec.canaries_uri).folder)
     tokenizer = wordpiece.load(model_input.folder)

@@ -21,6 +21,7 @@ from tasks.same_release import confirm_same_release
 from tasks.specs import FinetuneSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.entities import read_part
+from tasks.steps.model_kinds import refuse_causal
 from tasks.storage import sha256_of
 from tasks.workbench import Answer, Input, Workbench, merged
 
@@ -43,6 +44,7 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     of private sentences without noise, whatever the model is.
     """
     model = bench.input(spec.model_uri)
+    refuse_causal(model, "entity extraction")
     entities = bench.input(spec.entities_uri)
     public = bool(entities.facts["public"])
     if public and spec.plan is not None:

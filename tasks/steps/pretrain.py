@@ -1,15 +1,14 @@
-"""Masked-language-model pre-training: on public text, with DP (charged), or without privacy."""
+"""Language-model pre-training: on public text, with DP (charged), or without privacy."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-from dp_core.bert.config import BertConfig
+from dp_core.bert.gpt2_config import Gpt2Config
 from dp_core.bert.new_vocabulary import load_with_vocabulary, read_pieces
-from dp_core.bert.parameters import Arrays, Bert, Model, fresh, language_model
-from dp_core.bert.weights import load as load_model
-from dp_core.bert.weights import save
+from dp_core.bert.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
+from dp_core.bert.weights import load_model, save
 from dp_core.corpus.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld
@@ -17,7 +16,7 @@ from dp_core.privacy.labels import Dp, Operator, Public
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.evaluate import mlm_accuracy
+from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.pretrain import pretrain
 from dp_core.training.progress import Probe, Progress
 from dp_core.vocab.wordpiece import continuation_pieces, load
@@ -26,13 +25,15 @@ from tasks.plans import plan_until, recipe_of, training_plan
 from tasks.same_release import confirm_same_release
 from tasks.specs import PretrainSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
+from tasks.steps.model_kinds import config_of, kind_of, refuse_other_architecture
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of, stage_source
 from tasks.workbench import Answer, Input, Workbench, merged
 
 CURVE_POINTS = 40  # each point of ε is an accounting of its own
 MEASURED_ROWS = 1024
-PROBES, PROBED_ROWS = 5, 256  # looks at accuracy on the way, and their cost
+PROBES, PROBED_ROWS = 5, 256  # looks at the score on the way, and their cost
+_CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 
 
 def run(spec: PretrainSpec, bench: Workbench) -> Answer:
@@ -75,7 +76,11 @@ def run(spec: PretrainSpec, bench: Workbench) -> Answer:
             "operator_only": spec.mode == "nonprivate",
             "public_documents": source.facts["role"] == "public",
             "parameters": model.size,
-            "shape": {"layers": model.config.layers, "hidden": model.config.hidden},
+            "shape": {
+                "kind": kind_of(model.config),
+                "layers": model.config.layers,
+                "hidden": model.config.hidden,
+            },
             "plan": None if plan is None else plan.to_json(),
             "epsilon_training": record.epsilon
             if record
@@ -112,7 +117,9 @@ def _manifest(
         kind="pretrain",
         store=source.facts["digest"],
         vocabulary=vocabulary.facts["digest"],
-        initial=sha256_of(initial.folder / "model.safetensors") if initial else "fresh",
+        initial=sha256_of(initial.folder / "model.safetensors")
+        if initial
+        else f"fresh {spec.shape.model_dump_json()}",
         plan=plan.to_json(),
         recipe=recipe_of(spec).identity(),
         seed=spec.seed,
@@ -142,11 +149,11 @@ def _train(
     plan: TrainingPlan | None,
     content: bytes,
     charged: Charge | None,
-) -> Bert:
+) -> AnyModel:
     start = _start(spec, bench, store, vocabulary, initial)
     seed: PrivacySeed | None = charged.seed if charged else None
     folder = f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
-    trained = pretrain(
+    return pretrain(
         model=start,
         store=store,
         plan=plan,
@@ -160,8 +167,6 @@ def _train(
         probe=_public_curve(spec, bench, start.config) if plan else None,
         continuation=continuation_pieces(load(vocabulary.folder)) if spec.whole_words else None,
     )
-    assert isinstance(trained.config, BertConfig)  # noqa: S101 - what it began as
-    return Bert(trained.config, trained.parameters)
 
 
 def _start(
@@ -170,7 +175,7 @@ def _start(
     store: TokenStore,
     vocabulary: Input,
     initial: Input | None,
-) -> Bert:
+) -> AnyModel:
     """Return the model before the first update: an earlier step's, a public one, or a fresh one."""
     if initial:
         return language_model(load_model(initial.folder))
@@ -180,30 +185,23 @@ def _start(
         folder = stage_source(spec.public_model, bench.durable / "source", field="public_model")
         pieces = list(read_pieces(vocabulary.folder))
         found = load_with_vocabulary(folder, pieces, spec.seed)
-        if not isinstance(found.config, BertConfig):
-            raise BadInput("a causal model", where="public_model", fix="Give a BERT's folder.")
-        return language_model(Bert(found.config, found.parameters))
-    distilled = spec.shape.kind == "distilbert"
-    config = BertConfig.of_size(
-        vocab_size=vocabulary.facts["vocabulary_size"],
-        hidden=spec.shape.hidden,
-        layers=spec.shape.layers,
-        max_positions=store.sequence_length,
-        type_vocab=0 if distilled else 2,
-    )
-    return fresh(config, spec.seed)
+        refuse_other_architecture(found.config, spec.shape)
+        return language_model(found)
+    size: int = vocabulary.facts["vocabulary_size"]
+    return fresh(config_of(spec.shape, size, store.sequence_length), spec.seed)
 
 
-def _public_curve(spec: PretrainSpec, bench: Workbench, config: BertConfig) -> Probe | None:
-    """Return the probe of a private training: accuracy on public text, which anyone may see."""
+def _public_curve(spec: PretrainSpec, bench: Workbench, config: ModelConfig) -> Probe | None:
+    """Return the probe of a private training: its score on public text, which anyone may see."""
     folder = bench.input(spec.public_store_uri).folder / HELD_OUT
     if not (folder / "store.json").exists():
         return None
     store = TokenStore.open(folder)
 
     def look(done: int, weights: Arrays) -> None:
-        value = mlm_accuracy(Model(config, weights), store, seed=spec.seed, max_rows=PROBED_ROWS)
-        bench.measure("mlm_public", Dp(value), done)
+        score, value = _score(Model(config, weights), store, spec.seed, PROBED_ROWS)
+        if math.isfinite(value):
+            bench.measure(_CURVES[score], Dp(value), done)
 
     points = _points(spec.updates)
     return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
@@ -253,16 +251,24 @@ def _releases(
     return merged([*inherited, *([own] if own else [])])
 
 
-def _measure(spec: PretrainSpec, bench: Workbench, model: Bert) -> None:
+def _score(model: AnyModel, store: TokenStore, seed: int, rows: int) -> tuple[str, float]:
+    """Return the name and value of what tells how well a model knows text like a store's."""
+    if isinstance(model.config, Gpt2Config):
+        return "perplexity", perplexity(model, store, seed=seed, max_rows=rows)
+    return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
+
+
+def _measure(spec: PretrainSpec, bench: Workbench, model: AnyModel) -> None:
     """Measure on rows that no model trained on: public ones, and private ones for the operator."""
     public = Operator if spec.mode == "nonprivate" else Dp
     for name, uri, label in (
-        ("mlm_accuracy_public", spec.public_store_uri, public),
-        ("mlm_accuracy_private", spec.private_store_uri, Operator),
+        ("public", spec.public_store_uri, public),
+        ("private", spec.private_store_uri, Operator),
     ):
         folder: Path = bench.input(uri).folder / HELD_OUT
         if not (folder / "store.json").exists():
             continue  # so small a corpus has no held-out unit
         store = TokenStore.open(folder)
-        value = mlm_accuracy(model, store, seed=spec.seed, max_rows=MEASURED_ROWS)
-        bench.measure(name, label(value))
+        score, value = _score(model, store, spec.seed, MEASURED_ROWS)
+        if math.isfinite(value):
+            bench.measure(f"{score}_{name}", label(value))

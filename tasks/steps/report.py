@@ -14,6 +14,7 @@ from dp_core.report.tables import closing_table
 from tasks import reporting
 from tasks.specs import ReportSpec
 from tasks.statements import statement_of
+from tasks.steps.model_kinds import in_words
 from tasks.workbench import Answer, Artifact, Input, Workbench, merged
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
@@ -64,10 +65,10 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
         known_seed=bool(dp.facts["known_seed"]),
         private_dataset=vocabulary.facts["dataset"],
         public_dataset=public,
-        entities_dataset=entities,
+        entities_dataset=entities if "entities" in results else "",
         unit=unit,
         declared_units=vocabulary.facts["declared_units"],
-        model_size="BERT, {layers} layers × {hidden}".format(**dp.facts["shape"]),
+        model_size=in_words(dp),
         statement=statement_of(dp.result.releases, made_up=spec.made_up),
         models=tuple(
             reporting.model_row(
@@ -133,6 +134,8 @@ def _model_headlines(model: ModelRow) -> Iterator[tuple[str, Labelled]]:
     for name, value in (
         ("mlm_accuracy_public", model.mlm_public),
         ("mlm_accuracy_private", model.mlm_private),
+        ("perplexity_public", model.perplexity_public),
+        ("perplexity_private", model.perplexity_private),
         ("f1", model.f1),
     ):
         if isinstance(value, Dp | Public | Operator):

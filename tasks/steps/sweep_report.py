@@ -13,6 +13,7 @@ from dp_core.report.tables import sweep_table
 from tasks import reporting
 from tasks.specs import SweepReportSpec
 from tasks.statements import statement_of
+from tasks.steps.model_kinds import in_words
 from tasks.steps.report import EDITIONS, artifacts
 from tasks.workbench import Answer, Input, Workbench, merged
 
@@ -62,7 +63,7 @@ def _report(
         entities_dataset=entities,
         unit=unit,
         declared_units=vocabulary.facts["declared_units"],
-        model_size="BERT, {layers} layers × {hidden}".format(**dp.facts["shape"]),
+        model_size=in_words(dp),
         statement=statement_of(releases, made_up=spec.made_up),
         points=tuple(_row(spec, name, tasks) for name, tasks in points.items()),
         ledger=reporting.ledger_view(bench, vocabulary.facts["dataset"], unit),

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import WORD, Bert, fresh
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.parameters import WORD, AnyModel, fresh
 from dp_core.bert.weights import save
 from dp_core.errors import BadInput
 from dp_core.vocab import wordpiece
 from tasks.specs import JobSettings, PretrainSpec, dp_bert_steps
 from tasks.steps import pretrain
+from tasks.steps.model_kinds import kind_of
 from tasks.workbench import Input, Workbench
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
 
 
-def start(tmp_path: Path, mode: str = "public", **settings: Any) -> Bert:
+def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     spec = dp_bert_steps(JobSettings(layers=1, hidden=64, **settings), "file:///store")[
         f"{mode}_pretraining"
     ]
@@ -37,10 +39,10 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> Bert:
     return pretrain._start(spec, bench, store, vocabulary, None)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
 def test_a_fresh_model_is_of_the_kind_that_was_asked_for(tmp_path: Path, kind: str) -> None:
     model = start(tmp_path, model_kind=kind)
-    assert model.config.distilled is (kind == "distilbert")
+    assert kind_of(model.config) == kind
     assert (model.config.layers, model.config.hidden) == (1, 64)
 
 
@@ -60,6 +62,22 @@ def test_a_public_model_keeps_what_it_knows_of_pieces_that_both_have(tmp_path: P
     rows = [(ours.token_to_id(p), theirs.token_to_id(p)) for p in ("[MASK]", "p")]
     for new, old in rows:
         np.testing.assert_array_equal(found.parameters[WORD][new], model.parameters[WORD][old])
+
+
+@pytest.mark.parametrize(("kind", "other"), [("bert", "GPT-2"), ("gpt2", "BERT")])
+def test_a_public_model_of_the_other_architecture_is_refused(
+    tmp_path: Path, kind: str, other: str
+) -> None:
+    theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
+    public.mkdir()
+    wordpiece.save(theirs, public)
+    size = {"vocab_size": theirs.get_vocab_size(), "hidden": 64, "layers": 1, "max_positions": 16}
+    config = Gpt2Config.of_size(**size) if kind == "bert" else BertConfig.of_size(**size)
+    save(fresh(config, 3), public)
+    with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
+        start(tmp_path, public_model=str(public), model_kind=kind)
+    right = "gpt2" if kind == "bert" else "bert"
+    assert kind_of(start(tmp_path, public_model=str(public), model_kind=right).config) == right
 
 
 def test_private_trainings_begin_with_the_public_step_and_nothing_else(tmp_path: Path) -> None:

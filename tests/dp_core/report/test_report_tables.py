@@ -9,10 +9,12 @@ import pytest
 from report_examples import VOCABULARY_SIZE, job_report, ledger, sweep_report
 from rich.console import Console
 
-from dp_core.privacy.labels import Label
+from dp_core.privacy.labels import Dp, Label, Operator
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report import tables
 from dp_core.report.cells import NOT_MEASURED, Cell
+from dp_core.report.editions import job_edition
+from dp_core.report.model import Edition
 from dp_core.report.tables import Header, Table
 from dp_core.report.terminal import rich_table, side_by_side
 
@@ -48,6 +50,20 @@ def test_the_closing_table_has_a_row_for_each_model_and_the_columns_of_the_job()
         "68.3",
     ]
     assert [cell.text for cell in table.rows[2][2:5]] == ["∞", "∞", NOT_MEASURED]
+
+
+def test_causal_models_show_their_perplexity_and_the_operators_is_withheld() -> None:
+    report = job_report(made_up=False)
+    causal = {"mlm_public": None, "mlm_private": None}
+    causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
+    models = tuple(dataclasses.replace(m, **causal) for m in report.models)
+    report = dataclasses.replace(report, models=models)
+    for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
+        table = tables.closing_table(job_edition(report, edition).models, report.unit)
+        names = [header.name for header in table.headers]
+        assert "MLM accuracy" not in names
+        place = names.index("Perplexity")
+        assert [cell.text for cell in table.rows[1][place : place + 2]] == ["21.5", private]
 
 
 def test_every_measured_cell_has_a_label_and_a_value() -> None:

@@ -1,0 +1,139 @@
+"""The job with a GPT-2-style model: charged, stated, exported; refused where it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.weights import load_model
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.units import PrivacyUnit
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import (
+    ExposureSpec,
+    FinetuneSpec,
+    JobSettings,
+    RunContext,
+    StepResult,
+    StepSpec,
+    SweepSettings,
+    dp_bert_steps,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+
+SIZES = {
+    "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
+    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20,
+    "epochs": 0.5, "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60,
+    "max_examples_per_unit": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
+    "canary_rates": "0.2", "canaries_per_group": 1,
+}  # fmt: skip
+SETTINGS = JobSettings(model_kind="gpt2", **SIZES)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    """What a step does to its process, undone afterwards."""
+    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")  # nobody: no tracker is needed
+    found = Deployment.from_environment()
+    found.prepare()
+    yield found
+    signal.signal(signal.SIGTERM, before)
+    os.umask(mask)
+
+
+def run(spec: StepSpec, home: Path) -> int:
+    file = home / "spec.json"
+    file.write_text(spec.model_dump_json())
+    context = RunContext(run_key="e2e", run_name="causal", task=spec.step)
+    return contract.main(spec.step, str(file), context=context.model_dump_json())
+
+
+def test_a_causal_model_is_trained_charged_stated_and_exported(
+    deployment: Deployment, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = dp_bert_steps(SETTINGS, deployment.store)
+    assert not [name for name in steps if "finetuning" in name or "exposure" in name]
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
+    for task, spec in steps.items():
+        assert run(spec, deployment.home) == 0, (task, "".join(capfd.readouterr()))
+    assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
+
+    folder = Path(steps["dp_pretraining"].output.removeprefix("file://"))
+    model = load_model(folder)
+    assert isinstance(model.config, Gpt2Config)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    assert (folder / "vocab.txt").exists()
+    result = StepResult.model_validate_json((folder / "result.json").read_bytes())
+    assert len(result.releases) == 2  # the vocabulary's, and its own
+    assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True
+    labels = {m.name: m.label for m in result.metrics}
+    assert labels["perplexity_public"] == labels["perplexity_curve"] == "dp"
+    assert labels["perplexity_private"] == "operator"
+    assert not [name for name in labels if name.startswith("mlm")]
+
+    pages = Path(steps["report"].output.removeprefix("file://"))
+    table = json.loads((pages / "report" / "tables.json").read_text())["closing"]
+    place = [column["name"] for column in table["columns"]].index("Perplexity")
+    measured = {m.name: m.value for m in result.metrics}
+    assert table["rows"][1][place]["value"] == measured["perplexity_public"] > 1
+    assert "GPT-2, 1 layers × 64" in (pages / "report" / "report.html").read_text()
+
+    # By hand: neither is begun, so nothing is charged or listed.
+    common = {"root": deployment.store, "made_up": True, "device": "cpu", "seed": 1}
+    common["model_uri"] = steps["dp_pretraining"].output
+    store, canaries = steps["private_store"].output, steps["canaries"].output
+    for spec in (
+        FinetuneSpec(
+            **common, entities_uri=store, epochs=1, batch_size=1, learning_rate=1, sequence_length=8
+        ),
+        ExposureSpec(**common, canaries_uri=canaries, private_store_uri=store),
+    ):
+        assert run(spec, deployment.home) == 2
+        said = "".join(capfd.readouterr())
+        assert "reads both sides of a word, and this one is causal" in said
+    assert len(ledger.history("synthetic-notes")) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"whole_words": True}, "masks nothing"),
+        (
+            {
+                "finetune_privacy": "dp",
+                "entities_format": "columns",
+                "entities_dataset": "labels",
+                "entities_train": "a",
+                "entities_test": "b",
+                "entity_types": "problem",
+                "entities_declared_units": 40,
+            },
+            "not fine-tuned for entities",
+        ),
+    ],
+)
+def test_what_a_causal_model_cannot_do_is_refused_with_the_settings(
+    settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        JobSettings.model_validate(SIZES | settings | {"model_kind": "gpt2"})
+
+
+def test_a_sweep_over_causal_models_is_refused() -> None:
+    with pytest.raises(ValidationError, match="entity F1, which a causal model does not have"):
+        SweepSettings.model_validate({"model_kind": "gpt2"})
