@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, write_json, write_pairs, write_table
+from tasks.commands.ledger_views import (
+    cost_in_json,
+    overview,
+    record,
+    show_history,
+    show_overview,
+    show_standing,
+)
+from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.deployment import Deployment
 
 if TYPE_CHECKING:
-    from dp_core.privacy.ledger import Entry, Ledger, Reservation
+    from dp_core.privacy.ledger import Ledger, Reservation
     from tasks.specs import JobSettings
 
 
@@ -28,31 +36,17 @@ def _open() -> Ledger:
 @as_json
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show every data set's budget; with a subcommand, more of it, or register a new one."""
+    """Show every data set's budget, what was released lately, and what a run like the last takes.
+
+    With a subcommand: all of a data set's history, what a run would cost, a new budget.
+    """
     if context.invoked_subcommand is not None:
         return
-    ledger = _open()
-    standing = {name: ledger.remaining(name) for name in ledger.datasets()}
+    found = overview(_open())
     if as_json:
-        write_json({name: remaining.to_json() for name, remaining in standing.items()})
-        return
-    write_table(
-        "Privacy budgets",
-        ["data set", "unit", "ε", "δ", "spent", "releases", "unsettled", "operator's"],
-        [
-            [
-                name,
-                r.budget.unit or "made up",
-                r.budget.epsilon,
-                r.budget.delta,
-                "–" if r.budget.made_up else f"{r.share:.1%}",
-                r.charged_entries,
-                r.unsettled,
-                r.operator_releases,
-            ]
-            for name, r in standing.items()
-        ],
-    )
+        write_json(found)
+    else:
+        show_overview(found)
 
 
 @command.command("register")
@@ -115,27 +109,11 @@ def remaining(dataset: str, as_json: bool) -> None:
 @as_json
 def history(dataset: str, as_json: bool) -> None:
     """Show every release of a data set, and of those that share its budget."""
-    entries = _open().history(dataset)
-    records = [_record(entry) for entry in entries]
+    records = [record(entry) for entry in _open().history(dataset)]
     if as_json:
         write_json(records)
-        return
-    write_table(
-        f"Releases of {dataset}",
-        ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"],
-        [
-            [
-                r["id"][:8],
-                r["release"],
-                r["epsilon"],
-                r["delta"],
-                r["state"],
-                r["reserved_at"][:16].replace("T", " "),
-                r["run"],
-            ]
-            for r in records
-        ],
-    )
+    else:
+        show_history(f"Releases of {dataset}", records)
 
 
 @command.command("cost")
@@ -181,7 +159,7 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
     if not gone:
         raise BadInput("that run has registered nothing", where=f"ledger withdraw {run}")
     if as_json:
-        write_json([_record(entry) for entry in gone])
+        write_json([record(entry) for entry in gone])
     else:
         click.echo(f"{len(gone)} planned releases of {dataset} are given back.")
 
@@ -216,10 +194,7 @@ def _cost(dataset: str, planned: list[Reservation]) -> dict[str, Any]:
         "releases": len(planned),
         "epsilon": total_epsilon([release.event for release in planned], delta),
         "delta": delta,
-        "fits": cost.fits,
-        "share_of_budget": cost.share,
-        "left_after": cost.left_after,
-        "more_of_the_same": cost.more_of_the_same,
+        **cost_in_json(cost),
     }
 
 
@@ -228,20 +203,4 @@ def _show_remaining(ledger: Ledger, dataset: str, as_json: bool) -> None:
     if as_json:
         write_json(found.to_json())
     else:
-        write_pairs(f"Budget of {dataset}", found.to_json())
-
-
-def _record(entry: Entry) -> dict[str, Any]:
-    from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-    from dp_core.privacy.mechanism_words import describe
-    from tasks.statements import release_in_words
-
-    epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
-    rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
-    words: dict[str, Any] = {
-        "release": release_in_words(entry.event),
-        "mechanism": describe(entry.event),
-        "epsilon": epsilon,
-        "epsilon_rdp": rdp,
-    }
-    return entry.to_json() | words
+        show_standing(dataset, found.to_json())

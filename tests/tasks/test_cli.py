@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.units import PrivacyUnit
@@ -139,6 +140,31 @@ def test_the_next_runs_cost_is_told_beforehand(
     dear = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
     assert cheap["fits"] and not dear["fits"]
     assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
+
+
+def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
+) -> None:
+    assert "No data set" in _confide(monkeypatch, capsys, "ledger")[1]
+    words = "ledger register notes --unit patient --epsilon 2 --delta 1e-5 --order inf --json"
+    _confide(monkeypatch, capsys, *words.split())
+    ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(1.0, 5.0, 1)
+    for number in (1, 2):
+        spec = f"spec-{number}"
+        run = Reservation(
+            "notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}"
+        )
+        (entry,) = ledger.register_plan([run])
+        found = json.loads(_confide(monkeypatch, capsys, "ledger", "--json")[1])["notes"]
+        shown = _confide(monkeypatch, capsys, "ledger")[1]
+        one = gaussian_epsilon(1e-6, 1 / 5)
+        assert found["left"] == pytest.approx(1 - number * one / 2, abs=1e-3)
+        assert [r["run"] for r in found["history"]] == [f"run-{n + 1}" for n in range(number)]
+        assert found["history"][-1]["epsilon"] == pytest.approx(one, rel=1e-3)
+        again = found["like_the_last_run"]
+        assert (again["run"], again["fits"]) == (f"run-{number}", number == 1)
+        assert ("REFUSED" in shown) is (number == 2)
+        assert entry.id[:8] in shown and "add/remove" in shown
 
 
 def test_a_run_that_was_registered_and_never_began_can_be_given_back(

@@ -1,0 +1,167 @@
+"""What the ledger's commands show: budgets, their latest releases, and what comes next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tasks.commands.output import write_pairs, write_table
+
+if TYPE_CHECKING:
+    from dp_core.privacy.ledger import Cost, Entry, Ledger
+
+LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
+_NEIGHBOURS = {
+    "add-or-remove-one": "add/remove",
+    "zero-out-one": "zero out",
+    "replace-one": "replace",
+}
+
+
+def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """Return each data set's budget, its latest releases, and what a run like the last would do."""
+    found = {}
+    for name in ledger.datasets():
+        entries = ledger.history(name)
+        standing = ledger.remaining(name).to_json()
+        found[name] = {
+            **standing,
+            "left": None if standing["epsilon"] is None else max(0.0, 1 - standing["share"]),
+            "history": [record(entry) for entry in entries[-LATEST:]],
+            "like_the_last_run": _like_the_last(ledger, name, entries),
+        }
+    return found
+
+
+def show_overview(found: dict[str, dict[str, Any]]) -> None:
+    """Write the overview as tables, and a line for every run that may not fit again."""
+    columns = ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open"]
+    free = any(one["operator_releases"] for one in found.values())
+    write_table(
+        "Privacy budgets",
+        [*columns, "operator's"] if free else columns,
+        [
+            [
+                name,
+                one["unit"] or "made up",
+                _NEIGHBOURS.get(one["relation"], "–"),
+                one["epsilon"],
+                one["delta"],
+                "–" if one["left"] is None else f"{one['share']:.1%}",
+                one["charged_entries"],
+                one["unsettled"],
+                *([one["operator_releases"]] if free else []),
+            ]
+            for name, one in found.items()
+        ],
+    )
+    seen = {r["id"]: r for one in found.values() for r in one["history"]}
+    if seen:
+        latest = sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]
+        show_history("Latest releases", latest, with_dataset=len(found) > 1)
+    for name, one in found.items():
+        if said := _warning(name, one["like_the_last_run"]):
+            click.echo(said)
+    click.echo(
+        "All releases: confide ledger history NAME. Before a run: confide ledger cost."
+        if found
+        else "No data set is registered yet: confide ledger register --help."
+    )
+
+
+def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
+    """Write releases, one a row."""
+    columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
+    write_table(
+        title,
+        ["data set", *columns] if with_dataset else columns,
+        [
+            [
+                *([r["dataset"]] if with_dataset else []),
+                r["id"][:8],
+                r["release"],
+                r["epsilon"],
+                r["delta"],
+                r["state"],
+                r["reserved_at"][:16].replace("T", " "),
+                r["run"],
+            ]
+            for r in records
+        ],
+    )
+
+
+def record(entry: Entry) -> dict[str, Any]:
+    """Return one release with its ε, computed now from the mechanism that is recorded."""
+    from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+    from dp_core.privacy.mechanism_words import describe
+    from tasks.statements import release_in_words
+
+    epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
+    rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
+    words: dict[str, Any] = {
+        "release": release_in_words(entry.event),
+        "mechanism": describe(entry.event),
+        "epsilon": epsilon,
+        "epsilon_rdp": rdp,
+    }
+    return entry.to_json() | words
+
+
+def cost_in_json(cost: Cost) -> dict[str, Any]:
+    """Return what a run would cost, as JSON data."""
+    return {
+        "fits": cost.fits,
+        "share_of_budget": cost.share,
+        "left_after": cost.left_after,
+        "more_of_the_same": cost.more_of_the_same,
+    }
+
+
+def show_standing(dataset: str, found: dict[str, Any]) -> None:
+    """Write how one budget stands: what was declared, what is spent of it, in its own currency."""
+    if found["epsilon"] is None:
+        rows: dict[str, object] = {"budget": "none: the data are made up"}
+    else:
+        infinite = found["renyi_order"] == "infinity"
+        what = "ε" if infinite else f"ρ at Rényi order {found['renyi_order']:g}"
+        spent, room = found["spent"], found["capacity"]
+        rows = {
+            "unit": found["unit"],
+            "neighbours": found["relation"],
+            "ε": found["epsilon"],
+            "δ": found["delta"],
+            "spent": f"{found['share']:.1%}",
+            f"{what}: spent, of": f"{spent['rho']:.4g} of {room['rho']:.4g}",
+            "δ: spent, of": f"{spent['delta']:.3g} of {room['delta']:.3g}",
+        }
+    rows |= {
+        "releases": found["charged_entries"],
+        "of them not settled": found["unsettled"],
+        "the operator's, without guarantee": found["operator_releases"],
+    }
+    if found["budget"] != dataset:
+        rows = {"shares the budget of": found["budget"], **rows}
+    write_pairs(f"Budget of {dataset}", rows)
+
+
+def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
+    """Return what the last run's releases would cost if all were made anew; None for none."""
+    charged = [e for e in entries if e.charged]
+    if not charged or ledger.datasets()[name].made_up:
+        return None
+    last = charged[-1]
+    run = [e for e in charged if e.whole_plan and e.plan_key == last.plan_key] or [last]
+    cost = ledger.cost_of_next(name, [(e.event, e.delta) for e in run])
+    return {"run": last.run, "releases": len(run), **cost_in_json(cost)}
+
+
+def _warning(name: str, cost: dict[str, Any] | None) -> str:
+    if cost is None:
+        return ""
+    said = f"{name}: a run like the last one ({cost['run'] or 'no name'})"
+    share = f"{cost['share_of_budget']:.1%} of the budget"
+    if not cost["fits"]:
+        return f"{said} would be REFUSED: it takes {share}, and less is left."
+    return f"{said} would take {share}; {cost['more_of_the_same']} more would fit."
