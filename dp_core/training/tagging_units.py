@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dp_core.bert.heads import tag_row_losses
 from dp_core.corpus.counter_random import U64
-from dp_core.corpus.keyed_hash import digest64
 from dp_core.corpus.masking import MaskedRows
 from dp_core.corpus.token_store import TokenStore
 from dp_core.training.objective import Objective
 from dp_core.training.rows import Indices
 from dp_core.training.tagging import TaggingRow
+from dp_core.training.unit_rows import store_by_unit
 
 
 def tagging_units(
@@ -36,21 +35,14 @@ def tagging_units(
     Returns:
         A store in memory, and an objective that knows the tags of its rows.
     """
-    ids = sorted({units[row.sentence] for row in rows})
-    place = {unit: i for i, unit in enumerate(ids)}
-    unit_of = np.array([place[units[row.sentence]] for row in rows], np.int64)
-    order = np.argsort(unit_of, kind="stable")
-    answers = _Answers([rows[i] for i in order], max_length)
-    counts = np.bincount(unit_of, minlength=len(ids))
-    store = TokenStore(
-        tokens=answers.tokens(pad),
-        lengths=np.array([len(rows[i].ids) for i in order], np.int32),
-        unit_rows=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        unit_keys=np.array([digest64(b"", "unit", unit) for unit in ids], np.uint64),
-        sequence_length=max_length,
-        vocabulary_size=vocabulary,
-        digest="",
+    store, order = store_by_unit(
+        [row.ids for row in rows],
+        [units[row.sentence] for row in rows],
+        max_length=max_length,
+        vocabulary=vocabulary,
+        pad=pad,
     )
+    answers = _Answers([rows[i] for i in order], max_length)
     return store, Objective("tagging", answers.examples, tag_row_losses)
 
 
@@ -59,13 +51,6 @@ class _Answers:
 
     def __init__(self, rows: Sequence[TaggingRow], max_length: int) -> None:
         self._rows, self._length = rows, max_length
-
-    def tokens(self, pad: int) -> NDArray[np.int32]:
-        """(rows, S) ids."""
-        out = np.full((len(self._rows), self._length), pad, np.int32)
-        for i, row in enumerate(self._rows):
-            out[i, : len(row.ids)] = row.ids
-        return out
 
     def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
         """Ask each word for its tag, at its first piece; nothing is masked, nothing is random.
