@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from dp_core.corpus.synthetic.notes import notes
 from dp_core.privacy.accounting import compose, epsilon_pld
 from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
 from tasks import contract
 from tasks.deployment import Deployment
@@ -167,24 +169,52 @@ def test_the_search_would_have_found_them(finished: Finished) -> None:
     assert any(name == "mlflow.db" for name, _ in finished.left_behind())
 
 
+def _forms(secret: bytes) -> Iterator[bytes]:
+    """Yield every form in which 12 bytes of a secret, from wherever in it, may be written down."""
+    for start in range(len(secret) - 11):
+        piece = secret[start : start + 12]
+        yield piece
+        yield piece.hex().encode()
+        yield piece.hex().upper().encode()
+        yield base64.b64encode(piece)  # at some start it is aligned, whatever stands before it
+        yield base64.urlsafe_b64encode(piece)
+        yield ", ".join(str(byte) for byte in piece).encode()  # a list of numbers
+        yield repr(piece)[2:-1].encode()
+    for number in (int.from_bytes(secret, "big"), int.from_bytes(secret, "little")):
+        yield str(number).encode()
+
+
+def _betrayed(secrets: dict[str, bytes], content: bytes) -> set[str]:
+    return {name for name, secret in secrets.items() if any(f in content for f in _forms(secret))}
+
+
 def test_no_privacy_seed_leaves_its_store(finished: Finished) -> None:
-    files = list(finished.deployment.seeds.glob("*.json"))
-    seeds = [bytes.fromhex(json.loads(f.read_text())["secret"]) for f in files]
-    assert len(seeds) >= 3  # vocabulary, DP training, and the key of content digests
-    content = b"".join(c for _, c in finished.left_behind())
-    content += "".join(finished.said.values()).encode()
-    for seed in seeds:
-        for form in (
-            seed,
-            seed.hex().encode(),
-            seed.hex().upper().encode(),
-            base64.b64encode(seed).rstrip(b"="),
-            base64.urlsafe_b64encode(seed).rstrip(b"="),
-            str(int.from_bytes(seed, "big")).encode(),
-            str(int.from_bytes(seed, "little")).encode(),
-            repr(seed)[2:-1].encode(),
-        ):
-            assert form not in content
+    store = SeedStore(finished.deployment.seeds)
+    secrets: dict[str, bytes] = {}
+    for file in finished.deployment.seeds.glob("*.json"):
+        secrets[file.stem] = bytes.fromhex(json.loads(file.read_text())["secret"])
+        for t in range(2):  # who knows these knows who was drawn, if not the noise
+            key = store.get(file.stem).derive("sampling", "poisson", t)
+            secrets[f"{file.stem}, batch {t}"] = key[:16]
+    assert len(secrets) >= 9  # of vocabulary, DP training, and the key of content digests
+    assert any(".log" in name or "result.json" in name for name, _ in finished.left_behind())
+    for name, content in finished.left_behind():
+        assert _betrayed(secrets, name.encode() + content) == set(), name
+    assert _betrayed(secrets, "".join(finished.said.values()).encode()) == set()
+
+
+def test_the_search_would_have_found_a_seed_in_any_form() -> None:
+    seed = bytes(range(7, 39))
+    for written in (
+        b"\x00" + seed[3:20],
+        b'{"seed": "' + seed.hex().encode(),
+        base64.b64encode(b"ab" + seed),
+        base64.b64encode(b"{'key': " + seed + b"}"),
+        json.dumps(list(seed)).encode(),
+        str(int.from_bytes(seed, "little")).encode(),
+    ):
+        assert _betrayed({"seed": seed}, b"before " + written + b" after") == {"seed"}
+    assert _betrayed({"seed": seed}, hashlib.sha256(seed).hexdigest().encode()) == set()
 
 
 def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finished) -> None:
