@@ -32,7 +32,13 @@ def stack() -> Stack:
 
 
 @pytest.fixture(scope="module")
-def run(stack: Stack) -> str:
+def before(stack: Stack) -> list[list[str]]:
+    """Return the ledger as it was before the run."""
+    return stack.ledger("select * from entries order by 1")
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack, before: list[list[str]]) -> str:
     """Return a run of dp_bert that has succeeded, in task containers."""
     run = stack.trigger("dp_bert", TINY)
     state = stack.wait("dp_bert", run, LONGEST)
@@ -59,6 +65,14 @@ def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
 
 def test_both_releases_are_in_the_ledger_in_postgresql(stack: Stack, run: str) -> None:
     assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
+
+
+def test_the_same_job_again_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:
+    """`docker/ci` has the browser's job done before, with the same settings."""
+    if not before:
+        pytest.skip("SKIPPED: this was the first job of the stack, and it had to pay")
+    assert "done before" in stack.log("dp_bert", run, "dp_pretraining")
+    assert stack.ledger("select * from entries order by 1") == before
 
 
 def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
