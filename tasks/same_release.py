@@ -4,6 +4,7 @@ A step whose output was lost after its entry was settled trains again with the s
 If sums round otherwise (another processor, other threads), the weights part ways after the first
 update, and two models with one noise between them tell the difference of their gradients. So the
 step leaves a keyed digest of the weights before it settles, and compares before it hands out.
+The digest lies beside the seed, not among the outputs: those are what may be lost.
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ def confirm_same_release(bench: Workbench, charged: Charge, weights: Arrays) -> 
     Raises:
         BadInput: they are others, or nothing tells what was released.
     """
-    uri = f"{bench.store.root}/settled/{charged.entry.id}"
-    digest = charged.seed.derive("released weights", _digest(weights)).hex().encode()
+    key = charged.entry.seed_key
+    digest = charged.seed.derive("released weights", _digest(weights))
     if charged.entry.state is not State.SETTLED:
-        bench.store.write(uri, digest)
+        bench.seeds.leave_digest(key, digest)
         return
-    if not hmac.compare_digest(digest, bench.store.read(uri) or b""):
+    released = bench.seeds.digest_left(key)
+    if released is None:
+        raise BadInput(
+            "this training was released before, and nothing tells any more what came out",
+            where=f"ledger entry {charged.entry.id}",
+            fix="Restore the seeds' folder or the model from a copy, or train with another seed:"
+            " a new charge.",
+        )
+    if not hmac.compare_digest(digest, released):
         raise BadInput(
             "this training was released before, and came out otherwise this time",
             where=f"ledger entry {charged.entry.id}",

@@ -100,7 +100,10 @@ def _encode(part: Context) -> bytes:
 
 
 class SeedStore:
-    """A folder (mode 0700) with one file (mode 0600) per seed, written once and never changed."""
+    """A folder (mode 0700) with one file (mode 0600) per seed, written once and never changed.
+
+    Beside a seed may lie the digest of what was made with it.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
@@ -156,6 +159,39 @@ class SeedStore:
             raise BadInput(
                 f"{key} is not a seed file of this version", where="seed store"
             ) from None
+
+    def leave_digest(self, key: str, digest: bytes) -> None:
+        """Leave beside the seed what was made with it, as a digest; atomic, the last one counts.
+
+        It lives and dies with the seed: without the one, nothing can be made again; without the
+        other, nothing may.
+
+        Args:
+            key: of the seed.
+            digest: of the release, keyed by the seed.
+
+        Raises:
+            BadInput: a key that is no file name, or a folder that others can read.
+        """
+        path = self._digest_path(key)
+        self._prepare_directory()
+        temporary = self._directory / f".{key[:64]}.{secrets.token_hex(8)}"
+        try:
+            _write_private(temporary, digest.hex())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(self._directory)
+
+    def digest_left(self, key: str) -> bytes | None:
+        """Return the digest that was left beside the seed; None if there is none."""
+        try:
+            return bytes.fromhex(self._digest_path(key).read_text("ascii"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _digest_path(self, key: str) -> Path:
+        return self._path(key).with_suffix(".released")
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):

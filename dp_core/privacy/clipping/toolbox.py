@@ -51,6 +51,9 @@ def toolbox_clipped_sum(
         unconnected_gradients_to_zero=True,
         learning_rate=0.0,
     )
+    # The toolbox draws its noise, though it is multiplied by zero; where operations must be
+    # deterministic, TensorFlow refuses to draw without a seed.
+    tf.random.set_seed(0)
     names, noted = list(parameters), _Noted()
 
     def losses() -> Tensor:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beam_example import CONTINUATION, plans, recipe
 
 from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.samplings import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.seeds import SeedStore
 from dp_core.training.batch_plan import BatchPlan, BatchPlanKey
 from dp_core.training.batch_source import private_batches
-from dp_core.training.recipe import Recipe
 from dp_core.training.rows import masked_examples
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +26,7 @@ SCRIPT = """
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
     sys.path.insert(0, sys.argv[2])
-    import test_beam_batches as shared
+    import beam_example as shared
     from dp_core.beam.batches import BatchJob, WriteBatchPlan
 
     folder = Path(sys.argv[1])
@@ -42,36 +40,6 @@ SCRIPT = """
             pipeline | WriteBatchPlan(job) | beam.Map(lambda t: None)
     assert "tensorflow" not in sys.modules
 """
-CONTINUATION = tuple(i > 5 and i % 3 == 0 for i in range(30))
-
-
-def plans():
-    poisson = TrainingPlan.poisson(
-        unit="patient",
-        declared_units=50,
-        expected_batch=9,
-        steps=5,
-        noise_multiplier=1.0,
-        clip_norm=1.0,
-        delta=1e-4,
-        examples_per_step=2,
-    )
-    more = {
-        name: getattr(poisson, name)
-        for name in ("unit", "declared_units", "clip_norm", "noise_multiplier", "delta")
-    }
-    truncated = TrainingPlan(
-        sampling=TruncatedPoissonSampling(8),
-        schedule=(BatchPhase(2, 4), BatchPhase(3, 9)),
-        examples_per_step=2,
-        **more,
-    )
-    assert poisson.sampling == PoissonSampling()
-    return {"poisson": poisson, "truncated": truncated}
-
-
-def recipe():
-    return Recipe(9, 5, 0.01, examples_per_step=2, micro_rows=4, whole_words=True)
 
 
 @pytest.fixture(scope="module")

@@ -149,3 +149,16 @@ def test_derived_bytes_do_not_change_between_releases() -> None:
     # A changed encoding would redraw the noise of a run that is resumed after an upgrade.
     derived = PrivacySeed.fixed(0).derive("noise", b"manifest", 3, "variable", 0)
     assert derived.hex() == "4f9982721147012903da9546f4b153d3a780e7609030ec3ef718dbf4ad451be9"
+
+
+def test_a_digest_lies_beside_its_seed_and_the_last_one_counts(tmp_path: Path) -> None:
+    seeds = SeedStore(tmp_path / "seeds")
+    seed = seeds.create("entry")
+    assert seeds.digest_left("entry") is None
+    for content in (b"one", b"another"):
+        seeds.leave_digest("entry", seed.derive("released", content))
+    assert seeds.digest_left("entry") == seed.derive("released", b"another")
+    assert {f.name for f in (tmp_path / "seeds").iterdir()} == {"entry.json", "entry.released"}
+    assert all(f.stat().st_mode & 0o077 == 0 for f in (tmp_path / "seeds").iterdir())
+    with pytest.raises(BadInput, match="key"):
+        seeds.leave_digest("../entry", b"d")

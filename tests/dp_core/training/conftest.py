@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from dp_core.bert.config import BertConfig
 from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
@@ -16,6 +17,7 @@ from dp_core.training.devices import configure
 from dp_core.training.recipe import Recipe
 
 configure("mock-tpu:2")
+tf.config.experimental.enable_op_determinism()  # as `fit` does, for the whole process
 
 WORDS, LENGTH, UNITS = 40, 12, 24
 
