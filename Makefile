@@ -38,7 +38,8 @@ test-transformers: setup-dev ## model folders against real `transformers`, both 
 
 test-newest-tensorflow: ## the tests of dp_core on the newest TensorFlow, in an environment of its own
 	@$(environments) ensure newest-tensorflow
-	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core
+	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core --ignore tests/dp_core/beam \
+	  --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-beam: setup-dev ## batch plans by Apache Beam, in an environment of its own
 	@$(environments) ensure beam
