@@ -23,6 +23,7 @@ from dp_core.privacy.accounting.dots import Dots
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
 _TILT_TOLERANCE = 1e-2  # any tilt is right; a good one is precise
 _ROUNDING = 1 + 1e-6  # what FFT rounding can take away, and more
+_FAR = 60.0  # θ·(x − ε) beyond which a term is bounded and not computed
 _LARGEST_WINDOW = 1 << 24
 
 
@@ -171,9 +172,13 @@ class _TiltedSum:
     def log_delta(self, epsilon: float) -> float:
         """Return ln δ(ε), without the infinite part."""
         first = int(np.searchsorted(self.losses, epsilon, side="right"))
-        distance = self.losses[first:] - epsilon
-        terms = -np.expm1(-distance) * np.exp(-self.theta * distance) * self.probabilities[first:]
-        total = float(np.sum(terms))
+        reach = epsilon + _FAR / self.theta if self.theta > 0 else math.inf
+        last = int(np.searchsorted(self.losses, reach, side="right"))
+        distance = self.losses[first:last] - epsilon
+        weights = -np.expm1(-distance) * np.exp(-self.theta * distance)
+        # Each term beyond weighs less than e^−60, which stands for all of them.
+        beyond = math.exp(-_FAR) * float(np.sum(self.probabilities[last:]))
+        total = float(np.dot(weights, self.probabilities[first:last])) + beyond
         if total == 0:
             return -math.inf
         return self.cumulant - self.theta * epsilon + math.log(total)

@@ -57,14 +57,18 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     if is_unaccounted(event):
         return math.inf
     scale = scale_of(event)
-    epsilon = _epsilon(event, delta, interval_for(event, scale))
+    interval = interval_for(event, scale)
+    epsilon = _epsilon(event, delta, interval)
     for _ in range(_REFINEMENTS):
         # Rényi orders guess far too high where ε is small; every grid's ε is valid, a finer one's
         # is tighter.
         if epsilon == 0 or epsilon > scale / 4:
             break
-        scale = epsilon
-        epsilon = min(epsilon, _epsilon(event, delta, interval_for(event, scale)))
+        scale, coarser = epsilon, interval
+        interval = interval_for(event, scale)
+        if interval == coarser:  # as fine as one step's losses allow
+            break
+        epsilon = min(epsilon, _epsilon(event, delta, interval))
     return epsilon
 
 
