@@ -52,9 +52,7 @@ ENVIRONMENTS = {
     ),
     "audit": Environment("audit", "audit.txt"),  # `make check` asks with it
     "browser": Environment("browser", "browser.txt"),  # `docker/ci`, with the system's Chromium
-    # Neither is needed to run or to test the product by itself: `make test-transformers`,
-    # `make test-newest-tensorflow`.
-    "transformers": Environment("transformers", "transformers-test.txt"),
+    "transformers": Environment("transformers", "transformers-test.txt"),  # `make test-…`
     "newest-tensorflow": Environment("newest-tensorflow", "newest-tensorflow.txt"),
     "beam": Environment("beam", "beam.txt"),  # `make test-beam`, and batch plans for pods
     "bench": Environment("bench", "bench.txt"),  # `make bench-opacus`
@@ -103,11 +101,8 @@ def ensure_environment(name: str) -> None:
 def is_current(environment: Environment) -> bool:
     """Whether the stamp of the environment's lock is there and of this very content."""
     stamp = stamp_of(environment.folder, environment.lock)
-    return (
-        stamp.exists()
-        and stamp.read_text() == digest_of(environment.lock)
-        and python_of(environment.folder).exists()
-    )
+    held = stamp.read_text() if stamp.exists() else ""
+    return held == digest_of(environment.lock) and python_of(environment.folder).exists()
 
 
 def install(environment: Environment) -> None:
