@@ -261,6 +261,24 @@ def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> 
     assert 0 <= delta_pld(event, 1.0) <= 1
 
 
+@pytest.mark.parametrize(
+    ("rate", "sigma", "delta"),
+    [(1e-6, 0.3, 1e-9), (1e-3, 0.05, 1e-6), (0.01, 0.5, 1e-10), (1.0, 1.0, 1e-30)],
+)
+def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, delta: float) -> None:
+    """With x* where the densities' ratio is e^ε: δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*]."""
+    mu = 1 / sigma
+
+    def exact(epsilon: float) -> float:
+        ratio = epsilon - math.log(rate) + math.log1p(-(1 - rate) * math.exp(-epsilon))
+        x = ratio / mu + mu / 2
+        with_unit = rate * norm.sf(x - mu) + (1 - rate) * norm.sf(x)
+        return float(with_unit - math.exp(epsilon) * norm.sf(x))
+
+    claimed = epsilon_pld(single(rate, sigma, 1), delta)
+    assert exact(claimed) <= delta < exact(0.999 * claimed)
+
+
 def test_a_million_small_steps_follow_the_central_limit() -> None:
     # Dong, Roth and Su 2022, Corollary 5.4: μ → q √(T(e^{1/σ²} − 1)).
     event = single(0.001, 1.0, 1_000_000)
