@@ -55,6 +55,7 @@ Figures = dict[str, float]
 
 
 def trainer_of(engine: str, c: Case) -> Trainer:
+    tf.config.experimental.enable_op_determinism()  # as training does
     config = BertConfig.of_size(vocab_size=c.words, hidden=c.hidden, layers=c.layers)
     private = {} if engine == ORDINARY else {"engine": engine}
     return Trainer(
