@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from dp_core.errors import BadInput
@@ -90,21 +92,46 @@ def training(
     required=True,
     help="N: the most distinct words of a unit that count (256 in the paper).",
 )
+@click.option(
+    "--mode",
+    type=click.Choice(["exact", "paper"]),
+    default="exact",
+    show_default=True,
+    help="paper: by Corollary 1 of Hoory et al. 2021, beside the δ that it really gives.",
+)
 @as_json
-def vocabulary(epsilon: float, delta: float, words: int, as_json: bool) -> None:
+def vocabulary(epsilon: float, delta: float, words: int, mode: str, as_json: bool) -> None:
     """Say the σ and threshold that release most: the smallest threshold."""
+    found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
+    found |= _paper(epsilon, delta, words) if mode == "paper" else _exact(epsilon, delta, words)
+    if as_json:
+        write_json(found)
+    elif mode == "paper":
+        write_pairs("Word histogram as the paper has it: its δ is delta_earned, not delta", found)
+    else:
+        write_pairs("Word histogram, discrete Gaussian noise", found)
+
+
+def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
     from dp_core.vocab.calibration import calibrate, delta_of
 
     plan = calibrate(epsilon, delta, words)
-    found = {
+    return {
         "sigma": plan.sigma,
         "threshold": plan.threshold,
-        "tuple_words": words,
-        "epsilon": epsilon,
-        "delta": delta,
         "delta_earned": delta_of(words, plan.sigma, plan.threshold, epsilon),
     }
-    if as_json:
-        write_json(found)
-    else:
-        write_pairs("Word histogram, discrete Gaussian noise", found)
+
+
+def _paper(epsilon: float, delta: float, words: int) -> dict[str, Any]:
+    from dp_core.vocab.paper_mode import paper_parameters, paper_sigma
+
+    paper = paper_parameters(paper_sigma(epsilon, delta, words), delta, words)
+    return {
+        "sigma": paper.sigma,
+        "threshold": paper.threshold,
+        "delta_earned": paper.true_delta,
+        "lone_word_passes": paper.lone_word,
+        "right_threshold": paper.right_threshold,
+        "delta_earned_at_right_threshold": paper.right_delta,
+    }

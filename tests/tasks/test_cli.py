@@ -109,6 +109,14 @@ def test_calibrated_vocabulary_is_better_than_the_papers_noise(
     found = json.loads(_confide(monkeypatch, capsys, *words.split())[1])
     assert found["threshold"] < 1369  # what σ = 200 needs
     assert found["delta_earned"] <= 1e-9
+    # as the paper prints it: σ = 200, C = 982.5, and a δ that is not 1e-9
+    paper = json.loads(_confide(monkeypatch, capsys, *words.split(), "--mode", "paper")[1])
+    assert paper["sigma"] == pytest.approx(200, rel=1e-4)
+    assert paper["threshold"] == pytest.approx(982.54, abs=0.05)
+    assert paper["delta_earned"] == pytest.approx(1.18e-4, rel=0.01)
+    assert paper["right_threshold"] == pytest.approx(1369.39, abs=0.05)
+    shown = _confide(monkeypatch, capsys, *words.split()[:-1], "--mode", "paper")[1]
+    assert "delta_earned, not delta" in shown
 
 
 def test_the_ledger_by_command(
