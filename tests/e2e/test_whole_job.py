@@ -294,6 +294,7 @@ def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None
     for task in ("dp_pretraining",):
         statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
         assert statement["private"] is True
+        assert statement["one_plan"] is True
         assert statement["ledger_ids"] == ids
         words = (finished.output(task) / "PRIVACY.md").read_text()
         assert all(entry in words for entry in ids)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
+from tasks.deployment import Deployment
 from tasks.storage import Store
 from tasks.storage.backend import Backend, Missing
 from tasks.storage.gs import CHUNK
@@ -255,7 +256,7 @@ def test_a_full_disk_shows_no_part_of_a_file(small_disk: Path, tmp_path: Path) -
 
 
 def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
-    small_disk: Path, tmp_path: Path
+    small_disk: Path, tmp_path: Path, tracked: Deployment
 ) -> None:
     from tasks.specs import JobSettings, dp_bert_steps
 
@@ -264,7 +265,8 @@ def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
     spec = dp_bert_steps(settings, str(store))["private_corpus"]
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     words = [sys.executable, "-m", "tasks", spec.step, "--spec", str(tmp_path / "spec.json")]
-    environment = {**os.environ, "CONFIDE_STORE": str(store), "CONFIDE_HOME": str(tmp_path / "h")}
+    places = {"CONFIDE_STORE": str(store), "CONFIDE_HOME": str(tracked.home)}
+    environment = {**os.environ, **places}
 
     def step() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
