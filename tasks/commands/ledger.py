@@ -12,11 +12,12 @@ from tasks.commands.ledger_views import (
     cost_in_json,
     overview,
     record,
+    show_cost,
     show_history,
     show_overview,
     show_standing,
 )
-from tasks.commands.output import as_json, write_json, write_pairs
+from tasks.commands.output import as_json, write_json
 from tasks.deployment import Deployment
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def cost(job: str, words: tuple[str, ...], file: Path | None, as_json: bool) -> 
         write_json({**found[0], "others": found[1:]})
         return
     for one in found:
-        said = "fits" if one["fits"] else "DOES NOT FIT: it would be refused before it begins"
-        write_pairs(f"The next {job} on {one['dataset']}: {said}", one)
+        show_cost(job, one)
 
 
 @command.command("withdraw")

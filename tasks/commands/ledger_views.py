@@ -146,6 +146,21 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
     write_pairs(f"Budget of {dataset}", rows)
 
 
+def show_cost(job: str, found: dict[str, Any]) -> None:
+    """Write what the next run would cost one data set."""
+    said = "fits" if found["fits"] else "DOES NOT FIT: it would be refused before it begins"
+    limited = found["more_of_the_same"] is not None
+    rows = {
+        "releases": found["releases"],
+        "ε of them together": found["epsilon"],
+        "δ of them together": found["delta"],
+        "share of the budget": f"{found['share_of_budget']:.1%}" if limited else "no limit",
+        "left after it": f"{found['left_after']:.1%}" if limited else "no limit",
+        "how many such runs fit from now on": found["more_of_the_same"],
+    }
+    write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
+
+
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
     """Return what the last run's releases would cost if all were made anew; None for none."""
     charged = [e for e in entries if e.charged]

@@ -17,21 +17,25 @@ def write_json(content: Any) -> None:
 
 
 def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write a table on stdout."""
+    """Write a table on stdout; without columns, its rows have no heads."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+    table = Table(show_header=bool(columns))
+    for number in range(len(columns) or max(map(len, rows), default=0)):
+        head = columns[number] if columns else ""
+        table.add_column(head, justify="left" if number == 0 else "right")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    Console().print(table)
+        table.add_row(*(escape(_cell(value)) for value in row))
+    console = Console(highlight=False)
+    console.print(title, style="bold", markup=False)  # a table's own title is cut to its width
+    console.print(table)
 
 
 def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
     """Write names and values, one a line."""
-    write_table(title, ["", ""], list(pairs.items()))
+    write_table(title, [], list(pairs.items()))
 
 
 def _cell(value: object) -> str:
