@@ -32,7 +32,7 @@ class PrivacySeed:
     """A secret of 256 bits, and the only way to draw from it: `derive`.
 
     Attributes:
-        known: true for a seed that was not drawn in secret (tests, the demo on made-up notes).
+        known: true for a seed that was not drawn in secret (in tests).
             Whatever it touches must be marked *not private: known seed*.
     """
 
