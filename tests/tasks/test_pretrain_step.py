@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,8 @@ from dp_core.vocab import wordpiece
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.specs import PretrainSpec, StepResult
 from tasks.specs.steps import ModelShape, PrivacyPlan
-from tasks.storage import Store, local_path
+from tasks.storage import Store, is_remote
+from tasks.storage.uris import backend_for
 from tasks.workbench import RESULT
 
 UPDATES = 150  # a checkpoint comes after 100 more
@@ -50,6 +51,7 @@ class Prepared:
             env=os.environ
             | {
                 "CONFIDE_HOME": str(self.deployment.home),
+                "CONFIDE_STORE": self.deployment.store,
                 "CONFIDE_TRACKING": self.deployment.tracking,
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             },
@@ -61,19 +63,36 @@ class Prepared:
         _, said = process.communicate()
         return process.returncode, said
 
-    def checkpoints(self) -> list[Path]:
-        return sorted(self.deployment.work.glob("pretrain-*/checkpoints-*/update-*"))
+    def store(self) -> Store:
+        return Store(self.deployment.store, self.deployment.home / "look")
+
+    def checkpoints(self) -> list[str]:
+        if is_remote(self.deployment.store):
+            found = backend_for(self.deployment.store).sizes("unfinished")
+            return sorted(name for name in found if "/update-" in name)
+        return sorted(map(str, self.deployment.work.glob("pretrain-*/checkpoints-*/update-*")))
+
+    def to_another_machine(self) -> None:
+        """Where the store is shared, nothing else of a machine is needed to go on."""
+        if is_remote(self.deployment.store):
+            shutil.rmtree(self.deployment.work)
+            shutil.rmtree(self.deployment.cache)
 
     def weights(self) -> bytes:
-        return (local_path(self.spec.output) / "model.safetensors").read_bytes()
+        found = self.store().read(f"{self.spec.output}/model.safetensors")
+        assert found is not None
+        return found
 
     def lose_output(self) -> None:
-        shutil.rmtree(local_path(self.spec.output))
+        self.store().clear(self.spec.output)
 
 
-@pytest.fixture
-def prepared(untracked: Deployment) -> Prepared:
+@pytest.fixture(params=["local", "gs"])
+def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Path) -> Prepared:
     """Rows and a vocabulary, as the steps before would have left them."""
+    if request.param == "gs":
+        root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+        untracked = replace(untracked, store=root)
     store = Store(untracked.store, untracked.cache)
     rows, words = (f"{untracked.store}/{name}/0" for name in ("token_store", "vocabulary"))
     Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
@@ -140,15 +159,21 @@ def test_killed_timed_out_and_done_again_it_is_one_charge_and_one_model(
     assert code == Unfinished.exit_code == 75, said
     assert f"time is up after 1 of {UPDATES} updates" in said.splitlines()[-1]
     assert [e.state for e in ledger.history("notes")] == [State.RESERVED]
-    # kill -9, once it has gone on from there.
+    # kill -9, once it has gone on from there (on another machine, where the store is a bucket).
+    prepared.to_another_machine()
     process = prepared.start()
-    while not any("0000000001." not in file.name for file in prepared.checkpoints()):
+    while not any("0000000001." not in name for name in prepared.checkpoints()):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert process.stderr is not None
     process.stderr.close()
+    # It goes on from what was kept, not from the beginning.
+    prepared.to_another_machine()
+    code, said = prepared.run(time_box_minutes=1e-6)
+    assert code == Unfinished.exit_code, said
+    assert f"time is up after 102 of {UPDATES} updates" in said.splitlines()[-1]
     # And to its end.
     code, said = prepared.run()
     assert code == 0, said
