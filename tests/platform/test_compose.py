@@ -77,7 +77,7 @@ def test_make_env_keeps_what_is_there(tmp_path: Path) -> None:
     assert made(tmp_path) == {**first, "MLFLOW_PORT": "5555"}
 
 
-@pytest.mark.parametrize("service", SERVICES.keys() - ONE_SHOT)
+@pytest.mark.parametrize("service", sorted(SERVICES.keys() - ONE_SHOT))
 def test_long_running_services_have_health_checks_and_come_back(service: str) -> None:
     assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
     assert SERVICES[service]["restart"] == "unless-stopped"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dp_core.bert.causal import causal_row_losses
 from dp_core.bert.config import BertConfig
@@ -51,10 +53,12 @@ def parameters_of(config: ModelConfig, head: str, seed: int) -> dict[str, np.nda
     return {n: a + 0.2 * rng.standard_normal(a.shape).astype("f") for n, a in values.items()}
 
 
-def batch_of(seed: int, answers: int, classes: int) -> tuple[tf.Tensor, ...]:
+def batch_of(
+    seed: int, answers: int, classes: int, units: int = UNITS, rows: int = ROWS
+) -> tuple[tf.Tensor, ...]:
     """Rows that repeat words, of all lengths, some of them padding, some without answers."""
     rng = np.random.default_rng(seed)
-    shape = (UNITS, ROWS)
+    shape = (units, rows)
     lengths = rng.integers(2, LENGTH + 1, shape)
     real = rng.random(shape) < 0.8
     arrays = (
@@ -103,6 +107,33 @@ def test_equals_one_unit_at_a_time(case: str, seed: int) -> None:
     for name, expected in slow.sums.items():
         scale = float(tf.reduce_max(tf.abs(expected)))
         assert scale > 0 or name.startswith("embeddings/type"), name  # every parameter learns
+        np.testing.assert_allclose(
+            fast.sums[name], expected, atol=3e-4 * scale + 1e-9, err_msg=name
+        )
+
+
+@settings(max_examples=14, deadline=None, derandomize=True)
+@given(
+    case=st.sampled_from(list(CASES)),
+    seed=st.integers(2, 10_000),
+    units=st.integers(1, 4),
+    rows=st.integers(1, 3),
+    answers=st.integers(1, 5),
+    clip=st.sampled_from([0.01, 1.0, 1e6]),
+)
+def test_whatever_the_batch_it_equals_one_unit_at_a_time(
+    case: str, seed: int, units: int, rows: int, answers: int, clip: float
+) -> None:
+    config, head, row_losses, most, classes = CASES[case]
+    variables = {n: tf.Variable(a) for n, a in parameters_of(config, head, seed).items()}
+    # A causal row answers everywhere, and a row has one class.
+    answers = most if case == "GPT-2" or "classes" in case else answers
+    losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes, units, rows))
+    fast, slow = (f(losses, variables, units, clip) for f in (clipped_sum, naive_clipped_sum))
+    np.testing.assert_allclose(fast.losses, slow.losses, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fast.norms, slow.norms, rtol=2e-4, atol=1e-6)
+    for name, expected in slow.sums.items():
+        scale = float(tf.reduce_max(tf.abs(expected)))
         np.testing.assert_allclose(
             fast.sums[name], expected, atol=3e-4 * scale + 1e-9, err_msg=name
         )
