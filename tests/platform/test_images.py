@@ -67,9 +67,9 @@ def available() -> str:
     if shutil.which("docker") is None:
         return "there is no docker command"
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        return "no Docker engine answers"
     if subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode:
         return "docker has no buildx, with which the images are built"
-        return "no Docker engine answers"
     for name in NAMES:
         image = ["docker", "image", "inspect", f"confide-{name}:{TAG}"]
         if subprocess.run(image, capture_output=True, check=False).returncode:
