@@ -73,4 +73,5 @@ def refuse_causal(model: Input, what: str) -> None:
 def in_words(model: Input) -> str:
     """Return a model's kind and size, for example `BERT, 2 layers × 128`."""
     shape = model.facts["shape"]
-    return f"{NAMES[shape.get('kind', 'bert')]}, {shape['layers']} layers × {shape['hidden']}"
+    layers = f"{shape['layers']} layer{'s' * (shape['layers'] != 1)}"
+    return f"{NAMES[shape.get('kind', 'bert')]}, {layers} × {shape['hidden']}"
