@@ -91,7 +91,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     place = [column["name"] for column in table["columns"]].index("Perplexity")
     measured = {m.name: m.value for m in result.metrics}
     assert table["rows"][1][place]["value"] == measured["perplexity_public"] > 1
-    assert "GPT-2, 1 layers × 64" in (pages / "report" / "report.html").read_text()
+    assert "GPT-2, 1 layer × 64" in (pages / "report" / "report.html").read_text()
 
     # By hand: neither is begun, so nothing is charged or listed.
     common = {"root": deployment.store, "made_up": True, "device": "cpu", "seed": 1}
