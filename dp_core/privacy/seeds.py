@@ -120,14 +120,7 @@ class SeedStore:
         path = self._path(key)
         self._prepare_directory()
         if not path.exists():
-            temporary = self._directory / f".{key[:64]}.{secrets.token_hex(8)}"
-            try:
-                _write_private(temporary, PrivacySeed.draw()._to_json())
-                with contextlib.suppress(FileExistsError):
-                    os.link(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync_directory(self._directory)
+            self._put(path, PrivacySeed.draw()._to_json(), over=False)
         return self.get(key)
 
     def get(self, key: str) -> PrivacySeed:
@@ -175,13 +168,7 @@ class SeedStore:
         """
         path = self._digest_path(key)
         self._prepare_directory()
-        temporary = self._directory / f".{key[:64]}.{secrets.token_hex(8)}"
-        try:
-            _write_private(temporary, digest.hex())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_directory(self._directory)
+        self._put(path, digest.hex(), over=True)
 
     def digest_left(self, key: str) -> bytes | None:
         """Return the digest that was left beside the seed; None if there is none."""
@@ -189,6 +176,20 @@ class SeedStore:
             return bytes.fromhex(self._digest_path(key).read_text("ascii"))
         except (FileNotFoundError, ValueError):
             return None
+
+    def _put(self, path: Path, text: str, *, over: bool) -> None:
+        """Write a file whole, then give it its name: over another's, or unless it is taken."""
+        temporary = self._directory / f".{path.stem[:64]}.{secrets.token_hex(8)}"
+        try:
+            _write_private(temporary, text)
+            if over:
+                temporary.replace(path)
+            else:
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(self._directory)
 
     def _digest_path(self, key: str) -> Path:
         return self._path(key).with_suffix(".released")

@@ -29,7 +29,7 @@ class Release:
     Attributes:
         dataset: its name in the ledger. unit: what is protected. event: what was done.
         delta: δ set aside for it. ledger_id: its entry.
-        seed_known: the noise came from a fixed, known seed (tests, tools).
+        seed_known: the noise came from a fixed, known seed (in tests).
         plan: names what it was registered with before the first release; empty if by itself.
     """
 

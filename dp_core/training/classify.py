@@ -22,9 +22,8 @@ from dp_core.training.devices import single_device
 from dp_core.training.fit import fit
 from dp_core.training.progress import Progress
 from dp_core.training.recipe import Recipe
+from dp_core.training.unit_rows import check_row_length
 from dp_core.vocab.special_ids import SpecialIds
-
-_LEAST = 8  # pieces: [CLS], some of two texts, [SEP] twice
 
 
 def finetune_classes(
@@ -118,11 +117,7 @@ def _check(
         raise BadInput("there are no texts to train on", where="fine-tuning")
     if len(set(labels)) < max(2, len(labels)):
         raise BadInput("fewer than two classes, or one of them twice", where="labels")
-    if not _LEAST <= max_length <= start.config.max_positions:
-        raise BadInput(
-            f"{max_length} is not from {_LEAST} to the model's {start.config.max_positions}",
-            where="max_length",
-        )
+    check_row_length(max_length, start.config.max_positions)
 
 
 def with_class_head(start: Bert, labels: tuple[str, ...], seed: int) -> Bert:

@@ -20,9 +20,8 @@ from dp_core.training.progress import Progress
 from dp_core.training.recipe import Recipe
 from dp_core.training.tagging import rows_of
 from dp_core.training.tagging_units import tagging_units
+from dp_core.training.unit_rows import check_row_length
 from dp_core.vocab.special_ids import SpecialIds
-
-_LEAST = 8  # pieces: [CLS], a word of some pieces, [SEP]
 
 
 def finetune_privately(
@@ -80,11 +79,7 @@ def finetune_privately(
         raise BadInput("not one unit for each sentence", where="fine-tuning")
     if not labels or labels[0] != "O":
         raise BadInput("the first label is not O", where="labels")
-    if not _LEAST <= max_length <= start.config.max_positions:
-        raise BadInput(
-            f"{max_length} is not from {_LEAST} to the model's {start.config.max_positions}",
-            where="max_length",
-        )
+    check_row_length(max_length, start.config.max_positions)
     special = SpecialIds.of(tokenizer)
     store, objective = tagging_units(
         rows_of(train, labels, tokenizer, max_length),

@@ -12,6 +12,21 @@ from numpy.typing import NDArray
 
 from dp_core.corpus.keyed_hash import digest64
 from dp_core.corpus.token_store import TokenStore
+from dp_core.errors import BadInput
+
+_LEAST = 8  # pieces: the markers, and some of a text or of two
+
+
+def check_row_length(max_length: int, most: int) -> None:
+    """Refuse rows that hold next to nothing, or more than the model reads.
+
+    Raises:
+        BadInput: not from 8 to `most`, the model's positions.
+    """
+    if not _LEAST <= max_length <= most:
+        raise BadInput(
+            f"{max_length} is not from {_LEAST} to the model's {most}", where="max_length"
+        )
 
 
 def store_by_unit(

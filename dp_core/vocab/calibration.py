@@ -98,16 +98,25 @@ def calibrate(
     Raises:
         BadInput: a target or N out of range.
     """
+    check_target(epsilon, delta, words_per_unit)
+    sigma, threshold = _sigma_of_smallest_threshold(epsilon, delta, words_per_unit)
+    return HistogramPlan(
+        words_per_unit, sigma, threshold, epsilon, delta, unit=unit, declared_units=declared_units
+    )
+
+
+def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
+    """Refuse a target that no histogram has.
+
+    Raises:
+        BadInput: ε, δ or N out of range.
+    """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise BadInput(f"{epsilon} is not above 0", where="epsilon")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
     if words_per_unit < 1:
         raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit")
-    sigma, threshold = _sigma_of_smallest_threshold(epsilon, delta, words_per_unit)
-    return HistogramPlan(
-        words_per_unit, sigma, threshold, epsilon, delta, unit=unit, declared_units=declared_units
-    )
 
 
 def smallest_threshold(

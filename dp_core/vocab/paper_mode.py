@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfcinv, ndtr, ndtri
 
-from dp_core.errors import BadInput
 from dp_core.privacy.accounting.gaussian import gaussian_delta
 from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab.calibration import HistogramPlan, delta_of
+from dp_core.vocab.calibration import HistogramPlan, check_target, delta_of
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,7 @@ def paper_sigma(epsilon: float, delta: float, words_per_unit: int) -> float:
     Raises:
         BadInput: a target or N out of range.
     """
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise BadInput(f"{epsilon} is not above 0", where="epsilon")
-    if not 0 < delta < 1:
-        raise BadInput(f"{delta} is not between 0 and 1", where="delta")
-    if words_per_unit < 1:
-        raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit")
+    check_target(epsilon, delta, words_per_unit)
     return math.sqrt(words_per_unit) / epsilon * math.sqrt(2 * math.log(1.25 / delta))
 
 

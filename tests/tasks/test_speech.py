@@ -53,7 +53,7 @@ def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
 def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "json")
     introduce("corpus", CONTEXT)
-    logging.getLogger("a.library").error("cannot parse %s", "zyxsecret")
+    logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("zyxsecret", stacklevel=1)
@@ -63,7 +63,7 @@ def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
         (json.loads(line)["level"], json.loads(line)["message"]) for line in said.splitlines()
     ]
     assert levels[0][0] == "error"
-    assert levels[0][1].startswith("a.library (test_speech.py:")
+    assert levels[0][1].startswith("some.package (test_speech.py:")
     assert levels[1][1].startswith("py.warnings (")
 
 
