@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,7 @@ def append(file: Path, line: Mapping[str, Any] | str) -> None:
     """
     text = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
     content = text.encode() + b"\n"
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with alone(file) as descriptor:
         end = _whole(descriptor)
         try:
             while content:
@@ -41,14 +39,38 @@ def append(file: Path, line: Mapping[str, Any] | str) -> None:
             with suppress(OSError):  # a device is no file
                 os.ftruncate(descriptor, end)
             raise
-    finally:
-        os.close(descriptor)
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[int]:
+    """Hold a file, made where it is missing, alone among all processes; yields its descriptor.
+
+    Raises:
+        OSError: for example because its folder is not there, or no longer.
+    """
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who held it before may have taken it away: a line in that file nobody would read.
+            if _is(file, descriptor):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
 
 
 def read(file: Path) -> list[str]:
     """Return the whole lines of a file; none of one that is not there."""
     content = file.read_text() if file.exists() else ""
     return content[: content.rfind("\n") + 1].splitlines()
+
+
+def _is(file: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _whole(descriptor: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.lines import append, read
+from tasks.lines import alone, append, read
 
 Line = dict[str, Any]
 
@@ -59,17 +59,16 @@ class Identity:
 class Outbox:
     """The lines of one step; several processes may hold it, one at a time sends."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, whose: Identity | None = None) -> None:
+        self.folder, self._whose = folder, whose
         self._lines = folder / "lines.jsonl"
         self._sent = folder / "sent"
 
     @classmethod
     def create(cls, parent: Path, identity: Identity) -> Outbox:
         """Open the outbox of a step, making it if need be."""
-        outbox = cls(parent / identity.key("step")[:32])
-        (outbox.folder / "files").mkdir(parents=True, exist_ok=True)
-        _replace(outbox.folder / "identity.json", json.dumps(asdict(identity)))
+        outbox = cls(parent / identity.key("step")[:32], identity)
+        outbox._make(identity)
         return outbox
 
     @classmethod
@@ -85,7 +84,14 @@ class Outbox:
     def add(self, **line: Any) -> None:
         """Append one line, with the time."""
         line.setdefault("time", int(time.time() * 1000))
-        append(self._lines, json.dumps(line))
+        text = json.dumps(line)
+        try:
+            append(self._lines, text)
+        except FileNotFoundError:
+            if self._whose is None:
+                raise
+            self._make(self._whose)  # an earlier try's lines had all arrived: it was removed
+            append(self._lines, text)
 
     def keep(self, file: Path) -> str:
         """Keep a file until it is sent; return its name here."""
@@ -122,8 +128,18 @@ class Outbox:
         _replace(self._sent, str(sent))
 
     def remove(self) -> None:
-        """Forget an outbox whose lines have all arrived."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Forget an outbox whose lines have all arrived, unless a line comes at this moment."""
+        gone = self.folder.with_name(f"{self.folder.name}.sent")
+        shutil.rmtree(gone, ignore_errors=True)
+        with alone(self._lines):
+            if not self.complete:
+                return
+            self.folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _make(self, identity: Identity) -> None:
+        (self.folder / "files").mkdir(parents=True, exist_ok=True)
+        _replace(self.folder / "identity.json", json.dumps(asdict(identity)))
 
     @contextmanager
     def sending(self) -> Iterator[bool]:

@@ -41,7 +41,8 @@ class TrackingDown(Exception):
 def _client(deployment: Deployment) -> MlflowClient:
     # A step must not wait minutes for a tracker that is down: it will ask again later.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    # Asked twice without an answer to the first, it would make two runs of one.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow.tracking import MlflowClient  # noqa: TID251
 
@@ -163,24 +164,24 @@ class Delivery:
     def _find_or_create(
         self, experiment: str, key: str, name: str, tags: dict[str, str], now: int
     ) -> Run:
-        first = self._first(experiment, key)
-        if first is not None:
-            return first
-        made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
-        # Another machine may have done the same at the same moment: the earlier run stays.
-        first = self._first(experiment, key) or made
-        if first.info.run_id != made.info.run_id:
-            self._api.delete_run(made.info.run_id)
-        return first
+        runs = self._with_key(experiment, key)
+        if not runs:
+            made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
+            runs = self._with_key(experiment, key) or [made]
+        # Another machine may have done the same at the same moment, or a server that was ended
+        # before it could answer: the first stays.
+        for double in runs[1:]:
+            self._api.delete_run(double.info.run_id)
+        return runs[0]
 
-    def _first(self, experiment: str, key: str) -> Run | None:
-        runs = self._api.search_runs(
-            [experiment],
-            f"tags.`{KEY_TAG}` = '{key}'",
-            order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
-            max_results=1,
+    def _with_key(self, experiment: str, key: str) -> list[Run]:
+        return list(
+            self._api.search_runs(
+                [experiment],
+                f"tags.`{KEY_TAG}` = '{key}'",
+                order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
+            )
         )
-        return runs[0] if runs else None
 
     # --- lines
 

@@ -66,7 +66,7 @@ def finetune_classes(
         max_length: pieces of a row; longer texts are cut. Public.
         checkpoints: where they are kept; private as the data is.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: told about once a second, `operator` numbers.
+        progress: as in `pretrain`; `operator` numbers.
 
     Returns:
         The encoder with its classifier; `classes_of` uses it, and `weights.save` writes what

@@ -121,10 +121,12 @@ class _Run:
     ) -> None:
         self._trainer, self._private, self._recipe = trainer, private, recipe
         self._checkpoints, self._deadline, self._probe = checkpoints, deadline, probe
+        self._reporter = Reporter(trainer, recipe.updates, progress)
         self._done = self._kept = self._resume()
-        self._reporter = Reporter(trainer, recipe.updates, progress, self._done)
 
     def to_its_end(self, batches: BatchSource) -> None:
+        if self._done:  # it may have ended after the checkpoint and before it could say so
+            self._tell(last=self._done == self._recipe.updates)
         for t, batch in prefetch(stream(batches, self._done, self._recipe.updates), _AHEAD):
             if batch is None:
                 self._move(t)
@@ -149,9 +151,7 @@ class _Run:
         late = not ends and time.monotonic() >= self._deadline
         if ends or late or self._done - self._kept >= self._recipe.checkpoint_every:
             self._keep()
-        if self._probe and self._done in self._probe.at:
-            self._probe.look(self._done, self._trainer.weights())
-        self._reporter.tell(self._done, self._clip_norm(), last=ends or late)
+        self._tell(last=ends or late)
         if late:
             raise Unfinished(
                 f"time is up after {self._done} of {self._recipe.updates} updates",
@@ -159,9 +159,15 @@ class _Run:
                 fix="Run it again: it goes on from its checkpoint.",
             )
 
+    def _tell(self, *, last: bool) -> None:
+        if self._probe and self._done in self._probe.at:
+            self._probe.look(self._done, self._trainer.weights())
+        self._reporter.tell(self._done, self._clip_norm(), last=last)
+
     def _keep(self) -> None:
         own = self._private.state() if self._private else {}
-        self._checkpoints.save(Checkpoint(self._done, self._trainer.state() | own))
+        counts = self._reporter.state()
+        self._checkpoints.save(Checkpoint(self._done, self._trainer.state() | own | counts))
         self._kept = self._done
 
     def _resume(self) -> int:
@@ -171,6 +177,7 @@ class _Run:
         self._trainer.restore(checkpoint.arrays)
         if self._private:
             self._private.restore(checkpoint.arrays)
+        self._reporter.restore(checkpoint.arrays)
         return checkpoint.update
 
     def _clip_norm(self) -> float:

@@ -61,7 +61,8 @@ def pretrain(
         checkpoints: where they are kept. Of private training, treat them as private: moments are
             functions of the released weights, but the run may not be finished.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: called about once a second, and at the end.
+        progress: called at the points of the curve, and about once a second; a run that goes on
+            may tell the point it goes on from once more.
         continuation: (V,) true for pieces that go on with a word; needed by `recipe.whole_words`.
         objective: what rows teach; by the architecture if None: masked pieces, or the next.
         batches: what `batch_plan.BatchPlan` reads, drawn beforehand; None draws them here.

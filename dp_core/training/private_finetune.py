@@ -64,7 +64,7 @@ def finetune_privately(
         max_length: pieces of a row; longer sentences are cut between words. Public.
         checkpoints: where they are kept; private.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: told about once a second, `operator` numbers.
+        progress: as in `pretrain`; `operator` numbers.
 
     Returns:
         The encoder with its token classifier; tag with it by `finetune.tag`.

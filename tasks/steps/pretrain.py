@@ -18,7 +18,7 @@ from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.pretrain import pretrain
-from dp_core.training.progress import Probe, Progress
+from dp_core.training.progress import CURVE_POINTS, Probe, Progress, curve_points
 from dp_core.vocab.wordpiece import continuation_pieces, load
 from tasks.charging import Charge, charge, manifest, record_operator_use
 from tasks.plans import plan_until, recipe_of, training_plan
@@ -30,7 +30,6 @@ from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of, stage_source
 from tasks.workbench import Answer, Input, Workbench, merged
 
-CURVE_POINTS = 40  # each point of ε is an accounting of its own
 MEASURED_ROWS = 1024
 PROBES, PROBED_ROWS = 5, 256  # looks at the score on the way, and their cost
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
@@ -203,13 +202,8 @@ def _public_curve(spec: PretrainSpec, bench: Workbench, config: ModelConfig) -> 
         if math.isfinite(value):
             bench.measure(_CURVES[score], Dp(value), done)
 
-    points = _points(spec.updates)
+    points = curve_points(spec.updates)
     return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
-
-
-def _points(updates: int) -> list[int]:
-    """Return where curves have points; were they the clock's, they would tell how fast it goes."""
-    return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
 
 
 class _Curve:
@@ -217,7 +211,7 @@ class _Curve:
 
     def __init__(self, spec: PretrainSpec, bench: Workbench, plan: TrainingPlan | None) -> None:
         self._spec, self._bench, self._plan = spec, bench, plan
-        self._left, self._spent = _points(spec.updates), 0.0
+        self._left, self._spent = curve_points(spec.updates), 0.0
 
     def __call__(self, now: Progress) -> None:
         passed = [point for point in self._left if point <= now.update]
@@ -227,12 +221,12 @@ class _Curve:
                 event = plan_until(self._plan, point).event()
                 self._spent = epsilon_pld(event, self._plan.delta)
                 self._bench.measure("epsilon", Public(self._spent), point)
-        if passed:
-            self._measure(now, passed[-1])
+        if now.at_point:
+            self._measure(now)
         note = f"ε {self._spent:.3g}" if self._plan is not None else ""
         self._bench.progress(now.update, now.updates, note)
 
-    def _measure(self, now: Progress, point: int) -> None:
+    def _measure(self, now: Progress) -> None:
         # On public text, even the vocabulary behind the loss is a release: dp, not public.
         seen = Dp if self._spec.mode == "public" else Operator
         numbers = {"loss": now.loss, "batch": now.batch}
@@ -240,7 +234,7 @@ class _Curve:
             numbers["clipped"] = now.clipped
         for name, value in numbers.items():
             if math.isfinite(value):
-                self._bench.measure(name, seen(value), point)
+                self._bench.measure(name, seen(value), now.update)
 
 
 def _releases(

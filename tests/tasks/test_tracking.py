@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow.entities import Run  # noqa: TID251 - looks at what tracking.py left there
+from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.privacy.labels import Dp, Label, Operator, Public
+from tasks import lines
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
 from tasks.tracker import Tracker
-from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, send_all
+from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 
@@ -208,6 +211,72 @@ def test_what_arrived_without_confirmation_is_not_doubled(
 
 def _dies(self: Outbox, sent: int) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_run_whose_making_was_not_confirmed_is_found_again(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, asked = MlflowClient.create_run, []
+
+    def unanswered(client: MlflowClient, *arguments: object, **named: object) -> Run:
+        made = true(client, *arguments, **named)  # type: ignore[arg-type]
+        asked.append(made.info.run_id)
+        if len(asked) < 3:
+            raise MlflowException("the server was ended before it could answer")
+        return made
+
+    monkeypatch.setattr(MlflowClient, "create_run", unanswered)
+    outbox = Outbox.create(tracked.outbox, PRIVATE)
+    outbox.add(kind="metric", experiment=PUBLIC, target="step", key="ε", value=1.0, step=1)
+    for _ in range(2):
+        with pytest.raises(TrackingDown):
+            Delivery(tracked).deliver(outbox)
+    Delivery(tracked).deliver(outbox)
+    run = _runs(tracked, PUBLIC)["dp_pretraining"]
+    assert _history(tracked, run, "ε") == [(1, 1.0)]
+    assert len(asked) == 2  # the parent and the step: none is asked for twice
+
+
+def test_of_runs_made_twice_one_stays(tracked: Deployment) -> None:
+    outbox = Outbox.create(tracked.outbox, PRIVATE)
+    outbox.add(kind="begin", experiment=PUBLIC, target="step")
+    Delivery(tracked).deliver(outbox)
+    run = _runs(tracked, PUBLIC)["dp_pretraining"]
+    client = MlflowClient(tracked.tracking)
+    client.create_run(
+        run.info.experiment_id,
+        start_time=run.info.start_time + 1,
+        tags={KEY_TAG: PRIVATE.key("step")},
+        run_name="dp_pretraining",
+    )
+    outbox.add(kind="metric", experiment=PUBLIC, target="step", key="ε", value=1.0, step=1)
+    Delivery(tracked).deliver(outbox)
+    assert _runs(tracked, PUBLIC)["dp_pretraining"].info.run_id == run.info.run_id
+
+
+def test_what_is_said_while_the_sent_is_removed_is_not_lost(tmp_path: Path) -> None:
+    outbox = Outbox.create(tmp_path, PRIVATE)
+    outbox.add(kind="end", status="KILLED")
+    outbox.confirm(1)
+    again = Outbox.create(tmp_path, PRIVATE)  # the next try, before its first line
+    outbox.remove()
+    again.add(kind="begin", key="a")
+    assert Outbox.all(tmp_path)[0].identity == PRIVATE
+    assert [line["key"] for line in again.unsent()[1]] == ["a"]
+    outbox.remove()  # and once there is a line, nothing is removed
+    assert [line["key"] for line in again.unsent()[1]] == ["a"]
+
+
+def test_a_line_that_waits_for_a_file_that_goes_away_is_written_anew(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    lines.append(file, "1")
+    waiting = threading.Thread(target=lines.append, args=(file, "2"))
+    with lines.alone(file):
+        waiting.start()
+        time.sleep(0.2)  # it has opened the file, most likely
+        file.rename(tmp_path / "gone")
+    waiting.join()
+    assert lines.read(file) == ["2"]
 
 
 def test_a_half_written_line_is_left_for_later(tmp_path: Path) -> None:
