@@ -37,6 +37,7 @@ from memory import PeakMemory  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+import dp_core  # noqa: E402, F401 - before TensorFlow: it chooses its products
 from dp_core.bert.config import BertConfig  # noqa: E402
 from dp_core.bert.parameters import fresh  # noqa: E402
 from dp_core.privacy.clipping.engines import ENGINES  # noqa: E402

@@ -25,7 +25,7 @@ from dp_core.privacy.tf_noise import noise_words, noised_mean, scaled_normals
 
 Keys = NDArray[np.uint8]  # (draws, blocks, 32)
 Vector = NDArray[np.float32]
-_LARGEST_BLOCK = 1 << 20  # values
+_LARGEST_BLOCK = 1 << 21  # values: to start a block costs as much as 100,000 of them
 _ALIGNMENT = 64  # bytes: TensorFlow takes an array as it is only if it begins at such an address
 
 
@@ -67,7 +67,7 @@ class NoiseBlocks:
             stddev: of one draw, positive.
             divisor: what the noised sums are divided by.
         """
-        flat = [sums[name].numpy().reshape(-1) for name in self._shapes]
+        flat = [np.asarray(sums[name]).reshape(-1) for name in self._shapes]
         means = [_aligned(len(values)) for values in flat]
         scalars = (tf.constant(stddev, tf.float32), tf.constant(divisor, tf.float32))
 
@@ -76,7 +76,7 @@ class NoiseBlocks:
             places = list(self._places(block))
             for i, own, within in places:
                 sum_[within] = flat[i][own]
-            mean = _noised_block(sum_, keys[:, block], *scalars).numpy()
+            mean = np.asarray(_noised_block(sum_, keys[:, block], *scalars)).view(np.float32)
             for i, own, within in places:
                 means[i][own] = mean[within]
 
@@ -104,13 +104,13 @@ class NoiseBlocks:
 
 
 def _noised_block(sum_: Vector, keys: Keys, stddev: Tensor, divisor: Tensor) -> Tensor:
-    """(n,) sum, (draws, 32) keys -> (n,)."""
+    """(2n,) sum, (draws, 32) keys -> (n,) complex64, the values in pairs."""
     with tf.device("/cpu:0"):  # where the bits are made, whatever trains
-        earlier = tf.constant(0.0)
+        earlier = tf.constant(0.0, tf.complex64)
         for key in keys[:-1]:
             earlier += scaled_normals(_tensor(noise_words(key, len(sum_))), stddev)
         words = _tensor(noise_words(keys[-1], len(sum_)))
-        return noised_mean(_tensor(sum_), earlier, words, stddev, divisor)
+        return noised_mean(_tensor(sum_.view(np.complex64)), earlier, words, stddev, divisor)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

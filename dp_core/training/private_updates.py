@@ -89,7 +89,8 @@ def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stdde
         stddev: σ_b, in units.
     """
     key = noise_key(seed, manifest, t, "units within the clip norm")
-    pair = tf.constant([count, 0.0], tf.float32)  # the noise is made in pairs
+    pair = tf.constant([complex(count)], tf.complex64)  # the noise is made in pairs
     words, one = tf.constant(noise_words(key, 2)), tf.constant(1.0)
-    mean = noised_mean(pair, tf.constant(0.0), words, tf.constant(stddev, tf.float32), one)
-    return float(mean.numpy()[0])
+    nothing = tf.constant(0.0, tf.complex64)
+    mean = noised_mean(pair, nothing, words, tf.constant(stddev, tf.float32), one)
+    return float(mean.numpy()[0].real)

@@ -58,10 +58,13 @@ class LinearTap:
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             x, g, biases = (part.values for part in parts)
-            weighted = tf.reshape(g * factors[:, None, None], (-1, g.shape[2]))  # (N, out)
-            flat = tf.reshape(x, (-1, x.shape[2]))  # (N, in)
+            if x.shape[2] < g.shape[2]:  # the narrower of the two is the cheaper to weigh
+                x *= factors[:, None, None]
+            else:
+                g *= factors[:, None, None]
+            flat_x, flat_g = (tf.reshape(v, (-1, v.shape[2])) for v in (x, g))  # (N, in), (N, out)
             return {
-                kernel: tf.matmul(flat, weighted, transpose_a=True),
+                kernel: tf.matmul(flat_x, flat_g, transpose_a=True),
                 bias: weighted_sum(factors, biases),
             }
 
