@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import dp_core  # noqa: E402, F401 - before TensorFlow: it chooses whose products are used
+
+# isort: split
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from cases import CASES, Case  # noqa: E402
@@ -37,7 +40,6 @@ from memory import PeakMemory  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-import dp_core  # noqa: E402, F401 - before TensorFlow: it chooses its products
 from dp_core.bert.config import BertConfig  # noqa: E402
 from dp_core.bert.parameters import fresh  # noqa: E402
 from dp_core.privacy.clipping.engines import ENGINES  # noqa: E402
