@@ -2,8 +2,8 @@
 
 The parameters, in order of name, are one vector; it is cut into blocks, and block j of update t
 has the key of (seed, manifest, t, block j, draw). So the noise is a function of the model and the
-update alone. A block is small enough that its bits, its noise and the noised sum stay near the
-processor: memory is read once and written once, as by the division that ends any update.
+update alone. A block is large enough that starting it costs little, and small enough that its bits
+and its noise need little memory beside the sums.
 """
 
 from __future__ import annotations
