@@ -79,7 +79,8 @@ def embedding_sum(
     kind: str | None,
 ) -> Tensor:
     """(M, S) ids -> (M, S, D)."""
-    words = tf.gather(parameters[word], ids)  # (M, S, D)
+    # Read first: of a variable that was once gathered from, TensorFlow copies every later reading.
+    words = tf.gather(tf.convert_to_tensor(parameters[word]), ids)  # (M, S, D)
     placed = words + parameters[position][: shape_of(ids)[-1]]
     if kind is None:
         return placed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from dp_core.bert.layers import Tensor
-from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
+from dp_core.privacy.clipping.linear import squared_norms, sum_over_tokens, weighted_sum
 from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
@@ -28,8 +28,8 @@ class LayerNormTap:
     def gradients(self, g: Tensor) -> UnitGradients:
         """(N, D) -> the units' gradients, explicitly: they are small."""
         shape = (self.units, -1, g.shape[1])
-        gains = tf.reduce_sum(tf.reshape(g * self.standardised, shape), axis=1)  # (U, D)
-        biases = tf.reduce_sum(tf.reshape(g, shape), axis=1)  # (U, D)
+        gains = sum_over_tokens(tf.reshape(g * self.standardised, shape))  # (U, D)
+        biases = sum_over_tokens(tf.reshape(g, shape))  # (U, D)
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             return {

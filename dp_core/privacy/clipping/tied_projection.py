@@ -14,7 +14,6 @@ import tensorflow as tf
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.embedding import EmbeddingTap
 from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
-from dp_core.privacy.clipping.linear import squared_norms, weighted_sum
 from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
@@ -39,19 +38,16 @@ class TiedProjectionTap:
         g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            x, g, *biases = (part.values for part in parts)
+            x, g = (part.values for part in parts)
             weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
             flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
             sums = {self.table: tf.matmul(flat, weighted, transpose_a=True)}
             if self.bias is not None:
-                sums[self.bias] = weighted_sum(factors, biases[0])
+                sums[self.bias] = tf.matmul(tf.repeat(factors, x.shape[1])[None, :], flat)[0]
             return sums
 
-        norms = gram_squared_norms(x, g)
-        if self.bias is None:
-            return UnitGradients(norms, whole(x, g), combine)
-        biases = tf.reduce_sum(g, axis=1)  # (U, V)
-        return UnitGradients(norms + squared_norms(biases), whole(x, g, biases), combine)
+        norms = gram_squared_norms(x, g, bias=self.bias is not None)
+        return UnitGradients(norms, whole(x, g), combine)
 
 
 def cross_term(
