@@ -5,8 +5,8 @@
 
 Writes benchmarks/results/clipping.json: per model and engine the median seconds of a step (wall
 and CPU), the ratio to the non-private step of the same round (median over rounds), rows per second
-and peak memory. `sum` is the gradient sum of one micro-batch; `update` is that, plus noise (where
-private) and AdamW: what a run pays when a batch is a single micro-batch.
+and peak memory. `sum` is the gradient sum of one micro-batch; `update` is another one, plus noise
+(where private; drawn meanwhile) and AdamW: what a run pays when a batch is a single micro-batch.
 
 The non-private step is the same model, forward pass, optimizer and compiled graph, without taps.
 """
@@ -66,7 +66,7 @@ def trainer_of(engine: str, c: Case) -> Trainer:
         config,
         fresh(config, 0).parameters,
         AdamW(0.9, 0.999, 0.01),
-        Clipping(1.0, 1.0) if private else None,
+        Clipping(1.0) if private else None,
         **private,
     )
 
@@ -87,20 +87,26 @@ def batch_of(c: Case, real: int) -> MicroBatch:
     )
 
 
-def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> Figures:
-    """Make one update; return wall and CPU seconds of its two halves (on a CPU, calls wait)."""
-    at = [(time.perf_counter(), time.process_time())]
-    trainer.add(batch)
-    at.append((time.perf_counter(), time.process_time()))
+def clocks() -> np.ndarray:
+    """Return seconds on the wall, and of this process on all cores together."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def update(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> None:
     keys = trainer.noise.keys(SEED, b"benchmark", t, 1) if private else None
-    trainer.move(t=t, rate=1e-6, divisor=32.0, keys=keys)
-    at.append((time.perf_counter(), time.process_time()))
-    return {
-        "sum": at[1][0] - at[0][0],
-        "sum_cpu": at[1][1] - at[0][1],
-        "update": at[2][0] - at[0][0],
-        "update_cpu": at[2][1] - at[0][1],
-    }
+    noise = None if keys is None else trainer.noise.draw(keys, 1.0)
+    trainer.add(batch)
+    trainer.move(t=t, rate=1e-6, divisor=32.0, noise=noise)
+
+
+def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> Figures:
+    """Make a gradient sum, then a whole update; on a CPU, calls wait."""
+    start = clocks()
+    trainer.add(batch)
+    between = clocks()
+    update(trainer, batch, private, t)
+    sum_, whole = between - start, clocks() - between
+    return {"sum": sum_[0], "sum_cpu": sum_[1], "update": whole[0], "update_cpu": whole[1]}
 
 
 def side_by_side(c: Case, engines: Sequence[str], rounds: int) -> dict[str, Figures]:
@@ -140,7 +146,7 @@ def print_peak(name: str, engine: str) -> None:
     trainer, batch = trainer_of(engine, c), batch_of(c, c.units)
     memory = PeakMemory()
     for t in range(2):
-        step(trainer, batch, engine != ORDINARY, t)
+        update(trainer, batch, engine != ORDINARY, t)
     print(json.dumps(memory.figures()))
 
 

@@ -111,10 +111,10 @@ def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
     """Return rows per second of one private update of a few micro-batches, as `fed`."""
     batches = list(itertools.islice(source.update(t), 3))
     start = clocks()
+    noise = trainer.noise.draw(trainer.noise.keys(SEED, MANIFEST, t, 1), 1.0)
     for batch in batches:
         trainer.add(batch)
-    keys = trainer.noise.keys(SEED, MANIFEST, t, 1)
-    trainer.move(t=t, rate=1e-6, divisor=BATCH, keys=keys)
+    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=noise)
     return len(batches) * MICRO / (clocks() - start)
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         config,
         fresh(config, 0).parameters,
         AdamW(0.9, 0.98, 0.01),
-        Clipping(1.0, 1.0),
+        Clipping(1.0),
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

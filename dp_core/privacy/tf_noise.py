@@ -15,14 +15,14 @@ away than they might (docs/adr/0007-noise-at-no-cost.md):
   real sum of gradient and noise, post-processing, whatever its size. A place on the grid near 0
   has over 2⁸⁰ of the 2⁹⁴ possible words of a pair behind it, at 8 σ still over 2³⁴.
 
-XLA compiles it for the CPU, one pass over memory. Another compiler may round a logarithm
+XLA compiles it for the CPU. Another compiler may round a logarithm
 differently in the last place, which moves a value by one place of the grid about once in 4000.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -37,19 +37,6 @@ _GRID = 2.0**-11  # of the power of two at or below the noise's standard deviati
 _EXPONENT = 0x7F800000  # of a float32: what is left of a positive one is a power of two
 
 
-def gaussian(shape: Sequence[int], key: NDArray[np.uint8], stddev: float | Tensor) -> Tensor:
-    """Return N(0, stddev²) noise, float32, a function of shape and key alone.
-
-    Args:
-        shape: of the variable.
-        key: [32] from `noise.noise_key`.
-        stddev: in units of the gradient sum: effective noise multiplier times clip norm.
-    """
-    size = math.prod(shape)
-    pairs = scaled_normals(noise_words(key, size), tf.cast(stddev, tf.float32))
-    return tf.reshape(values_of(pairs)[:size], shape)
-
-
 def noise_words(key: NDArray[np.uint8], size: int) -> NDArray[np.int32]:
     """Return the random words of `size` normals: int32 (3, ⌈size/2⌉)."""
     pairs = (size + 1) // 2
@@ -60,49 +47,29 @@ def _compiled(function: _Compiled) -> _Compiled:
     return cast(_Compiled, tf.function(function, jit_compile=True, autograph=False))
 
 
-def values_of(pairs: Tensor) -> Tensor:
-    """Complex64 (n,) -> float32 (2n,): as they lie in memory, real before imaginary parts."""
-    return tf.reshape(tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=1), (-1,))
-
-
 @_compiled
 def scaled_normals(words: Tensor, stddev: Tensor) -> Tensor:
-    """(3, n) words from `noise_words` -> (n,) complex64, both parts N(0, stddev²)."""
+    """(3, n) words from `noise_words` -> (n,) complex64, both parts N(0, stddev²).
+
+    As complex numbers, one pass makes both normals of a pair where it writes them; as two results,
+    or one after the other, they would take half as long again.
+    """
     real, imaginary = _pairs(words)
     return tf.complex(real * stddev, imaginary * stddev)
 
 
 @_compiled
-def noised_mean(
-    sums: Tensor, earlier: Tensor, words: Tensor, stddev: Tensor, divisor: Tensor
-) -> Tensor:
-    """Add noise to sums, round them to the grid, divide them.
-
-    All values go in pairs, as complex numbers: one pass makes both normals of a pair where it
-    writes them, which as two results, or one after the other, would take half as long again.
+def noised_mean(sum_: Tensor, noise: Tensor, stddev: Tensor, divisor: Tensor) -> Tensor:
+    """Add noise to a sum, round to the grid, divide: in one pass over memory.
 
     Args:
-        sums: (n,) complex64, values of the clipped sum.
-        earlier: (n,) or scalar complex64, noise from earlier draws.
-        words: (3, n) of this draw, from `noise_words`.
+        sum_: float32, a clipped sum.
+        noise: of its shape, the sum of the draws.
         stddev: scalar float32 > 0, of one draw.
         divisor: scalar float32.
-
-    Returns:
-        (n,) complex64.
     """
     step = grid(stddev)
-    steps, share = 1.0 / step, step / divisor  # exact: the grid is a power of two
-
-    def place(sum_: Tensor, before: Tensor, normal: Tensor) -> Tensor:
-        return tf.round((sum_ + (before + normal * stddev)) * steps) * share
-
-    parts = zip(_parts(sums), _parts(earlier), _pairs(words), strict=True)
-    return tf.complex(*(place(*part) for part in parts))
-
-
-def _parts(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    return tf.math.real(pairs), tf.math.imag(pairs)
+    return tf.round((sum_ + noise) * (1.0 / step)) * (step / divisor)  # 1/step is exact
 
 
 def grid(stddev: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +85,8 @@ def fit(
     dealt = (order_seed, trainer.devices, objective)
     source = batches or _batches(plan, seed, store, recipe, *dealt)
     kept = Checkpoints(checkpoints, run, recipe.keep_checkpoints)
-    _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
+    with closing(trainer.noise):
+        _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
@@ -134,13 +136,13 @@ class _Run:
             elif self._private is None:
                 self._trainer.add(batch)
             else:
-                self._private.add(self._trainer, batch)
+                self._private.add(self._trainer, t, batch)
 
     def _move(self, t: int) -> None:
         rate = self._recipe.rate(t)
         if self._private is None:
             rows = self._recipe.batch_at(t) * self._recipe.examples_per_step
-            self._trainer.move(t=t, rate=rate, divisor=rows, keys=None)
+            self._trainer.move(t=t, rate=rate, divisor=rows, noise=None)
         else:
             self._private.move(self._trainer, t, rate)
         self._done = t + 1

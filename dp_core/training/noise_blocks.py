@@ -1,17 +1,18 @@
-"""The noise of one update, for all parameters together, block by block.
+"""The noise of one update, for all parameters together, drawn block by block beside other work.
 
 The parameters, in order of name, are one vector; it is cut into blocks, and block j of update t
 has the key of (seed, manifest, t, block j, draw). So the noise is a function of the model and the
 update alone. A block is large enough that starting it costs little, and small enough that its bits
-and its noise need little memory beside the sums.
+need little memory beside the noise.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.noise import noise_key
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.tf_noise import noise_words, noised_mean, scaled_normals
+from dp_core.privacy.tf_noise import noise_words, scaled_normals
 
 Keys = NDArray[np.uint8]  # (draws, blocks, 32)
 Vector = NDArray[np.float32]
@@ -29,8 +30,27 @@ _LARGEST_BLOCK = 1 << 21  # values: to start a block costs as much as 100,000 of
 _ALIGNMENT = 64  # bytes: TensorFlow takes an array as it is only if it begins at such an address
 
 
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one update; other threads may still be at it.
+
+    Attributes:
+        stddev: of one draw.
+    """
+
+    stddev: float
+    _values: Mapping[str, NDArray[np.float32]]
+    _blocks: Sequence[Future[None]]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Wait until all is drawn; name -> noise of the parameter's shape."""
+        for block in self._blocks:
+            block.result()
+        return {name: _tensor(values) for name, values in self._values.items()}
+
+
 class NoiseBlocks:
-    """How the parameters lie in the noise vector.
+    """How the parameters lie in the noise vector, and the threads that draw it.
 
     Args:
         shapes: of the parameters, by name.
@@ -42,8 +62,9 @@ class NoiseBlocks:
         self._ends = np.cumsum(sizes)
         total = int(self._ends[-1])
         self.count = -(-total // _LARGEST_BLOCK)
-        self._compiled = False
         self.block_size = -(-total // (2 * self.count)) * 2
+        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="noise")
+        self._compiled = False
 
     def keys(self, seed: PrivacySeed, manifest: bytes, t: int, draws: int) -> Keys:
         """Return the keys of update t: (draws, blocks, 32). They are secret."""
@@ -54,41 +75,34 @@ class NoiseBlocks:
             ]
         )
 
-    def noised_means(
-        self, sums: Mapping[str, Tensor], keys: Keys, stddev: float, divisor: float
-    ) -> dict[str, Tensor]:
-        """Add the draws' noise to the sums and divide: name -> (Σ + noise) / divisor.
+    def draw(self, keys: Keys, stddev: float) -> Noise:
+        """Begin to draw the noise of an update: the sum of its draws, each N(0, stddev²).
 
-        The noised sums are multiples of `tf_noise.grid(stddev)`.
+        It is drawn beside what else is done, for it depends on no data: on a CPU while gradients
+        leave a core idle, on an accelerator's host while the accelerator computes them.
 
         Args:
-            sums: of the parameters' shapes.
             keys: of this update.
             stddev: of one draw, positive.
-            divisor: what the noised sums are divided by.
         """
-        flat = [np.asarray(sums[name]).reshape(-1) for name in self._shapes]
-        means = [_aligned(len(values)) for values in flat]
-        scalars = (tf.constant(stddev, tf.float32), tf.constant(divisor, tf.float32))
+        flat = [_aligned(math.prod(shape)) for shape in self._shapes.values()]
+        scale = tf.constant(stddev, tf.float32)
 
         def work(block: int) -> None:
-            sum_ = _aligned(self.block_size)
-            places = list(self._places(block))
-            for i, own, within in places:
-                sum_[within] = flat[i][own]
-            mean = np.asarray(_noised_block(sum_, keys[:, block], *scalars)).view(np.float32)
-            for i, own, within in places:
-                means[i][own] = mean[within]
+            noise = _drawn_block(self.block_size, keys[:, block], scale)
+            for i, own, within in self._places(block):
+                flat[i][own] = noise[within]
 
         if not self._compiled:
             work(0)  # alone: threads that find nothing compiled would each do it
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(work, range(0 if self._compiled else 1, self.count)))
-        self._compiled = True
-        return {
-            name: tf.reshape(_tensor(mean), shape)
-            for (name, shape), mean in zip(self._shapes.items(), means, strict=True)
-        }
+            self._compiled = True
+        blocks = [self._threads.submit(work, block) for block in range(self.count)]
+        arrays = {n: v.reshape(s) for (n, s), v in zip(self._shapes.items(), flat, strict=True)}
+        return Noise(stddev, arrays, blocks)
+
+    def close(self) -> None:
+        """Draw no more: what was begun and is not wanted would hold up the end of the process."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _places(self, block: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield what lies in a block: number of the parameter, its part, the place in the block."""
@@ -103,14 +117,13 @@ class NoiseBlocks:
             start, i = stop, i + 1
 
 
-def _noised_block(sum_: Vector, keys: Keys, stddev: Tensor, divisor: Tensor) -> Tensor:
-    """(2n,) sum, (draws, 32) keys -> (n,) complex64, the values in pairs."""
+def _drawn_block(size: int, keys: Keys, stddev: Tensor) -> Vector:
+    """(draws, 32) keys -> (size,): the sum of the draws."""
     with tf.device("/cpu:0"):  # where the bits are made, whatever trains
-        earlier = tf.constant(0.0, tf.complex64)
-        for key in keys[:-1]:
-            earlier += scaled_normals(_tensor(noise_words(key, len(sum_))), stddev)
-        words = _tensor(noise_words(keys[-1], len(sum_)))
-        return noised_mean(_tensor(sum_.view(np.complex64)), earlier, words, stddev, divisor)
+        noise = scaled_normals(_tensor(noise_words(keys[0], size)), stddev)
+        for key in keys[1:]:
+            noise += scaled_normals(_tensor(noise_words(key, size)), stddev)
+        return np.asarray(noise).view(np.float32)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

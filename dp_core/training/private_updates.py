@@ -12,7 +12,8 @@ from dp_core.bert.parameters import Arrays
 from dp_core.privacy.noise import noise_key
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.tf_noise import noise_words, noised_mean
+from dp_core.privacy.tf_noise import noise_words, noised_mean, scaled_normals
+from dp_core.training.noise_blocks import Noise
 from dp_core.training.rows import MicroBatch
 from dp_core.training.trainer import Clipping, Trainer
 
@@ -31,24 +32,21 @@ class PrivateUpdates:
     def __init__(self, plan: TrainingPlan, seed: PrivacySeed, manifest: bytes) -> None:
         self._plan, self._seed, self._manifest = plan, seed, manifest
         self.clip_norm = plan.clip_norm
+        self._begun: tuple[int, Noise] | None = None
 
     def clipping(self, style: str) -> Clipping:
-        """Return how the first update clips; `add` and `move` say what changes."""
-        return Clipping(self.clip_norm, self._noise_stddev(), style)
+        """Return how the first update clips; `add` says what changes."""
+        return Clipping(self.clip_norm, style)
 
-    def add(self, trainer: Trainer, batch: MicroBatch) -> None:
-        """Add a micro-batch, clipped."""
+    def add(self, trainer: Trainer, t: int, batch: MicroBatch) -> None:
+        """Add a micro-batch of update t, clipped. With the first, begin to draw its noise."""
+        self._draw(trainer, t)
         trainer.add(batch, self.clip_norm)
 
     def move(self, trainer: Trainer, t: int, rate: float) -> None:
         """Make update t: noise on the sum, divided by the expected batch; learn the clip norm."""
-        trainer.move(
-            t=t,
-            rate=rate,
-            divisor=self._plan.expected_batch(t),
-            keys=trainer.noise.keys(self._seed, self._manifest, t, self._plan.noise_draws()),
-            noise_stddev=self._noise_stddev(),
-        )
+        noise, self._begun = self._draw(trainer, t), None
+        trainer.move(t=t, rate=rate, divisor=self._plan.expected_batch(t), noise=noise)
         self._learn(trainer, t)
 
     def state(self) -> Arrays:
@@ -59,9 +57,13 @@ class PrivateUpdates:
         """Set what `state` returned."""
         self.clip_norm = float(state[_STATE][0])
 
-    def _noise_stddev(self) -> float:
-        """Return the standard deviation of each draw on the gradients, in units of the sum."""
-        return self._plan.noise_multiplier_per_draw() * self.clip_norm
+    def _draw(self, trainer: Trainer, t: int) -> Noise:
+        """Return update t's noise, begun now unless it was: its clip norm is known by then."""
+        if self._begun is None or self._begun[0] != t:
+            keys = trainer.noise.keys(self._seed, self._manifest, t, self._plan.noise_draws())
+            stddev = self._plan.noise_multiplier_per_draw() * self.clip_norm
+            self._begun = t, trainer.noise.draw(keys, stddev)
+        return self._begun[1]
 
     def _learn(self, trainer: Trainer, t: int) -> None:
         """Set the next clip norm from how many units of update t were within this one.
@@ -89,8 +91,6 @@ def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stdde
         stddev: σ_b, in units.
     """
     key = noise_key(seed, manifest, t, "units within the clip norm")
-    pair = tf.constant([complex(count)], tf.complex64)  # the noise is made in pairs
-    words, one = tf.constant(noise_words(key, 2)), tf.constant(1.0)
-    nothing = tf.constant(0.0, tf.complex64)
-    mean = noised_mean(pair, nothing, words, tf.constant(stddev, tf.float32), one)
-    return float(mean.numpy()[0].real)
+    scale, one = tf.constant(stddev, tf.float32), tf.constant(1.0)
+    noise = tf.math.real(scaled_normals(noise_words(key, 1), scale))
+    return float(noised_mean(tf.constant([count], tf.float32), noise, scale, one)[0])

@@ -22,8 +22,9 @@ from dp_core.bert.parameters import Arrays, ModelConfig
 from dp_core.bert.precision import compute_type
 from dp_core.privacy.clipping.engines import engine_named
 from dp_core.privacy.clipping.factors import factors_named
+from dp_core.privacy.tf_noise import noised_mean
 from dp_core.training.adamw import AdamW
-from dp_core.training.noise_blocks import Keys, NoiseBlocks
+from dp_core.training.noise_blocks import Noise, NoiseBlocks
 from dp_core.training.rows import MicroBatch
 from dp_core.training.unit_losses import RowLosses, UnitBatch, ordinary_sum
 
@@ -33,16 +34,14 @@ _TALLIES = 3  # sum of unit losses, units, clipped units
 
 @dataclass(frozen=True)
 class Clipping:
-    """What makes a step private.
+    """How gradients are clipped.
 
     Attributes:
         clip_norm: C, for as long as `Trainer.add` is not told another.
-        noise_stddev: of one draw, in units of the sum, unless `Trainer.move` is told another.
         style: how to clip, `flat` or `automatic` (`dp_core.privacy.clipping.factors`).
     """
 
     clip_norm: float
-    noise_stddev: float
     style: str = "flat"
 
 
@@ -63,7 +62,7 @@ class Trainer:
         config: the model's shape.
         parameters: initial weights, by name.
         optimizer: the constants of AdamW.
-        clipping: clip and noise; None trains without privacy.
+        clipping: how to clip; None trains without privacy.
         engine: the way to the clipped sum, one of `clipping.engines.ENGINES`.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
@@ -102,7 +101,6 @@ class Trainer:
             self._tallies = _accumulator((_TALLIES,))
             self._below = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
-        self._total = tf.function(self._totals, autograph=False)
         self._move = tf.function(self._move_everywhere, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
         self._take_below = tf.function(lambda: self._take(self._below), autograph=False)
@@ -136,30 +134,20 @@ class Trainer:
         values = self._strategy.experimental_distribute_values_from_function(of_device)
         self._add(values, tf.constant(clip_norm, tf.float32))
 
-    def move(
-        self,
-        *,
-        t: int,
-        rate: float,
-        divisor: float,
-        keys: Keys | None,
-        noise_stddev: float | None = None,
-    ) -> None:
+    def move(self, *, t: int, rate: float, divisor: float, noise: Noise | None) -> None:
         """Make update t (from 0) from the accumulators, and empty them.
 
         Args:
             t: number of the update.
             rate: learning rate.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
-            keys: from `noise.keys`; None draws no noise.
-            noise_stddev: of one draw, where it changes; `Clipping.noise_stddev` if None.
+            noise: of this update, from `noise.draw`; None adds none.
         """
         scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor)]
-        means = None
-        if keys is not None and self._clipping is not None:
-            stddev = self._clipping.noise_stddev if noise_stddev is None else noise_stddev
-            means = self.noise.noised_means(self._total(), keys, stddev, divisor)
-        self._move(*scalars, means)
+        if noise is None:
+            self._move(*scalars)
+        else:
+            self._move(*scalars, tf.constant(noise.stddev, tf.float32), noise.tensors())
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
@@ -242,15 +230,20 @@ class Trainer:
             self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
         return total
 
-    def _totals(self) -> dict[str, Tensor]:
-        return {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-
     def _move_everywhere(
-        self, rate: Tensor, step: Tensor, divisor: Tensor, noised: dict[str, Tensor] | None
+        self,
+        rate: Tensor,
+        step: Tensor,
+        divisor: Tensor,
+        stddev: Tensor | None = None,
+        noise: dict[str, Tensor] | None = None,
     ) -> None:
-        means = noised
-        if means is None:
-            means = {name: total / divisor for name, total in self._totals().items()}
+        sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
+        if noise is None:
+            means = {name: total / divisor for name, total in sums.items()}
+        else:
+            with tf.device("/cpu:0"):  # so that devices cannot differ in how they round
+                means = {n: noised_mean(s, noise[n], stddev, divisor) for n, s in sums.items()}
         for name in self.names:
             arguments = (self._means[name], self._squares[name], means[name])
             self._strategy.extended.update(

@@ -8,6 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.tf_noise import noise_words, scaled_normals
 from dp_core.training import noise_blocks
 from dp_core.training.noise_blocks import NoiseBlocks
 
@@ -15,11 +16,9 @@ SHAPES = {"b": (70,), "a": (11, 13), "c": (2, 3, 5)}
 SEED = PrivacySeed.fixed(2)
 
 
-def drawn(draws=1, stddev=1.0, divisor=1.0, sums=None):
+def drawn(draws=1, stddev=1.0):
     blocks = NoiseBlocks(SHAPES)
-    sums = {n: tf.constant(0.0, shape=s) for n, s in SHAPES.items()} if sums is None else sums
-    noise = blocks.noised_means(sums, blocks.keys(SEED, b"m", 3, draws), stddev, divisor)
-    return blocks, noise
+    return blocks, blocks.draw(blocks.keys(SEED, b"m", 3, draws), stddev).tensors()
 
 
 def flat(arrays):
@@ -30,18 +29,20 @@ def test_every_parameter_gets_its_shape_and_no_value_twice(monkeypatch):
     monkeypatch.setattr(noise_blocks, "_LARGEST_BLOCK", 50)
     _, noise = drawn()
     assert {n: tuple(v.shape) for n, v in noise.items()} == SHAPES
-    assert len(flat(noise)) == 243
-    assert len(np.unique(flat(noise))) > 230  # the grid has some 8000 places
+    assert len(np.unique(flat(noise))) == 243
 
 
 @pytest.mark.parametrize("largest", [50, 64, 10_000])
-def test_sums_come_back_at_their_own_places_divided(monkeypatch, largest):
+def test_the_parameters_in_order_of_name_are_the_blocks_one_after_the_other(monkeypatch, largest):
     monkeypatch.setattr(noise_blocks, "_LARGEST_BLOCK", largest)
-    sums = {n: tf.random.stateless_normal(s, [1, len(s)]) for n, s in SHAPES.items()}
-    blocks, means = drawn(stddev=1e-4, divisor=4.0, sums=sums)
+    blocks, noise = drawn(stddev=0.3)
     assert blocks.count == -(-243 // largest)
-    for name, sum_ in sums.items():
-        np.testing.assert_allclose(means[name], sum_ / 4.0, atol=2e-4)
+    scale = tf.constant(0.3)
+    expected = [
+        scaled_normals(noise_words(key, blocks.block_size), scale).numpy().view(np.float32)
+        for key in blocks.keys(SEED, b"m", 3, 1)[0]
+    ]
+    np.testing.assert_array_equal(flat(noise), np.concatenate(expected)[:243])
 
 
 def test_blocks_are_drawn_independently(monkeypatch):
@@ -56,8 +57,7 @@ def test_blocks_are_drawn_independently(monkeypatch):
 def test_all_blocks_together_have_the_scale(monkeypatch):
     monkeypatch.setattr(noise_blocks, "_LARGEST_BLOCK", 1000)
     blocks = NoiseBlocks({"w": (123, 456)})
-    keys = blocks.keys(SEED, b"m", 0, 1)
-    noise = blocks.noised_means({"w": tf.zeros((123, 456))}, keys, 0.3, 1.0)["w"].numpy().ravel()
+    noise = blocks.draw(blocks.keys(SEED, b"m", 0, 1), 0.3).tensors()["w"].numpy().ravel()
     assert blocks.count == 57
     assert stats.kstest(noise / 0.3, "norm").pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
@@ -67,9 +67,30 @@ def test_all_blocks_together_have_the_scale(monkeypatch):
 def test_several_draws_are_added():
     blocks = NoiseBlocks(SHAPES)
     keys = blocks.keys(SEED, b"m", 3, 3)
-    sums = {n: tf.zeros(s) for n, s in SHAPES.items()}
-    total = blocks.noised_means(sums, keys, 0.5, 1.0)
-    each = [blocks.noised_means(sums, keys[d : d + 1], 0.5, 1.0) for d in range(3)]
+    total = blocks.draw(keys, 0.5).tensors()
+    each = [blocks.draw(keys[d : d + 1], 0.5).tensors() for d in range(3)]
     for name in SHAPES:
-        added = sum(e[name].numpy() for e in each)
-        np.testing.assert_allclose(total[name], added, atol=4 * 0.5 * 2.0**-12)
+        np.testing.assert_allclose(total[name], sum(e[name].numpy() for e in each), atol=1e-6)
+
+
+def test_a_noise_that_was_begun_later_leaves_the_earlier_one_as_it_is():
+    blocks = NoiseBlocks(SHAPES)
+    first = blocks.draw(blocks.keys(SEED, b"m", 0, 1), 1.0)
+    before = flat(first.tensors()).copy()
+    second = blocks.draw(blocks.keys(SEED, b"m", 1, 1), 1.0)
+    assert not np.array_equal(flat(second.tensors()), before)
+    np.testing.assert_array_equal(flat(first.tensors()), before)
+
+
+def test_an_error_in_a_thread_is_not_a_noise_of_zeros(monkeypatch):
+    blocks, _ = drawn()
+    monkeypatch.setattr(noise_blocks, "noise_words", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        blocks.draw(blocks.keys(SEED, b"m", 0, 1), 1.0).tensors()
+
+
+def test_what_is_not_wanted_is_not_drawn():
+    blocks, _ = drawn()
+    blocks.close()
+    with pytest.raises(RuntimeError):
+        blocks.draw(blocks.keys(SEED, b"m", 0, 1), 1.0)
