@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,7 @@ from dp_core.privacy.tf_noise import noise_words, scaled_normals
 Keys = NDArray[np.uint8]  # (draws, blocks, 32)
 Vector = NDArray[np.float32]
 _LARGEST_BLOCK = 1 << 21  # values: to start a block costs as much as 100,000 of them
+_LOWEST_PRIORITY = 19
 _ALIGNMENT = 64  # bytes: TensorFlow takes an array as it is only if it begins at such an address
 
 
@@ -40,12 +43,17 @@ class Noise:
 
     stddev: float
     _values: Mapping[str, NDArray[np.float32]]
+    _work: Callable[[int], None]
     _blocks: Sequence[Future[None]]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Wait until all is drawn; name -> noise of the parameter's shape."""
+        """Draw what no other thread has begun, wait for the rest; name -> the parameter's noise."""
+        for i in reversed(range(len(self._blocks))):  # the others come from the front
+            if self._blocks[i].cancel():
+                self._work(i)
         for block in self._blocks:
-            block.result()
+            if not block.cancelled():
+                block.result()
         return {name: _tensor(values) for name, values in self._values.items()}
 
 
@@ -63,7 +71,9 @@ class NoiseBlocks:
         total = int(self._ends[-1])
         self.count = -(-total // _LARGEST_BLOCK)
         self.block_size = -(-total // (2 * self.count)) * 2
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="noise")
+        self._threads = ThreadPoolExecutor(
+            max(1, (os.cpu_count() or 1) // 2), "noise", initializer=_step_back
+        )
         self._compiled = False
 
     def keys(self, seed: PrivacySeed, manifest: bytes, t: int, draws: int) -> Keys:
@@ -78,8 +88,8 @@ class NoiseBlocks:
     def draw(self, keys: Keys, stddev: float) -> Noise:
         """Begin to draw the noise of an update: the sum of its draws, each N(0, stddev²).
 
-        It is drawn beside what else is done, for it depends on no data: on a CPU while gradients
-        leave a core idle, on an accelerator's host while the accelerator computes them.
+        It depends on no data, so it is drawn beside other work: on a CPU in the moments when the
+        gradients leave a core idle, on an accelerator's host while the accelerator is at them.
 
         Args:
             keys: of this update.
@@ -98,7 +108,7 @@ class NoiseBlocks:
             self._compiled = True
         blocks = [self._threads.submit(work, block) for block in range(self.count)]
         arrays = {n: v.reshape(s) for (n, s), v in zip(self._shapes.items(), flat, strict=True)}
-        return Noise(stddev, arrays, blocks)
+        return Noise(stddev, arrays, work, blocks)
 
     def close(self) -> None:
         """Draw no more: what was begun and is not wanted would hold up the end of the process."""
@@ -124,6 +134,12 @@ def _drawn_block(size: int, keys: Keys, stddev: Tensor) -> Vector:
         for key in keys[1:]:
             noise += scaled_normals(_tensor(noise_words(key, size)), stddev)
         return np.asarray(noise).view(np.float32)
+
+
+def _step_back() -> None:
+    """Let this thread run when others would not; whoever waits for the noise draws it too."""
+    if sys.platform == "linux":  # elsewhere it would concern the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,6 +83,19 @@ def test_a_noise_that_was_begun_later_leaves_the_earlier_one_as_it_is():
     second = blocks.draw(blocks.keys(SEED, b"m", 1, 1), 1.0)
     assert not np.array_equal(flat(second.tensors()), before)
     np.testing.assert_array_equal(flat(first.tensors()), before)
+
+
+def test_who_waits_for_the_noise_draws_what_no_other_thread_has_begun(monkeypatch):
+    monkeypatch.setattr(noise_blocks, "_LARGEST_BLOCK", 50)
+    blocks, expected = drawn()
+    halt = threading.Event()
+    blocks._threads = ThreadPoolExecutor(1)
+    blocks._threads.submit(halt.wait)
+    try:
+        noise = blocks.draw(blocks.keys(SEED, b"m", 3, 1), 1.0).tensors()
+    finally:
+        halt.set()
+    np.testing.assert_array_equal(flat(noise), flat(expected))
 
 
 def test_an_error_in_a_thread_is_not_a_noise_of_zeros(monkeypatch):
