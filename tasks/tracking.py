@@ -169,9 +169,10 @@ class Delivery:
             made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
             runs = self._with_key(experiment, key) or [made]
         # Another machine may have done the same at the same moment, or a server that was ended
-        # before it could answer: the first stays.
+        # before it could answer: the first stays, and with it what somebody has written into.
         for double in runs[1:]:
-            self._api.delete_run(double.info.run_id)
+            if not (double.data.metrics or double.data.params):
+                self._api.delete_run(double.info.run_id)
         return runs[0]
 
     def _with_key(self, experiment: str, key: str) -> list[Run]:

@@ -237,21 +237,27 @@ def test_a_run_whose_making_was_not_confirmed_is_found_again(
     assert len(asked) == 2  # the parent and the step: none is asked for twice
 
 
-def test_of_runs_made_twice_one_stays(tracked: Deployment) -> None:
+def test_of_runs_made_twice_the_first_stays_and_what_was_written_into(tracked: Deployment) -> None:
     outbox = Outbox.create(tracked.outbox, PRIVATE)
     outbox.add(kind="begin", experiment=PUBLIC, target="step")
     Delivery(tracked).deliver(outbox)
-    run = _runs(tracked, PUBLIC)["dp_pretraining"]
+    first = _runs(tracked, PUBLIC)["dp_pretraining"].info
     client = MlflowClient(tracked.tracking)
-    client.create_run(
-        run.info.experiment_id,
-        start_time=run.info.start_time + 1,
-        tags={KEY_TAG: PRIVATE.key("step")},
-        run_name="dp_pretraining",
+    empty, written = (
+        client.create_run(
+            first.experiment_id,
+            start_time=first.start_time + later,
+            tags={KEY_TAG: PRIVATE.key("step")},
+            run_name="dp_pretraining",
+        ).info.run_id
+        for later in (1, 2)
     )
+    client.log_param(written, "seen", "1")
     outbox.add(kind="metric", experiment=PUBLIC, target="step", key="ε", value=1.0, step=1)
     Delivery(tracked).deliver(outbox)
-    assert _runs(tracked, PUBLIC)["dp_pretraining"].info.run_id == run.info.run_id
+    stages = [client.get_run(run).info.lifecycle_stage for run in (first.run_id, empty, written)]
+    assert stages == ["active", "deleted", "active"]
+    assert client.get_run(first.run_id).data.metrics == {"ε": 1.0}
 
 
 def test_what_is_said_while_the_sent_is_removed_is_not_lost(tmp_path: Path) -> None:
