@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,8 @@ def _drawn_block(size: int, keys: Keys, stddev: Tensor) -> Vector:
 def _step_back() -> None:
     """Let this thread run when others would not; whoever waits for the noise draws it too."""
     if sys.platform == "linux":  # elsewhere it would concern the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
