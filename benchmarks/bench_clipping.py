@@ -21,7 +21,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ import dp_core  # noqa: E402, F401 - before TensorFlow: it chooses whose product
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from cases import CASES, Case  # noqa: E402
+from clocks import clocks  # noqa: E402
 from memory import PeakMemory  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -85,11 +85,6 @@ def batch_of(c: Case, real: int) -> MicroBatch:
         np.ones(places, np.float32),
         shares,
     )
-
-
-def clocks() -> np.ndarray:
-    """Return seconds on the wall, and of this process on all cores together."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 def update(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> None:

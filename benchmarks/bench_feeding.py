@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np  # noqa: E402
+from clocks import clocks  # noqa: E402
 
 from dp_core.bert.config import BertConfig  # noqa: E402
 from dp_core.bert.parameters import fresh  # noqa: E402
@@ -92,11 +92,6 @@ def feeders(store: TokenStore, folder: Path) -> dict[str, BatchSource]:
     for t in range(ROUNDS + 1):
         write_update(folder, key, t, drawn["pieces"].update(t))
     return {**drawn, "batch plan": BatchPlan(folder, key)}
-
-
-def clocks() -> np.ndarray:
-    """Return seconds on the wall, and of this process on all cores together."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 def fed(source: BatchSource, t: int) -> np.ndarray:

@@ -40,12 +40,18 @@ def keystream(key: NDArray[np.uint8], words: int) -> NDArray[np.int32]:
     """
     cipher = Cipher(algorithms.AES256(key.tobytes()), modes.CTR(bytes(16))).encryptor()
     size = 4 * words
-    memory = np.empty(size + _ALIGNMENT + 15, np.uint8)  # the library wants room for a block more
-    stream = memory[-memory.ctypes.data % _ALIGNMENT :]
+    stream = aligned_bytes(size + 15)  # the library wants room for a block more
     for start in range(0, size, len(_NO_TEXT)):
         count = min(len(_NO_TEXT), size - start)
         cipher.update_into(_NO_TEXT[:count].data, stream[start:].data)
     return stream[:size].view("<i4")
+
+
+def aligned_bytes(size: int) -> NDArray[np.uint8]:
+    """Return uninitialised memory that TensorFlow takes as a tensor without a copy: (size,)."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 def discrete_gaussian(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.bert.layers import Tensor
-from dp_core.privacy.noise import noise_key
+from dp_core.privacy.noise import aligned_bytes, noise_key
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.tf_noise import noise_words, scaled_normals
 
@@ -31,7 +31,6 @@ Keys = NDArray[np.uint8]  # (draws, blocks, 32)
 Vector = NDArray[np.float32]
 _LARGEST_BLOCK = 1 << 21  # values: to start a block costs as much as 100,000 of them
 _LOWEST_PRIORITY = 19
-_ALIGNMENT = 64  # bytes: TensorFlow takes an array as it is only if it begins at such an address
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Noise:
     """
 
     stddev: float
-    _values: Mapping[str, NDArray[np.float32]]
-    _work: Callable[[int], None]
-    _blocks: Sequence[Future[None]]
+    _values: Mapping[str, Vector] = field(repr=False)  # secret
+    _work: Callable[[int], None] = field(repr=False)
+    _blocks: Sequence[Future[None]] = field(repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Draw what no other thread has begun, wait for the rest; name -> the parameter's noise."""
@@ -96,7 +95,8 @@ class NoiseBlocks:
             keys: of this update.
             stddev: of one draw, positive.
         """
-        flat = [_aligned(math.prod(shape)) for shape in self._shapes.values()]
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        flat = [aligned_bytes(4 * size).view(np.float32) for size in sizes]
         scale = tf.constant(stddev, tf.float32)
 
         def work(block: int) -> None:
@@ -105,7 +105,7 @@ class NoiseBlocks:
                 flat[i][own] = noise[within]
 
         if not self._compiled:
-            work(0)  # alone: threads that find nothing compiled would each do it
+            _drawn_block(self.block_size, keys[:1, 0], scale)  # else each thread would compile it
             self._compiled = True
         blocks = [self._threads.submit(work, block) for block in range(self.count)]
         arrays = {n: v.reshape(s) for (n, s), v in zip(self._shapes.items(), flat, strict=True)}
@@ -147,9 +147,3 @@ def _step_back() -> None:
 def _tensor(array: NDArray[Any]) -> Tensor:
     """Return the array's own memory as a tensor: to copy it would cost more than its noise."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _aligned(size: int) -> Vector:
-    memory = np.empty(4 * size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + 4 * size].view(np.float32)

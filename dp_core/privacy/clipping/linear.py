@@ -57,15 +57,13 @@ class LinearTap:
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             x, g = (part.values for part in parts)
-            by_token = tf.repeat(factors, x.shape[1])[None, :]  # (1, N)
-            flat_g = tf.reshape(g, (-1, g.shape[2]))  # (N, out)
-            biases = tf.matmul(by_token, flat_g)  # (1, out)
+            biases = weighted_sum_over_tokens(factors, g)  # of g as it is
             if x.shape[2] < g.shape[2]:  # the narrower of the two is the cheaper to weigh
                 x *= factors[:, None, None]
             else:
-                flat_g = tf.reshape(g * factors[:, None, None], flat_g.shape)
-            flat_x = tf.reshape(x, (-1, x.shape[2]))  # (N, in)
-            return {kernel: tf.matmul(flat_x, flat_g, transpose_a=True), bias: biases[0]}
+                g *= factors[:, None, None]
+            flat_x, flat_g = (tf.reshape(v, (-1, v.shape[2])) for v in (x, g))  # (N, in), (N, out)
+            return {kernel: tf.matmul(flat_x, flat_g, transpose_a=True), bias: biases}
 
         return UnitGradients(gram_squared_norms(x, g, bias=True), whole(x, g), combine)
 
@@ -96,6 +94,12 @@ def explicit_is_cheaper(tokens: int, d_in: int, d_out: int) -> bool:
 def sum_over_tokens(values: Tensor) -> Tensor:
     """(U, T, D) -> (U, D), as a product with ones: of the ways to add, it reads memory fastest."""
     return tf.matmul(tf.ones((values.shape[0], 1, values.shape[1])), values)[:, 0]
+
+
+def weighted_sum_over_tokens(factors: Tensor, values: Tensor) -> Tensor:
+    """Σᵤ factorᵤ · Σₜ valueᵤₜ: (U,), (U, T, D) -> (D,), as a product too."""
+    by_token = tf.repeat(factors, values.shape[1])[None, :]  # (1, N)
+    return tf.matmul(by_token, tf.reshape(values, (-1, values.shape[2])))[0]
 
 
 def squared_norms(parts: Tensor) -> Tensor:

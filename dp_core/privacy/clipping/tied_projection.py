@@ -14,6 +14,7 @@ import tensorflow as tf
 from dp_core.bert.layers import Tensor
 from dp_core.privacy.clipping.embedding import EmbeddingTap
 from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
+from dp_core.privacy.clipping.linear import weighted_sum_over_tokens
 from dp_core.privacy.clipping.rule import Part, UnitGradients, whole
 
 
@@ -43,7 +44,7 @@ class TiedProjectionTap:
             flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
             sums = {self.table: tf.matmul(flat, weighted, transpose_a=True)}
             if self.bias is not None:
-                sums[self.bias] = tf.matmul(tf.repeat(factors, x.shape[1])[None, :], flat)[0]
+                sums[self.bias] = weighted_sum_over_tokens(factors, g)
             return sums
 
         norms = gram_squared_norms(x, g, bias=self.bias is not None)

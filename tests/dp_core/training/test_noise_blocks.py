@@ -110,3 +110,8 @@ def test_what_is_not_wanted_is_not_drawn():
     blocks.close()
     with pytest.raises(RuntimeError):
         blocks.draw(blocks.keys(SEED, b"m", 0, 1), 1.0)
+
+
+def test_what_is_printed_of_a_noise_does_not_hold_it():
+    blocks, _ = drawn()
+    assert repr(blocks.draw(blocks.keys(SEED, b"m", 0, 1), 1.5)) == "Noise(stddev=1.5)"
