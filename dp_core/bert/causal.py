@@ -20,16 +20,19 @@ from dp_core.bert.parameters import POSITION, WORD
 _FAR_BELOW = -1e9  # added to the score of what lies ahead: its softmax weight is exactly 0
 
 
-def causal_logits(layers: Layers, config: Gpt2Config, ids: Tensor) -> Tensor:
+def causal_logits(
+    layers: Layers, config: Gpt2Config, ids: Tensor, asked: Tensor | None = None
+) -> Tensor:
     """Return at each place the logits of the piece after it.
 
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32 piece ids, padded at the end.
+        asked: (M, K) int32 places whose logits are wanted, K static; all if None.
 
     Returns:
-        (M·S, V) float32.
+        (M·S, V) float32, or (M·K, V).
     """
     m, s = shape_of(ids)
     ahead = tf.range(s)[None, :] > tf.range(s)[:, None]  # (S, S)
@@ -38,6 +41,9 @@ def causal_logits(layers: Layers, config: Gpt2Config, ids: Tensor) -> Tensor:
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
     for i in range(config.layers):
         x = _block(layers, config, f"layer_{i}", x, bias, (m, s))
+    if asked is not None:
+        x = tf.gather(tf.reshape(x, (m, s, config.hidden)), asked, batch_dims=1)  # (M, K, D)
+        x = tf.reshape(x, (m * shape_of(asked)[1], config.hidden))
     x = layers.layer_norm("final_norm", x, config.layer_norm_epsilon)
     return layers.tied_projection(x, WORD, None)
 

@@ -28,6 +28,9 @@ class Header:
 
 _MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
 _CAUSAL = Header("Perplexity", "public text, by piece"), Header("Perplexity", "private text")
+_LEFT_TO_RIGHT = (
+    "A causal model ranks the secret by what stands before it: as the next piece after the hints."
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
 
     Causal models show their perplexity where others show their accuracy under masks.
     """
-    causal = any(model.perplexity_public is not None for model in models)
+    causal = _are_causal(models)
     return Table(
         key="closing",
         caption="What each model costs in privacy, what it can do, and what it remembers",
@@ -106,6 +109,10 @@ def _exposure_cells(exposures: Exposures | Withheld | None) -> tuple[Cell, Cell]
         cells.bits(found.mean, exposures.label, alarm=mean_alarm),
         cells.bits(found.largest, exposures.label, alarm=found.remembers),
     )
+
+
+def _are_causal(models: Sequence[ModelRow]) -> bool:
+    return any(model.perplexity_public is not None for model in models)
 
 
 def _exposure_notes(models: Sequence[ModelRow]) -> tuple[str, ...]:
@@ -169,6 +176,7 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
             "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
             "canary with references that were never planted (Carlini et al. 2019). “Remembered” "
             "needs the whole interval to lie above the band of a model without memory.",
+            *((_LEFT_TO_RIGHT,) if _are_causal(models) else ()),
         ),
     )
 

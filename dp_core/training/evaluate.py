@@ -1,8 +1,8 @@
-"""What a language model knows: accuracy, perplexity, and how it ranks a piece."""
+"""What a language model knows: accuracy under masks, or perplexity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,10 +18,6 @@ from dp_core.corpus.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.training.objective import causal_examples
 from dp_core.training.rows import masked_examples, micro_batch, row_keys
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 _ROWS_AT_ONCE = 64
 
@@ -108,61 +104,6 @@ def perplexity(
 
 def _chosen(store: TokenStore, seed: int, max_rows: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
-
-
-def secret_ranks(
-    model: Bert,
-    input_ids: Ints,
-    lengths: Ints,
-    positions: Ints,
-    secrets: Ints,
-    candidates: Sequence[int] | None = None,
-) -> Floats:
-    """Rank each row's secret piece among the candidates at its masked position.
-
-    Args:
-        model: with its MLM head.
-        input_ids: [B, S], the secret's place masked.
-        lengths: [B], pieces of each row that are not padding.
-        positions: [B], where the secret is masked.
-        secrets: [B], the piece that is hidden there; one of the candidates.
-        candidates: ids that compete; all pieces by default.
-
-    Returns:
-        [B] ranks from 1, the model's first choice, to |candidates|; ties are averaged. NaN where
-        the model's answer is not a number.
-    """
-    return ranker(model, candidates)(input_ids, lengths, positions, secrets)
-
-
-def ranker(model: Bert, candidates: Sequence[int] | None = None) -> Ranker:
-    """Return `secret_ranks` of one model, compiled once for all batches of a shape.
-
-    Args:
-        model: with its MLM head.
-        candidates: ids of the pieces to rank among, the secrets included; all pieces if None.
-    """
-    parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
-    among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
-
-    def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
-        logits = mlm_logits(Layers(parameters), model.config, ids, lengths, positions[:, None])
-        own = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
-        rivals = tf.gather(logits, among, axis=1)  # (B, candidates), the secret one of them
-        above = tf.reduce_sum(tf.cast(rivals > own, tf.float32), axis=1)
-        equal = tf.reduce_sum(tf.cast(rivals == own, tf.float32), axis=1)
-        rank = 1.0 + above + 0.5 * (equal - 1.0)  # float32 counts exactly to 2^24
-        sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
-        return tf.where(sound, rank, float("nan"))
-
-    compiled = tf.function(ranks, autograph=False)
-
-    def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
-        arrays = (input_ids, lengths, positions, secrets)
-        out: Floats = compiled(*(tf.constant(a, tf.int32) for a in arrays)).numpy()
-        return out.astype(np.float64)
-
-    return answer
 
 
 def _row_losses(model: Gpt2) -> Callable[..., Tensor]:

@@ -239,8 +239,8 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
-    A causal model ends with its perplexity: entities and canaries ask for what stands on both
-    sides of a word.
+    A causal model is not fine-tuned for entities, which ask for what stands on both sides of a
+    word: it ends with its perplexity and its exposure.
     """
     front = front_half(settings, root)
     causal = settings.model_kind == CAUSAL
@@ -251,10 +251,9 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
     for mode in modes:
         models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
-    audited = {} if causal else models
-    for mode, model in audited.items():
+    for mode, model in () if causal else models.items():
         steps[f"{mode}_finetuning"] = finetuning(settings, front, model)
-    for mode, model in audited.items():
+    for mode, model in models.items():
         steps[f"{mode}_exposure"] = exposure(settings, front, model)
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(

@@ -22,8 +22,8 @@ class TrainingSettings(Frozen):
         "bert",
         MODEL,
         "Kind of model",
-        "distilbert: the same without token types. gpt2: a causal model, measured by perplexity; "
-        "it is not fine-tuned for entities, and its canaries are not read.",
+        "distilbert: the same without token types. gpt2: a causal model, measured by perplexity "
+        "and exposure; it is not fine-tuned for entities.",
     )
     public_model: str = setting(
         "",

@@ -6,15 +6,14 @@ import json
 
 from dp_core.audit.canaries import candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
-from dp_core.bert.weights import load
+from dp_core.bert.weights import load_model
 from dp_core.privacy.labels import Dp, Label, Operator
-from dp_core.training.evaluate import ranker
+from dp_core.training.secret_ranks import ranker
 from dp_core.vocab import wordpiece
 from dp_core.vocab.special_ids import SpecialIds
 from tasks.reporting import EXPOSURE_FILE
 from tasks.specs import ExposureSpec
 from tasks.steps.canaries import read_canaries
-from tasks.steps.model_kinds import refuse_causal
 from tasks.workbench import Answer, Artifact, Workbench
 
 CONTEXTS_PER_CANARY = 8
@@ -23,11 +22,10 @@ CONTEXTS_PER_CANARY = 8
 def run(spec: ExposureSpec, bench: Workbench) -> Answer:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
     model_input = bench.input(spec.model_uri)
-    refuse_causal(model_input, "the audit")
     store = bench.input(spec.private_store_uri)
     canaries = read_canaries(bench.input(spec.canaries_uri).folder)
     tokenizer = wordpiece.load(model_input.folder)
-    model = load(model_input.folder)
+    model = load_model(model_input.folder)
     pool = candidates(tokenizer)
     rows = measure(
         ranker(model, pool),

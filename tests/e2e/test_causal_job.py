@@ -18,7 +18,6 @@ from dp_core.privacy.units import PrivacyUnit
 from tasks import contract
 from tasks.deployment import Deployment
 from tasks.specs import (
-    ExposureSpec,
     FinetuneSpec,
     JobSettings,
     RunContext,
@@ -66,7 +65,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     deployment: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = dp_bert_steps(SETTINGS, deployment.store)
-    assert not [name for name in steps if "finetuning" in name or "exposure" in name]
+    assert not [name for name in steps if "finetuning" in name]
     ledger = Ledger.open(deployment.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task, spec in steps.items():
@@ -93,19 +92,30 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert table["rows"][1][place]["value"] == measured["perplexity_public"] > 1
     assert "GPT-2, 1 layer × 64" in (pages / "report" / "report.html").read_text()
 
-    # By hand: neither is begun, so nothing is charged or listed.
-    common = {"root": deployment.store, "made_up": True, "device": "cpu", "seed": 1}
-    common["model_uri"] = steps["dp_pretraining"].output
-    store, canaries = steps["private_store"].output, steps["canaries"].output
-    for spec in (
-        FinetuneSpec(
-            **common, entities_uri=store, epochs=1, batch_size=1, learning_rate=1, sequence_length=8
-        ),
-        ExposureSpec(**common, canaries_uri=canaries, private_store_uri=store),
-    ):
-        assert run(spec, deployment.home) == 2
-        said = "".join(capfd.readouterr())
-        assert "reads both sides of a word, and this one is causal" in said
+    audit = Path(steps["dp_exposure"].output.removeprefix("file://"))
+    read = StepResult.model_validate_json((audit / "result.json").read_bytes())
+    exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
+    assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
+    place = [column["name"] for column in table["columns"]].index("Exposure")
+    assert table["rows"][1][place]["value"] == exposures["exposure_mean"].value
+    assert "as the next piece after the hints" in (pages / "report" / "report.html").read_text()
+
+    # By hand: it is not begun, so nothing is charged or listed.
+    spec = FinetuneSpec(
+        root=deployment.store,
+        made_up=True,
+        device="cpu",
+        seed=1,
+        model_uri=steps["dp_pretraining"].output,
+        entities_uri=steps["private_store"].output,
+        epochs=1,
+        batch_size=1,
+        learning_rate=1,
+        sequence_length=8,
+    )
+    assert run(spec, deployment.home) == 2
+    said = "".join(capfd.readouterr())
+    assert "reads both sides of a word, and this one is causal" in said
     assert len(ledger.history("synthetic-notes")) == 2
 
 

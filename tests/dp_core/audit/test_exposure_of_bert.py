@@ -10,7 +10,7 @@ from dp_core.audit.exposure import ALONE, ExposureRow, measure
 from dp_core.audit.null_exposure import null_exposure
 from dp_core.bert.config import BertConfig
 from dp_core.bert.parameters import MLM_BIAS, Bert, fresh
-from dp_core.training.evaluate import Ranker, ranker, secret_ranks
+from dp_core.training.secret_ranks import Ranker, ranker, secret_ranks
 from dp_core.vocab.special_ids import SpecialIds
 
 PIECES, S = 400, 16

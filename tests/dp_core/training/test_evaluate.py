@@ -1,4 +1,4 @@
-"""Accuracy and ranks of models whose answers are known."""
+"""Accuracy of models whose answers are known."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from dp_core.bert.parameters import fresh
-from dp_core.training.evaluate import mlm_accuracy, ranker, secret_ranks
-
-IDS = np.tile(np.arange(10, dtype=np.int32), (3, 1))
-LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)
+from dp_core.training.evaluate import mlm_accuracy
 
 
 @pytest.fixture()
@@ -19,28 +16,6 @@ def model(config):
     model.parameters["mlm/norm/gain"][:] = 0
     model.parameters["mlm/bias"][[7, 8, 9]] = [3.0, 2.0, -1.0]
     return model
-
-
-def test_ranks_are_places_among_the_logits(model):
-    secrets = np.array([7, 8, 9], np.int32)
-    assert secret_ranks(model, IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
-
-
-def test_ties_are_averaged(model):
-    ranks = secret_ranks(model, IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
-    assert ranks.tolist() == [(3 + 39) / 2] * 3
-
-
-def test_ranks_among_candidates(model):
-    among = ranker(model, candidates=[8, 9, 11])
-    assert among(IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32)).tolist() == [1, 3, 2]
-    given = secret_ranks(model, IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32), [8, 9, 11])
-    assert given.tolist() == [1, 3, 2]
-
-
-def test_an_answer_that_is_not_a_number_has_no_rank(model):
-    model.parameters["mlm/bias"][30] = np.nan
-    assert np.isnan(secret_ranks(model, IDS, LENGTHS, POSITIONS, POSITIONS)).all()
 
 
 def test_accuracy_counts_first_guesses(model, store):

@@ -1,0 +1,108 @@
+"""Exposure read from a real decoder: what it has learned shows, as far as it can be asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dp_core.audit.canaries import Canary, plant
+from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, measure
+from dp_core.bert.gpt2_config import Gpt2Config
+from dp_core.bert.parameters import Gpt2, fresh
+from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.training.pretrain import pretrain
+from dp_core.training.recipe import Recipe
+from dp_core.training.secret_ranks import ranker
+from dp_core.vocab.special_ids import SpecialIds
+
+PIECES, S, UNITS = 125, 12, 40
+CANDIDATES = list(range(5, PIECES))
+SHAPE = Gpt2Config(
+    vocab_size=PIECES, hidden=32, layers=1, heads=2, intermediate=64, max_positions=S
+)
+
+
+def _canaries(pattern: str, rate: float, count: int, seed: int) -> list[Canary]:
+    coins = np.random.default_rng(seed)
+    return [
+        Canary(
+            f"{pattern}-{rate}-{i}",
+            pattern,
+            rate,
+            tuple(coins.choice(CANDIDATES, len(pattern), replace=False).tolist()),
+            pattern.index("S"),
+        )
+        for i in range(count)
+    ]
+
+
+PLANTED = _canaries("HS", 0.3, 6, 1) + _canaries("SH", 0.3, 6, 2)
+REFERENCES = _canaries("HS", 0.0, 16, 3) + _canaries("SH", 0.0, 16, 4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """Units of random pieces, with canaries planted among them."""
+    coins = np.random.default_rng(0)
+    writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), S, PIECES)
+    for unit in range(UNITS):
+        rows = [[2, *coins.choice(CANDIDATES, 6).tolist(), 3] for _ in range(3)]
+        writer.add_unit(f"unit {unit}", plant(rows, PLANTED, f"unit {unit}", 0, S))
+    return writer.finish()
+
+
+@pytest.fixture(scope="module")
+def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Gpt2:
+    model = pretrain(
+        model=SHAPE,
+        store=store,
+        plan=None,
+        recipe=Recipe(
+            batch_size=40, updates=300, learning_rate=0.01, examples_per_step=1, micro_rows=40
+        ),
+        seed=None,
+        manifest=b"m",
+        init_seed=1,
+        checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints") / "kept"),
+        device="cpu",
+        progress=lambda p: None,
+    )
+    assert isinstance(model.config, Gpt2Config)
+    return model
+
+
+def _exposures(model: Gpt2) -> dict[tuple[str, str], ExposureRow]:
+    rows = measure(
+        ranker(model, CANDIDATES),
+        PLANTED,
+        REFERENCES,
+        special=SpecialIds(),
+        candidates=CANDIDATES,
+        declared_units=UNITS,
+        sequence_length=S,
+        repeats=4,
+        seed=3,
+    )
+    return {(row.pattern, row.context): row for row in rows}
+
+
+def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: Gpt2) -> None:
+    found = _exposures(trained)
+    for context in (ALONE, EMBEDDED):
+        row = found["HS", context]
+        assert row.remembers
+        assert row.exposure > np.log2(len(CANDIDATES)) - 2.5
+        assert row.p_value < 1e-4
+
+
+def test_a_secret_with_nothing_before_it_is_not_found(trained: Gpt2) -> None:
+    """What a causal model remembers of it shows only in what follows, which is not asked."""
+    row = _exposures(trained)["SH", EMBEDDED]
+    assert not row.remembers
+    assert row.exposure < row.null_high
+
+
+def test_an_untrained_decoder_reads_like_the_null() -> None:
+    for row in _exposures(fresh(SHAPE, 5)).values():
+        assert not row.remembers
