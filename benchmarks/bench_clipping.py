@@ -54,6 +54,7 @@ ORDINARY, FAST = "non-private", ENGINES[0]
 OPACUS = ROOT / ".venv" / "bench" / "bin" / "python"
 SEED = PrivacySeed.fixed(0)
 WARM_UP, SLOW_ROUNDS = 2, 2
+tf.get_logger().setLevel("ERROR")  # it takes the trainers' first traces together for retracing
 Figures = dict[str, float]
 
 
