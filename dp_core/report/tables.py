@@ -28,6 +28,7 @@ class Header:
 
 _MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
 _CAUSAL = Header("Perplexity", "public text, by piece"), Header("Perplexity", "private text")
+_ENTITIES = Header("Entity F1", "strict, micro, %")
 _LEFT_TO_RIGHT = (
     "A causal model ranks the secret by what stands before it: as the next piece after the hints."
 )
@@ -61,7 +62,7 @@ class Table:
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
     """Return what the job ends with: what each model costs, what it can do, what it remembers.
 
-    Causal models show their perplexity where others show their accuracy under masks.
+    Causal models show their perplexity where others show their accuracy under masks, and no F1.
     """
     causal = _are_causal(models)
     return Table(
@@ -73,8 +74,7 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
             Header("ε_T", "training"),
             Header("ε", f"in total, per {unit}"),
             Header("δ", "in total"),
-            *(_CAUSAL if causal else _MASKED),
-            Header("Entity F1", "strict, micro, %"),
+            *(_CAUSAL if causal else (*_MASKED, _ENTITIES)),
             Header("Exposure", "mean, bits"),
             Header("Exposure", "largest, bits"),
         ),
@@ -93,7 +93,7 @@ def _closing_row(model: ModelRow, causal: bool) -> tuple[Cell, ...]:
         cells.total(total),
         Cell(cells.NOT_MEASURED) if delta is None else cells.number(delta, Label.PUBLIC, 2),
         *cells.knowledge(model, causal=causal),
-        cells.percentage(model.f1),
+        *(() if causal else (cells.percentage(model.f1),)),
         *_exposure_cells(model.exposures),
     )
 
@@ -129,7 +129,7 @@ def _exposure_notes(models: Sequence[ModelRow]) -> tuple[str, ...]:
 
 
 def entity_table(models: Sequence[ModelRow]) -> Table:
-    """Return strict F1 by entity type, a row for each type and micro at the end."""
+    """Return strict F1 by entity type, then micro; no rows where nothing was measured."""
     types = sorted({kind for model in models for kind in model.f1_by_type})
     rows = [
         (
@@ -138,7 +138,8 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
         )
         for kind in types
     ]
-    rows.append((cells.name("all (micro)"), *(cells.percentage(model.f1) for model in models)))
+    if any(model.f1 is not None for model in models):
+        rows.append((cells.name("all (micro)"), *(cells.percentage(model.f1) for model in models)))
     return Table(
         key="entities",
         caption="Entity extraction: strict F1 by type",

@@ -90,7 +90,9 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     place = [column["name"] for column in table["columns"]].index("Perplexity")
     measured = {m.name: m.value for m in result.metrics}
     assert table["rows"][1][place]["value"] == measured["perplexity_public"] > 1
-    assert "GPT-2, 1 layer × 64" in (pages / "report" / "report.html").read_text()
+    page = (pages / "report" / "report.html").read_text()
+    assert "GPT-2, 1 layer × 64" in page
+    assert "entity extraction" not in page  # it was not asked for
 
     audit = Path(steps["dp_exposure"].output.removeprefix("file://"))
     read = StepResult.model_validate_json((audit / "result.json").read_bytes())
@@ -98,7 +100,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
     place = [column["name"] for column in table["columns"]].index("Exposure")
     assert table["rows"][1][place]["value"] == exposures["exposure_mean"].value
-    assert "as the next piece after the hints" in (pages / "report" / "report.html").read_text()
+    assert "as the next piece after the hints" in page
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(
