@@ -30,8 +30,9 @@ def secret_ranks(
     """Rank each row's secret piece among the candidates at the place where it is hidden.
 
     A masked model answers by what stands on both sides of that place. A causal one answers by
-    what stands before it: it ranks the secret as the next piece (Carlini et al. 2019, section 3,
-    for a secret of one piece), and never sees what hides it.
+    what stands before it: it ranks the secret as the next piece, and never sees what hides it.
+    Where the secret ends the canary, that is its rank by log-perplexity, as in Carlini et al.
+    2019; hints behind it would need a pass for every candidate, and are not asked.
 
     Args:
         model: with its MLM head, or a causal one.
