@@ -21,6 +21,7 @@ from dp_core.privacy.clipping.rule import Part, Tap, UnitGradients
 from dp_core.privacy.clipping.taps import TappedLayers
 from dp_core.privacy.clipping.tied_projection import TiedProjectionTap, cross_term
 
+_LEAD = 14  # taps: somewhat more than two blocks of BERT
 UnitLosses = Callable[[Layers], Tensor]  # layers -> (U,) one loss per unit
 
 
@@ -69,7 +70,7 @@ def clipped_sum(
     """
     taps, tap_gradients, losses = _forward_backward(unit_losses, parameters, units, precision)
     _check_coverage(taps, parameters)
-    gradients = [tap.gradients(g) for tap, g in zip(taps, tap_gradients, strict=True)]
+    gradients = _unit_gradients(taps, tap_gradients)
     squared = tf.add_n([g.squared_norms for g in gradients])
     squared += _cross_terms(taps, tap_gradients, units)
     finite = tf.math.is_finite(squared)  # (U,) false as soon as any value of the unit is not
@@ -93,6 +94,21 @@ def _forward_backward(
     outputs = [tap.output for tap in layers.taps]
     zero = tf.UnconnectedGradients.ZERO
     return layers.taps, tape.gradient(total, outputs, unconnected_gradients=zero), losses
+
+
+def _unit_gradients(taps: list[Tap], gradients: list[Tensor]) -> list[UnitGradients]:
+    """Ask each rule, but let it begin only when the backward pass is `_LEAD` taps further.
+
+    That pass, from the last tap to the first, alternates between products, which fill all cores,
+    and small operations, which do not. Norms that need not be ready yet are what fills these gaps;
+    begun at once, they would run beside the products and leave none for the gaps.
+    """
+    answers = []
+    for i, (tap, gradient) in enumerate(zip(taps, gradients, strict=True)):
+        further = [gradients[i - _LEAD]] if i >= _LEAD else []
+        with tf.control_dependencies(further):
+            answers.append(tap.gradients(gradient))
+    return answers
 
 
 def _added(summands: list[Tensor], shape: Any) -> Tensor:
