@@ -1,0 +1,33 @@
+"""Norms wait until the backward pass is some taps further; the graph says so to TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dp_core.privacy.clipping.engine import clipped_sum
+
+
+def test_the_norms_of_late_layers_wait_and_those_of_early_layers_do_not(
+    problem_of: Callable[..., Any],
+) -> None:
+    problem = problem_of(0, units=2, rows=1, length=5, predictions=2, layers=4, words=11)
+
+    @tf.function(autograph=False)
+    def sums() -> tf.Tensor:
+        return clipped_sum(problem.losses, problem.parameters, problem.units, 1.0).norms
+
+    operations = sums.get_concrete_function().graph.get_operations()
+    # The results also wait, for all variables to be read: TensorFlow's own doing.
+    waits = [
+        (op, before)
+        for op in operations
+        for before in op.control_inputs
+        if before.type not in ("ReadVariableOp", "NoOp")
+    ]
+    taps = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, the head's
+    assert len({before.name for _, before in waits}) == taps - 14
+    # Nothing of the backward pass itself waits.
+    assert not [op.name for op, _ in waits if op.name.startswith("gradient_tape/")]
