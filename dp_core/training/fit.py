@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
 
 import numpy as np
 import tensorflow as tf
@@ -85,8 +84,7 @@ def fit(
     dealt = (order_seed, trainer.devices, objective)
     source = batches or _batches(plan, seed, store, recipe, *dealt)
     kept = Checkpoints(checkpoints, run, recipe.keep_checkpoints)
-    with closing(trainer.noise):
-        _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
+    _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
@@ -136,7 +134,7 @@ class _Run:
             elif self._private is None:
                 self._trainer.add(batch)
             else:
-                self._private.add(self._trainer, t, batch)
+                self._private.add(self._trainer, batch)
 
     def _move(self, t: int) -> None:
         rate = self._recipe.rate(t)

@@ -6,14 +6,13 @@ The clip norm is fixed, or learned from noised counts (Andrew et al. 2021, arXiv
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
 from dp_core.bert.parameters import Arrays
+from dp_core.privacy.gaussian_noise import noise_words, noised_mean
 from dp_core.privacy.noise import noise_key
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.tf_noise import noise_words, noised_mean, scaled_normals
-from dp_core.training.noise_blocks import Noise
+from dp_core.training.noised_means import UpdateNoise
 from dp_core.training.rows import MicroBatch
 from dp_core.training.trainer import Clipping, Trainer
 
@@ -32,20 +31,19 @@ class PrivateUpdates:
     def __init__(self, plan: TrainingPlan, seed: PrivacySeed, manifest: bytes) -> None:
         self._plan, self._seed, self._manifest = plan, seed, manifest
         self.clip_norm = plan.clip_norm
-        self._begun: tuple[int, Noise] | None = None
 
     def clipping(self, style: str) -> Clipping:
         """Return how the first update clips; `add` says what changes."""
         return Clipping(self.clip_norm, style)
 
-    def add(self, trainer: Trainer, t: int, batch: MicroBatch) -> None:
-        """Add a micro-batch of update t, clipped. With the first, begin to draw its noise."""
-        self._draw(trainer, t)
+    def add(self, trainer: Trainer, batch: MicroBatch) -> None:
+        """Add a micro-batch of the update at hand, clipped."""
         trainer.add(batch, self.clip_norm)
 
     def move(self, trainer: Trainer, t: int, rate: float) -> None:
         """Make update t: noise on the sum, divided by the expected batch; learn the clip norm."""
-        noise, self._begun = self._draw(trainer, t), None
+        stddev = self._plan.noise_multiplier_per_draw() * self.clip_norm
+        noise = UpdateNoise(self._seed, self._manifest, t, stddev, self._plan.noise_draws())
         trainer.move(t=t, rate=rate, divisor=self._plan.expected_batch(t), noise=noise)
         self._learn(trainer, t)
 
@@ -56,14 +54,6 @@ class PrivateUpdates:
     def restore(self, state: Arrays) -> None:
         """Set what `state` returned."""
         self.clip_norm = float(state[_STATE][0])
-
-    def _draw(self, trainer: Trainer, t: int) -> Noise:
-        """Return update t's noise, begun now unless it was: its clip norm is known by then."""
-        if self._begun is None or self._begun[0] != t:
-            keys = trainer.noise.keys(self._seed, self._manifest, t, self._plan.noise_draws())
-            stddev = self._plan.noise_multiplier_per_draw() * self.clip_norm
-            self._begun = t, trainer.noise.draw(keys, stddev)
-        return self._begun[1]
 
     def _learn(self, trainer: Trainer, t: int) -> None:
         """Set the next clip norm from how many units of update t were within this one.
@@ -91,6 +81,6 @@ def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stdde
         stddev: σ_b, in units.
     """
     key = noise_key(seed, manifest, t, "units within the clip norm")
-    scale, one = tf.constant(stddev, tf.float32), tf.constant(1.0)
-    noise = tf.math.real(scaled_normals(noise_words(key, 1), scale))
-    return float(noised_mean(tf.constant([count], tf.float32), noise, scale, one)[0])
+    noised = np.empty(1, np.float32)
+    noised_mean(np.array([count], np.float32), [noise_words(key, 1)], stddev, 1.0, noised)
+    return float(noised[0])

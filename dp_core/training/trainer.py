@@ -22,9 +22,8 @@ from dp_core.bert.parameters import Arrays, ModelConfig
 from dp_core.bert.precision import compute_type
 from dp_core.privacy.clipping.engines import engine_named
 from dp_core.privacy.clipping.factors import factors_named
-from dp_core.privacy.tf_noise import noised_mean
 from dp_core.training.adamw import AdamW
-from dp_core.training.noise_blocks import Noise, NoiseBlocks
+from dp_core.training.noised_means import UpdateNoise, noised_means
 from dp_core.training.rows import MicroBatch
 from dp_core.training.unit_losses import RowLosses, UnitBatch, ordinary_sum
 
@@ -92,7 +91,6 @@ class Trainer:
         self._factors = factors_named("flat" if clipping is None else clipping.style)
         self._row_losses = row_losses
         self.names = list(parameters)
-        self.noise = NoiseBlocks({n: a.shape for n, a in parameters.items()})
         with strategy.scope():
             self._weights = {n: tf.Variable(a, name=n) for n, a in parameters.items()}
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
@@ -101,7 +99,9 @@ class Trainer:
             self._tallies = _accumulator((_TALLIES,))
             self._below = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
+        self._totals = tf.function(self._added_up, autograph=False)
         self._move = tf.function(self._move_everywhere, autograph=False)
+        self._move_by_totals = tf.function(self._move_without_noise, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
         self._take_below = tf.function(lambda: self._take(self._below), autograph=False)
 
@@ -134,20 +134,20 @@ class Trainer:
         values = self._strategy.experimental_distribute_values_from_function(of_device)
         self._add(values, tf.constant(clip_norm, tf.float32))
 
-    def move(self, *, t: int, rate: float, divisor: float, noise: Noise | None) -> None:
+    def move(self, *, t: int, rate: float, divisor: float, noise: UpdateNoise | None) -> None:
         """Make update t (from 0) from the accumulators, and empty them.
 
         Args:
             t: number of the update.
             rate: learning rate.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
-            noise: of this update, from `noise.draw`; None adds none.
+            noise: of this update; None adds none.
         """
-        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1, divisor)]
+        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1)]
         if noise is None:
-            self._move(*scalars)
+            self._move_by_totals(*scalars, tf.constant(divisor, tf.float32))
         else:
-            self._move(*scalars, tf.constant(noise.stddev, tf.float32), noise.tensors())
+            self._move(*scalars, noised_means(self._totals(), noise, divisor))
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
@@ -230,22 +230,20 @@ class Trainer:
             self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
         return total
 
-    def _move_everywhere(
-        self,
-        rate: Tensor,
-        step: Tensor,
-        divisor: Tensor,
-        stddev: Tensor | None = None,
-        noise: dict[str, Tensor] | None = None,
-    ) -> None:
+    def _added_up(self) -> dict[str, Tensor]:
+        with tf.device("/cpu:0"):
+            return {
+                name: tf.identity(self._strategy.reduce("SUM", self._sums[name], axis=None))
+                for name in self.names
+            }
+
+    def _move_without_noise(self, rate: Tensor, step: Tensor, divisor: Tensor) -> None:
         sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-        if noise is None:
-            means = {name: total / divisor for name, total in sums.items()}
-        else:
-            with tf.device("/cpu:0"):  # so that devices cannot differ in how they round
-                means = {n: noised_mean(s, noise[n], stddev, divisor) for n, s in sums.items()}
+        self._move_everywhere(rate, step, {name: total / divisor for name, total in sums.items()})
+
+    def _move_everywhere(self, rate: Tensor, step: Tensor, gradients: dict[str, Tensor]) -> None:
         for name in self.names:
-            arguments = (self._means[name], self._squares[name], means[name])
+            arguments = (self._means[name], self._squares[name], gradients[name])
             self._strategy.extended.update(
                 self._weights[name], self._mover(name, rate, step), args=arguments
             )

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dp_core.privacy.noise import keystream, noise_key
@@ -30,14 +31,16 @@ def test_every_bit_of_a_key_is_used() -> None:
     assert ones.max() < 500
 
 
-def test_the_keystream_is_that_of_the_standard() -> None:
-    """NIST SP 800-38A, 6.5: block i of counter mode is the plain cipher of the number i."""
+@pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
+def test_the_keystream_is_that_of_the_standard(block: int) -> None:
+    """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
     key = np.arange(32, dtype=np.uint8)
     ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
-    counters = b"".join(i.to_bytes(16, "big") for i in range(600_000))
+    nonce = block.to_bytes(12, "big")
+    counters = b"".join(nonce + i.to_bytes(4, "big") for i in range(2, 300_002))
     expected = np.frombuffer(ecb.update(counters), dtype="<i4")
-    for words in (1, 7, 600_000 * 4 - 5):  # the last is made in several pieces
-        stream = keystream(key, words)
+    for words in (1, 7, 300_000 * 4 - 5):  # the last is made in several pieces
+        stream = keystream(key, words, block)
         assert stream.dtype == np.int32
         assert stream.ctypes.data % 64 == 0
         assert np.array_equal(stream, expected[:words])

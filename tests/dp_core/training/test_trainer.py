@@ -14,6 +14,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.training.adamw import AdamW
 from dp_core.training.devices import strategy_for
+from dp_core.training.noised_means import UpdateNoise
 from dp_core.training.rows import OrdinaryBatches
 from dp_core.training.trainer import Clipping, Trainer
 
@@ -44,7 +45,7 @@ def flat(arrays):
 
 def recorded(config, *, device="cpu", clipping, stddev=None, draws=1, batches=(), divisor=1.0):
     trainer = trainer_of(config, device=device, optimizer=Recorder(0, 0, 0), clipping=clipping)
-    noise = stddev and trainer.noise.draw(trainer.noise.keys(SEED, b"m", 0, draws), stddev)
+    noise = stddev and UpdateNoise(SEED, b"m", 0, stddev, draws)
     for batch in batches:
         trainer.add(batch)
     trainer.move(t=0, rate=0.1, divisor=divisor, noise=noise)
@@ -92,18 +93,6 @@ def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config
     assert np.mean(np.abs(one - two) > 2e-6) < 0.01
     np.testing.assert_allclose(one, silent + noise, atol=1.01 * place)
     assert np.linalg.norm(silent) > 1
-
-
-def test_noise_differs_between_updates_manifests_and_seeds(config):
-    blocks = trainer_of(config).noise
-    keys = [
-        blocks.keys(SEED, b"m", 0, 1),
-        blocks.keys(SEED, b"m", 1, 1),
-        blocks.keys(SEED, b"n", 0, 1),
-        blocks.keys(PrivacySeed.fixed(1), b"m", 0, 1),
-        blocks.keys(SEED, b"m", 0, 2)[1:],
-    ]
-    assert len({k.tobytes() for k in keys}) == len(keys)
 
 
 def test_a_clipped_sum_is_bounded_by_units_times_the_clip_norm(config, store):
@@ -175,10 +164,11 @@ def test_nothing_is_traced_twice(config, store):
     for t, count in enumerate((3, 0, 1)):
         for batch in batches[:count]:
             trainer.add(batch)
-        noise = trainer.noise.draw(trainer.noise.keys(SEED, b"m", t, 1), 1.0 + t)
+        noise = UpdateNoise(SEED, b"m", t, 1.0 + t)
         trainer.move(t=t, rate=0.1 * t, divisor=1.0 + t, noise=noise)
         trainer.read_tallies()
     assert trainer._add.experimental_get_tracing_count() == 1
+    assert trainer._totals.experimental_get_tracing_count() == 1
     assert trainer._move.experimental_get_tracing_count() == 1
     assert trainer._read.experimental_get_tracing_count() == 1
 
@@ -249,7 +239,7 @@ def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(c
         trainer.add(batches_of(store, updates=1)[0], clip)
         trainer.move(t=t, rate=0.1, divisor=1.0, noise=None)
         sizes.append(np.linalg.norm(flat(trainer.weights())))
-        noise = trainer.noise.draw(trainer.noise.keys(SEED, b"m", t, 1), 10 * clip)
+        noise = UpdateNoise(SEED, b"m", t, 10 * clip)
         trainer.move(t=t, rate=0.1, divisor=1.0, noise=noise)
         scales.append(np.std(flat(trainer.weights())))
     assert sizes[1] > 1.5 * sizes[0]  # other weights by then, so not exactly twice

@@ -1,0 +1,145 @@
+"""Noise on all parameters: every value its own, of its parameter's key, whoever draws it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from dp_core.privacy.gaussian_noise import grid, noise_words, scaled_normals
+from dp_core.privacy.noise import noise_key
+from dp_core.privacy.seeds import PrivacySeed
+from dp_core.training import noised_means as module
+from dp_core.training.noised_means import UpdateNoise, noised_means
+
+SEED = PrivacySeed.fixed(2)
+SHAPES = {"b": (70,), "a": (11, 130), "c": (2, 3, 5), "d": (1201,)}
+SMALL = ("b", "c")
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK", 500)
+    monkeypatch.setattr(module, "_FEW", 100)
+
+
+def zeros(shapes=SHAPES):
+    return {name: tf.zeros(shape) for name, shape in shapes.items()}
+
+
+def drawn(*, seed=SEED, manifest=b"m", t=3, stddev=1.0, draws=1, totals=None, divisor=1.0):
+    noise = UpdateNoise(seed, manifest, t, stddev, draws)
+    means = noised_means(totals or zeros(), noise, divisor)
+    return {name: mean.numpy() for name, mean in means.items()}
+
+
+def flat(arrays):
+    return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
+
+
+def expected(name, sizes, stddev=1.0):
+    key = noise_key(SEED, b"m", 3, name)
+    parts = [scaled_normals(noise_words(key, n, j), stddev)[:n] for j, n in enumerate(sizes)]
+    step = grid(stddev)
+    return np.round(np.concatenate(parts) / step) * step
+
+
+def test_every_parameter_gets_its_shape_and_every_block_its_own_values():
+    noise = drawn()
+    assert {n: v.shape for n, v in noise.items()} == SHAPES
+    assert list(noise) == list(SHAPES)
+    a, b, c, d = (noise[name].ravel() for name in sorted(SHAPES))
+    blocks = [a[:500], a[500:1000], a[1000:], d[:500], d[500:1000], d[1000:], b, c]
+    for one, two in itertools.combinations(blocks, 2):
+        both = min(one.size, two.size)
+        assert np.mean(one[:both] == two[:both]) < 0.05  # a few meet by chance on the grid
+
+
+def test_large_parameters_have_their_own_key_and_a_stream_for_each_block():
+    noise = drawn(stddev=0.3)
+    np.testing.assert_allclose(
+        noise["a"].ravel(), expected("a", (500, 500, 430), 0.3), atol=1.01 * grid(0.3)
+    )
+    np.testing.assert_allclose(
+        noise["d"], expected("d", (500, 500, 201), 0.3), atol=1.01 * grid(0.3)
+    )
+
+
+def test_small_parameters_are_one_in_order_of_name():
+    noise = drawn()
+    together = expected(module._TOGETHER, (100,))
+    np.testing.assert_allclose(
+        np.concatenate([noise[name].ravel() for name in SMALL]), together, atol=1.01 * grid(1.0)
+    )
+
+
+@pytest.mark.parametrize("cores", [1, 2, 7, None])
+def test_the_number_of_threads_changes_nothing(monkeypatch, cores):
+    before = flat(drawn())
+    monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
+    np.testing.assert_array_equal(flat(drawn()), before)
+
+
+def test_the_order_of_the_parameters_changes_nothing():
+    other = drawn(totals=zeros(dict(sorted(SHAPES.items()))))
+    np.testing.assert_array_equal(flat(other), flat(drawn()))
+
+
+def test_parameters_of_one_kind_alone_are_enough():
+    for names in (("a", "d"), SMALL):
+        own = drawn(totals=zeros({name: SHAPES[name] for name in names}))
+        for name in names:
+            np.testing.assert_array_equal(own[name], drawn()[name])
+
+
+def test_updates_manifests_seeds_and_draws_differ():
+    others = [
+        drawn(),
+        drawn(t=4),
+        drawn(manifest=b"n"),
+        drawn(seed=PrivacySeed.fixed(1)),
+        drawn(draws=2),
+    ]
+    assert len({flat(noise).tobytes() for noise in others}) == len(others)
+    assert np.abs(np.corrcoef([flat(noise) for noise in others[:4]]) - np.eye(4)).max() < 0.1
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("draws", [1, 3])
+def test_the_mean_is_off_by_noise_of_the_stated_scale(draws):
+    totals = {"w": tf.random.stateless_normal((123, 456), (1, 2)), "v": tf.ones((60,))}
+    means = drawn(totals=totals, stddev=0.3, draws=draws, divisor=5.0)
+    noise = np.concatenate([(5 * means[n] - totals[n].numpy()).ravel() for n in totals])
+    right = 0.3 * draws**0.5
+    assert stats.kstest(noise / right, "norm").pvalue > 1e-4
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(noise / (right * wrong), "norm").pvalue < 1e-9
+
+
+def test_the_sums_are_left_as_they_are():
+    totals = {"w": tf.range(1000.0), "v": tf.range(10.0)}
+    drawn(totals=totals)
+    np.testing.assert_array_equal(totals["w"], np.arange(1000.0))
+    np.testing.assert_array_equal(totals["v"], np.arange(10.0))
+
+
+def test_what_was_returned_is_not_drawn_over():
+    noise = UpdateNoise(SEED, b"m", 0, 1.0)
+    first = noised_means(zeros(), noise, 1.0)
+    before = {name: mean.numpy().copy() for name, mean in first.items()}
+    noised_means(zeros(), UpdateNoise(SEED, b"m", 1, 1.0), 1.0)
+    for name, mean in first.items():
+        np.testing.assert_array_equal(mean, before[name])
+
+
+def test_an_error_in_a_thread_is_not_a_noise_of_zeros(monkeypatch):
+    monkeypatch.setattr(module, "noise_words", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drawn()
+
+
+def test_what_is_printed_of_a_noise_does_not_hold_its_secret():
+    assert repr(UpdateNoise(SEED, b"m", 0, 1.5)) == "UpdateNoise(t=0, stddev=1.5, draws=1)"
