@@ -36,6 +36,7 @@ from dp_core.training.adamw import AdamW  # noqa: E402
 from dp_core.training.batch_plan import BatchPlan, BatchPlanKey, write_update  # noqa: E402
 from dp_core.training.batch_source import BatchSource, private_batches  # noqa: E402
 from dp_core.training.devices import strategy_for  # noqa: E402
+from dp_core.training.noised_means import UpdateNoise  # noqa: E402
 from dp_core.training.recipe import Recipe  # noqa: E402
 from dp_core.training.rows import masked_examples  # noqa: E402
 from dp_core.training.trainer import Clipping, Trainer  # noqa: E402
@@ -106,10 +107,9 @@ def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
     """Return rows per second of one private update of a few micro-batches, as `fed`."""
     batches = list(itertools.islice(source.update(t), 3))
     start = clocks()
-    noise = trainer.noise.draw(trainer.noise.keys(SEED, MANIFEST, t, 1), 1.0)
     for batch in batches:
         trainer.add(batch)
-    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=noise)
+    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=UpdateNoise(SEED, MANIFEST, t, 1.0))
     return len(batches) * MICRO / (clocks() - start)
 
 
