@@ -41,7 +41,7 @@ def introduce(step: str, context: RunContext | None = None) -> None:
 
 def say(message: str, level: Level = "info") -> None:
     """Say one line; it must be fit for publication."""
-    print(_object(message, level) if _in_json() else message, file=sys.stderr, flush=True)
+    _write(_object(message, level) if _in_json() else message)
 
 
 def message_of(line: str) -> str:
@@ -52,6 +52,13 @@ def message_of(line: str) -> str:
         except (ValueError, KeyError, TypeError):
             return line
     return line
+
+
+def _write(line: str) -> None:
+    # At once: print() without a buffer writes the line's end by itself, and another thread's or
+    # the other stream's words may come between.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _in_json() -> bool:
@@ -71,4 +78,4 @@ class _Others(logging.Handler):
         """Say that a library logged something, and where in its source that stands."""
         place = f"{record.name} ({record.filename}:{record.lineno})"
         level = "error" if record.levelno >= logging.ERROR else "warning"
-        print(_object(f"{place} logged a message", level), file=sys.stderr, flush=True)
+        _write(_object(f"{place} logged a message", level))

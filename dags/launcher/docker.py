@@ -19,18 +19,20 @@ import tarfile
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.providers.docker.operators.docker import DockerOperator, fetch_logs
+from airflow.providers.docker.operators.docker import DockerOperator
 from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
 from dags.launcher.handed_on import PLACES, SECRETS, handed_on
+from dags.launcher.lines import Stream, whole_lines
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
 
 GRACE_SECONDS = 3  # Airflow escalates every 5 s, and there is a container to remove too
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
+OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
 # An image that compose built carries its service's labels: compose would take its container for
@@ -94,18 +96,22 @@ class DockerStep(DockerOperator):
             raise AirflowException(f"no image {self.image} on this engine: build or pull it")
         self.container = self._create(work)
         identifier = self.container["Id"]
+        last: dict[Stream, str] = {}
         lease = self.cli.attach_socket(identifier, params={"stdin": 1, "stream": 1})
         try:
-            output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True)
+            output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True, demux=True)
             self.cli.start(identifier)
-            lines = [line for line in fetch_logs(output, self.log) if line]
-            self.tracked_at = next(filter(None, map(tracked_at, reversed(lines))), "")
+            for stream, line in whole_lines(output):
+                self.log.info("%s", line)
+                self.tracked_at = tracked_at(line) or self.tracked_at
+                last[stream] = line
             exit_code = int(self.cli.wait(identifier)["StatusCode"])
         finally:
             lease.close()
         if self.cli.inspect_container(identifier)["State"].get("OOMKilled"):
-            lines.append("out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller")
-        return exit_code, lines[-1] if lines else "no output"
+            return exit_code, OUT_OF_MEMORY
+        # A step says on standard error what failed; which stream came last is chance.
+        return exit_code, last.get("stderr") or last.get("stdout") or "no output"
 
     def _create(self, work: Work) -> dict[str, Any]:
         words = work.arguments()

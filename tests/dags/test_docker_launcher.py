@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,11 +35,17 @@ RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
 FAKE_TASKS = """
 import json, os, pathlib, sys, time
 print("started", json.loads(os.environ["CONFIDE_RUN_CONTEXT"])["task"], sys.argv[1], flush=True)
+sys.stderr.write("MLflow: https://mlflow.example/#/runs/1")
+sys.stderr.flush()
+time.sleep(0.3)  # so that the engine sends what is there
+print("gs://bucket/result.json", flush=True)
+time.sleep(0.3)
+sys.stderr.write("\\n")
 if os.environ.get("FAKE_SPEC"):
     print(len(open(sys.argv[3]).read()))
 if os.environ.get("FAKE_EXIT") == "wait":
     time.sleep(120)
-print("confide: the last line")
+sys.stderr.write("confide: the last line\\n")
 if os.environ.get("FAKE_EXIT") == "time is up":
     tries = pathlib.Path("/var/lib/tries", os.environ["HOSTNAME"])
     tries.touch()
@@ -160,8 +167,10 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 def test_a_finished_step_answers_and_leaves_nothing(
     engine: Any, fake: Callable[..., DockerStep]
 ) -> None:
-    answer = fake().execute(context())
+    step = fake()
+    answer = step.execute(context())
     assert answer["output"].startswith("gs://bucket/store/vocabulary/")
+    assert step.tracked_at == "https://mlflow.example/#/runs/1"
     assert containers(engine) == []
 
 
@@ -198,20 +207,14 @@ def test_a_spec_too_long_for_an_argument_travels_as_a_file(
     engine: Any,
     fake: Callable[..., DockerStep],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(launcher, "LONGEST_ARGUMENT", 10)
     monkeypatch.setenv("FAKE_SPEC", "1")
     step = fake()
-    lines: list[str] = []
-    monkeypatch.setattr(
-        launcher, "fetch_logs", lambda output, log: lines.extend(split(output)) or lines
-    )
     step.execute(context())
-    assert str(len(plan({}, "", None)["vocabulary"].model_dump_json())) in lines
-
-
-def split(output: Any) -> list[str]:
-    return b"".join(output).decode().splitlines()
+    length = len(plan({}, "", None)["vocabulary"].model_dump_json())
+    assert re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's own log of the task
 
 
 def test_a_step_past_its_time_is_ended(engine: Any, fake: Callable[..., DockerStep]) -> None:

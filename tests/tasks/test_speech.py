@@ -1,7 +1,9 @@
 """What a step says: the same words as a line for people or as an object for programs."""
 
+import io
 import json
 import logging
+import sys
 import warnings
 
 import pytest
@@ -30,6 +32,23 @@ def test_lines_are_for_people_unless_programs_are_asked_for(capsys):
     introduce("pretrain", CONTEXT)
     say("dp_pretraining: 3/10")
     assert capsys.readouterr().err == "dp_pretraining: 3/10\n"
+
+
+def test_a_line_and_its_end_are_written_at_once(monkeypatch):
+    class Unbuffered(io.StringIO):
+        def __init__(self):
+            super().__init__()
+            self.pieces = []
+
+        def write(self, piece):
+            self.pieces.append(piece)
+            return len(piece)
+
+    stream = Unbuffered()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("one")
+    say("two")
+    assert stream.pieces == ["one\n", "two\n"]
 
 
 def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
