@@ -18,6 +18,7 @@ COMMANDS = {
     "paper-table": ("tasks.commands.paper_table", "The paper's figures beside what is true."),
     "ledger": ("tasks.commands.ledger", "What was spent of each data set's privacy budget."),
     "report": ("tasks.commands.report", "The latest report: its table, and where the page is."),
+    "export": ("tasks.commands.export", "Copy a released model, to be handed on."),
     "announce": (
         "tasks.commands.announce",
         "Tell Airflow that a private corpus has a new version.",
@@ -72,6 +73,9 @@ def main() -> int:
     except click.Abort:
         click.echo("confide: stopped", err=True)
         return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # help, and no fault to name
+        return error.exit_code
     except click.ClickException as error:
         click.echo(f"confide: {error.format_message()}", err=True)
         return error.exit_code

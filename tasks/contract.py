@@ -45,7 +45,7 @@ from tasks.workbench import RESULT, Answer, Workbench, read_result
 
 STOPPED = 143
 _UNTIMED = ("select",)  # how long it took would say how many trainings there were
-GRACE = 4.0  # seconds that a stopped step has to end by itself
+GRACE = 3.0  # seconds that a stopped step has to end by itself, before its launcher ends it
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 _READERS = ("corpus", "entities")  # the steps that read files which others may change
 
@@ -112,15 +112,19 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
     with _alone(durable):
         try:
             result = read_result(store, spec.output)
-            if result is not None and result.spec_hash == spec_hash:
-                if spec.step in _READERS:
-                    _module(spec).refuse_if_changed(spec, result, bench)
+            if result is not None and _answers(result, spec_hash):
+                _check_sources(spec, result, bench)
                 say(f"{context.task}: done before")
             else:
                 result = _work(_module(spec), spec, bench)
             record(tracker, spec, store, result, point=bool(context.point))
         except BaseException as error:
-            end_tracking(tracker, stopped=isinstance(error, Stopped | Unfinished))
+            with suppress(OSError):  # a full disk is no reason to answer something else
+                end_tracking(
+                    tracker,
+                    stopped=isinstance(error, Stopped),
+                    goes_on=isinstance(error, Unfinished),
+                )
             raise
     tracker.finish("FINISHED", also=last)
     say_where(tracker)
@@ -150,6 +154,20 @@ def _module(spec: StepSpec) -> StepModule:
     """Import the step: only to work, since most steps import TensorFlow."""
     module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
     return module
+
+
+def _answers(result: StepResult, spec_hash: str) -> bool:
+    # A sweep's report that lacks points: they may be there by now.
+    return result.spec_hash == spec_hash and not result.facts.get("missing")
+
+
+def _check_sources(spec: StepSpec, result: StepResult, bench: Workbench) -> None:
+    """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
+    try:
+        if spec.step in _READERS:
+            _module(spec).refuse_if_changed(spec, result, bench)
+    finally:
+        bench.clear()  # a copy of the files; what a kill after the result had no time to remove
 
 
 def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:

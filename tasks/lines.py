@@ -53,7 +53,7 @@ def alone(file: Path) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             # Who held it before may have taken it away: a line in that file nobody would read.
-            if _is(file, descriptor):
+            if still_there(file, descriptor):
                 yield descriptor
                 return
         finally:
@@ -62,11 +62,16 @@ def alone(file: Path) -> Iterator[int]:
 
 def read(file: Path) -> list[str]:
     """Return the whole lines of a file; none of one that is not there."""
-    content = file.read_text() if file.exists() else ""
-    return content[: content.rfind("\n") + 1].splitlines()
+    try:
+        content = file.read_text()
+    except FileNotFoundError:
+        return []
+    # A name may hold other ends of lines (U+2028, U+0085), and JSON leaves them as they are.
+    return content.split("\n")[:-1]
 
 
-def _is(file: Path, descriptor: int) -> bool:
+def still_there(file: Path, descriptor: int) -> bool:
+    """Return whether a file is what was opened there, and nobody has taken that away since."""
     try:
         return os.path.samestat(file.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -14,14 +14,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.lines import alone, append, read
+from tasks.lines import alone, append, read, still_there
 
 Line = dict[str, Any]
+FORGOTTEN = 30 * 86_400.0  # seconds of silence after which a step that did not end will not
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Outbox:
 
     def keep(self, file: Path) -> str:
         """Keep a file until it is sent; return its name here."""
+        if self._whose is not None and not (self.folder / "identity.json").exists():
+            self._make(self._whose)  # removed meanwhile, as in `add`
         name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
         kept = self.folder / "files" / name / file.name
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -113,15 +116,19 @@ class Outbox:
 
     def unsent(self) -> tuple[int, list[Line]]:
         """Return how many lines were sent, and the whole lines that were not."""
-        sent = int(self._sent.read_text()) if self._sent.exists() else 0
+        sent = 0
+        with suppress(FileNotFoundError):  # nothing yet, or all of it a moment ago
+            sent = int(self._sent.read_text())
         return sent, [json.loads(line) for line in read(self._lines)[sent:]]
 
     @property
     def complete(self) -> bool:
-        """Whether the step has ended and every line has arrived."""
-        sent, lines = self.unsent()
-        last = read(self._lines)[-1] if sent and not lines else "{}"
-        return bool(json.loads(last).get("kind") == "end")
+        """Whether every line has arrived, and the step has ended or was killed long ago."""
+        if self.unsent()[1]:
+            return False
+        told = read(self._lines)
+        ended = bool(told) and json.loads(told[-1])["kind"] == "end"
+        return ended or time.time() - self._last_use() > FORGOTTEN
 
     def confirm(self, sent: int) -> None:
         """Record that the first `sent` lines have arrived."""
@@ -137,21 +144,33 @@ class Outbox:
             self.folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
+    def _last_use(self) -> float:
+        files = [self.folder / "identity.json", self._lines]
+        return max((f.stat().st_mtime for f in files if f.exists()), default=time.time())
+
     def _make(self, identity: Identity) -> None:
-        (self.folder / "files").mkdir(parents=True, exist_ok=True)
-        _replace(self.folder / "identity.json", json.dumps(asdict(identity)))
+        while True:  # whoever sends an earlier try's last lines may take the folder away here
+            with suppress(FileNotFoundError):
+                (self.folder / "files").mkdir(parents=True, exist_ok=True)
+                _replace(self.folder / "identity.json", json.dumps(asdict(identity)))
+                return
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
-        """Hold the right to send; yields False when another process holds it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        """Hold the right to send; yields False when another process holds it, or has sent all."""
+        file = self.folder / "lock"
+        try:
+            lock = file.open("w")
+        except FileNotFoundError:  # made here, the folder would stay, and nobody's
+            yield False
+            return
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
-            yield True
+            yield still_there(file, lock.fileno())
 
 
 def _replace(file: Path, content: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from dp_core.privacy.labels import Label
 from tasks.specs import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
 from tasks.speech import say
+from tasks.statements import WORDS
 from tasks.storage import Store
 from tasks.tracker import Tracker
 from tasks.workbench import Artifact, labelled
@@ -44,19 +45,26 @@ def record(
                     folder / artifact.file, artifact.label, artifact.folder, target="parent"
                 )
         if result.facts["model"]:
-            _register(tracker, result, folder)
+            # Not all that is there: a local store is no copy, and has the operator's numbers too.
+            _register(tracker, result, [folder / name for name in store.published(spec.output)])
 
 
-def _register(tracker: Tracker, result: StepResult, folder: Path) -> None:
-    statement = (folder / "PRIVACY.md").read_text()
+def _register(tracker: Tracker, result: StepResult, files: list[Path]) -> None:
+    (statement,) = (file.read_text() for file in files if file.name == WORDS)
     tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
-    tracker.model(result.facts["model"], folder, statement, tags)
+    tracker.model(result.facts["model"], files, statement, tags)
 
 
-def end_tracking(tracker: Tracker, *, stopped: bool) -> None:
-    """End the runs of a step that did not finish."""
-    if stopped:
-        tracker.leave("KILLED")
+def end_tracking(tracker: Tracker, *, stopped: bool, goes_on: bool) -> None:
+    """End the runs of a step that did not finish.
+
+    Args:
+        tracker: of the step.
+        stopped: it was told to end, and with it the job; a retry makes both run again.
+        goes_on: its time was up: it is started again at once.
+    """
+    if stopped or goes_on:
+        tracker.leave("KILLED", also=("parent",) if stopped else ())
     else:
         tracker.finish("FAILED", also=("parent",))  # a retry makes it run again
         say_where(tracker)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public, Publishable
@@ -96,15 +96,23 @@ class Tracker:
         """Name the data set that a release was charged to: no counts, no contents."""
         self._add(PUBLIC, "step", "dataset", name=name, digest=ledger_id[:36])
 
-    def model(self, name: str, folder: Path, statement: str, tags: Mapping[str, str]) -> None:
-        """Register an exported folder as a version of a model, once, with its privacy statement."""
-        files = [self._outbox.keep(f) for f in sorted(folder.iterdir()) if f.is_file()]
+    def model(
+        self, name: str, files: Sequence[Path], statement: str, tags: Mapping[str, str]
+    ) -> None:
+        """Register a model's files as a version of it, once, with its privacy statement.
+
+        Args:
+            name: of the model.
+            files: each of them fit for publication.
+            statement: what the model promises, in words.
+            tags: of the version.
+        """
         self._add(
             PUBLIC,
             "step",
             "model",
             name=name,
-            files=files,
+            files=[self._outbox.keep(file) for file in files],
             tags={**tags, "confide.spec_hash": self._identity.spec_hash},
             description=statement[:4000],
         )
@@ -120,10 +128,15 @@ class Tracker:
             status: MLflow's word for how it ended.
             also: `point` or `parent`, when this step was its last.
         """
+        self._next = 0.0
+        if "parent" in also:  # of the whole job: what was left behind comes before
+            self._deliver()
+            self.send_left_behind()
         self._outbox.add(
             kind="end", status=status, targets=["step", *also], experiments=sorted(self._used)
         )
-        self._next = 0.0
+        if not self._down:
+            self._next = 0.0
         self._deliver()
 
     def send_left_behind(self) -> None:
@@ -131,10 +144,10 @@ class Tracker:
         if not self._down:
             send_all(self._deployment)
 
-    def leave(self, status: str) -> None:
-        """End the step's runs on disk only: the process has no time to reach anybody."""
+    def leave(self, status: str, *, also: tuple[str, ...] = ()) -> None:
+        """End the runs, as `finish`, on disk only: the process has no time to reach anybody."""
         self._outbox.add(
-            kind="end", status=status, targets=["step"], experiments=sorted(self._used)
+            kind="end", status=status, targets=["step", *also], experiments=sorted(self._used)
         )
 
     def url(self, target: str = "step") -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Line, Outbox
-from tasks.tracking_lines import OPERATOR, PUBLIC, grouped, shown_time
+from tasks.tracking_lines import OPERATOR, PUBLIC, grouped, shown_key, shown_name, shown_time
 
 if TYPE_CHECKING:
     from mlflow.entities import Run  # noqa: TID251 - this is the place
@@ -91,6 +91,7 @@ class Delivery:
             if not mine or not (outbox.folder / "identity.json").exists():
                 return False
             sent, lines = outbox.unsent()
+            over = bool(lines) and lines[-1]["kind"] == "end"
             with _faults():
                 if self._mlflow is None:
                     with _one_at_a_time(self._deployment.outbox):
@@ -98,7 +99,8 @@ class Delivery:
                 for start in range(0, len(lines), _AT_ONCE):
                     window = lines[start : start + _AT_ONCE]
                     for group in grouped(window):
-                        self._send(outbox, group)
+                        if not (over and _revives(group[0])):
+                            self._send(outbox, group)
                     outbox.confirm(sent + start + len(window))
             if outbox.complete:
                 outbox.remove()
@@ -142,11 +144,11 @@ class Delivery:
         known = self._runs.get(f"{experiment}/{key}")
         if known is not None:
             return known
-        tags = {KEY_TAG: key, "confide.run_key": identity.run_key}
+        tags = {KEY_TAG: key, "confide.run_key": shown_key(identity, experiment)}
         if identity.made_up:
             tags["data"] = "made-up"
         if target == "parent":
-            name = identity.run_name
+            name = shown_name(identity, experiment)
         else:
             above = "point" if target == "step" and identity.point else "parent"
             tags["mlflow.parentRunId"] = self._run(identity, experiment, above).info.run_id
@@ -280,12 +282,28 @@ class Delivery:
 def send_all(deployment: Deployment) -> int:
     """Send what earlier steps could not; return how many outboxes still hold something."""
     delivery, left = Delivery(deployment), 0
-    for outbox in Outbox.all(deployment.outbox):
+    for outbox in sorted(Outbox.all(deployment.outbox), key=_turn):
         try:
             delivery.deliver(outbox)
         except TrackingDown:
             left += 1
     return left
+
+
+def unsent(deployment: Deployment) -> int:
+    """Return how many steps have something to say that MLflow has not heard yet."""
+    return sum(bool(outbox.unsent()[1]) for outbox in Outbox.all(deployment.outbox))
+
+
+def _revives(line: Line) -> bool:
+    """Return whether a line says that the whole job runs: late, it may have ended meanwhile."""
+    return bool(line["kind"] == "begin" and line["target"] == "parent")
+
+
+def _turn(outbox: Outbox) -> tuple[bool, int]:
+    """Return when to send an outbox: one that ends its whole job after all the others."""
+    last = (outbox.unsent()[1] or [{"time": 0}])[-1]
+    return "parent" in last.get("targets", ()), last["time"]
 
 
 def reachable(deployment: Deployment) -> bool:

@@ -12,6 +12,7 @@ from dp_core.report.cells import Cell
 from dp_core.report.tables import Header, Table
 from tasks.commands.output import as_json, write_json
 from tasks.deployment import Deployment
+from tasks.specs import StepResult
 from tasks.storage import Store
 from tasks.workbench import read_result
 
@@ -25,7 +26,7 @@ def command(uri: str, as_json: bool) -> None:
     """Show the closing table of the latest report (or another), and where the page is."""
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
-    uri = uri or _latest(store)
+    uri = uri or latest_uri(store)
     if as_json:
         write_json(_content(store, uri))
     else:
@@ -47,7 +48,23 @@ def show(uri: str) -> None:
         console.print(f"{name}: {place}", highlight=False, soft_wrap=True)
 
 
-def _latest(store: Store) -> str:
+def latest(store: Store) -> StepResult:
+    """Return what the latest report step answered.
+
+    Raises:
+        BadInput: there is none.
+    """
+    result = read_result(store, latest_uri(store))
+    assert result is not None  # noqa: S101 - it was found by what it answered
+    return result
+
+
+def latest_uri(store: Store) -> str:
+    """Return the output of the latest report step.
+
+    Raises:
+        BadInput: there is none.
+    """
     found = [
         (result.facts["created"], uri)
         for step in _STEPS

@@ -35,6 +35,11 @@ def run(spec: ReportSpec, bench: Workbench) -> Answer:
         releases=releases,
         facts={
             "created": report.created,
+            "models": {
+                name: uri
+                for name, uri in spec.results.items()
+                if results[name].facts.get("operator_only") is False
+            },
             "table": closing_table(shown.models, shown.unit).to_json(),
         },
         artifacts=list(artifacts(bench)),

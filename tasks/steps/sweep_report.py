@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dp_core.errors import BadInput
 from dp_core.privacy.labels import Labelled, Public
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.editions import sweep_edition
@@ -15,16 +16,24 @@ from tasks.specs import SweepReportSpec
 from tasks.statements import statement_of
 from tasks.steps.model_kinds import in_words
 from tasks.steps.report import EDITIONS, artifacts
-from tasks.workbench import Answer, Input, Workbench, merged
+from tasks.workbench import Answer, Input, Workbench, merged, read_result
 
 
 def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
-    """Write both editions of the sweep's page; hand the table of its points on."""
+    """Write both editions of the sweep's page; hand the table of its points on.
+
+    Raises:
+        BadInput: not one point has all its results.
+    """
+    missing = [name for name, tasks in spec.results.items() if not _finished(bench, tasks)]
     points = {
         name: {task: bench.input(uri) for task, uri in tasks.items()}
         for name, tasks in spec.results.items()
+        if name not in missing
     }
-    report = _report(spec, bench, points)
+    if not points:
+        raise BadInput("no point has finished", where="sweep", fix="See why the points failed.")
+    report = _report(spec, bench, points, missing)
     for name, edition in EDITIONS.items():
         sweep_page(report, edition).write(bench.out / name)
     releases = merged(
@@ -32,18 +41,30 @@ def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
     )
     epsilon, delta = reporting.total(releases)
     for metric, value in _headlines(epsilon, delta, report):
-        bench.measure(metric, value)
+        bench.measure(metric, value, len(points))  # of a later try with more points, it is the last
     shown = sweep_edition(report, Edition.PUBLISHABLE)
     return Answer(
         outputs={name: name for name in EDITIONS},
         releases=releases,
-        facts={"created": report.created, "table": sweep_table(shown.points, shown.unit).to_json()},
+        facts={
+            "created": report.created,
+            "models": {name: spec.results[name]["dp_pretraining"] for name in points},
+            "table": sweep_table(shown.points, shown.unit).to_json(),
+            "missing": missing,
+        },
         artifacts=list(artifacts(bench)),
     )
 
 
+def _finished(bench: Workbench, tasks: dict[str, str]) -> bool:
+    return all(read_result(bench.store, uri) is not None for uri in tasks.values())
+
+
 def _report(
-    spec: SweepReportSpec, bench: Workbench, points: dict[str, dict[str, Input]]
+    spec: SweepReportSpec,
+    bench: Workbench,
+    points: dict[str, dict[str, Input]],
+    missing: list[str],
 ) -> SweepReport:
     first = next(iter(points.values()))
     vocabulary, dp = first["vocabulary"], first["dp_pretraining"]
@@ -71,6 +92,7 @@ def _report(
         versions=dp.result.versions,
         public_seeds={"seed": int(spec.settings["seed"])},
         repeat=(reporting.repeat_command(spec.title, spec.settings),),
+        notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
 
 

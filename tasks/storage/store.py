@@ -7,11 +7,9 @@ the step contract then writes `result.json` last, and only that makes it count.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from tasks.storage.backend import Missing
+from tasks.storage.copies import Copies
 from tasks.storage.local import LocalBackend
 from tasks.storage.uris import backend_for, is_remote, local_path
 
@@ -45,7 +44,7 @@ class Store:
 
     def __init__(self, root: str, cache: Path) -> None:
         self.root = root.rstrip("/")
-        self._cache = cache
+        self._copies = Copies(cache)
         self._backend = backend_for(self.root)
 
     def key(self, uri: str) -> str:
@@ -130,12 +129,7 @@ class Store:
             BadInput: the folder is missing, incomplete or damaged.
         """
         key = self.key(uri)
-        try:
-            checksums = _checksums(self._backend.read(f"{key}/{CHECKSUMS}"))
-        except (Missing, ValueError, TypeError) as error:
-            raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
-                error
-            )
+        checksums = self._published(key, uri)
         if isinstance(self._backend, LocalBackend):
             folder = self._backend.path(key)
             for name, expected in checksums.items():
@@ -145,23 +139,36 @@ class Store:
             return folder
         return self._download(key, uri, checksums)
 
+    def published(self, uri: str) -> list[str]:
+        """Return the names of the files that a step left in an output folder, sorted.
+
+        What the platform puts beside them (the step's result, with the operator's numbers, and the
+        checksums) is not among them.
+
+        Raises:
+            BadInput: there is no complete folder.
+        """
+        return sorted(self._published(self.key(uri), uri))
+
     def outputs(self, step: str) -> list[str]:
         """Return the URIs of a step's output folders that hold a result."""
         keys = [k.split("/") for k in self._backend.sizes(step)]
         return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == ["result.json"]]
 
+    def _published(self, key: str, uri: str) -> dict[str, dict[str, Any]]:
+        try:
+            return _checksums(self._backend.read(f"{key}/{CHECKSUMS}"))
+        except (Missing, ValueError, TypeError) as error:
+            raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
+                error
+            )
+
     def _download(self, key: str, uri: str, checksums: dict[str, dict[str, Any]]) -> Path:
         mark = hashlib.sha256(json.dumps([uri, checksums], sort_keys=True).encode()).hexdigest()
-        folder = self._cache / mark[:32]
-        self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self._cache / f"{mark[:32]}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.is_dir():
-                return folder
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
+
+        def fill(folder: Path) -> None:
             for name, expected in checksums.items():
-                file = LocalBackend(partial).path(name)
+                file = LocalBackend(folder).path(name)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     self._backend.get(f"{key}/{name}", file)
@@ -169,9 +176,8 @@ class Store:
                     raise _damaged(uri, name) from error
                 if sha256_of(file) != expected["sha256"]:
                     raise _damaged(uri, name)
-            partial.mkdir(parents=True, exist_ok=True)
-            partial.rename(folder)
-        return folder
+
+        return self._copies.copy(mark[:32], fill)
 
 
 def _checksums(content: bytes) -> dict[str, dict[str, Any]]:

@@ -135,3 +135,11 @@ def test_a_torn_end_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
     lines.append(file, {"c": 3})
     assert [json.loads(line) for line in lines.read(file)] == [{"a": 1}, {"c": 3}]
     assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u0085", "\r"])
+def test_a_name_with_an_end_of_line_of_its_own_cuts_no_line(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "lines.jsonl"
+    for number in range(2):
+        lines.append(file, {"name": f"f1/a{end}b", "number": number})
+    assert [json.loads(line)["number"] for line in lines.read(file)] == [0, 1]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.privacy.labels import Operator, Public
 from tasks import contract
 from tasks.deployment import Deployment
@@ -104,6 +104,53 @@ def test_a_finished_step_does_not_work_again(
     assert (_output(spec) / "result.json").read_bytes() == before
 
 
+def test_what_a_kill_after_the_result_left_is_removed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _step(monkeypatch, _good)
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    left = deployment.work / f"canaries-{spec.digest()[:16]}"
+    (left / "out").mkdir(parents=True)
+    (left / "out" / "made.txt").write_text(SECRET)
+    assert _main(spec) == 0
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_copy_of_the_source_is_removed_once_it_was_compared(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    def compares(spec: CanariesSpec, result: StepResult, bench: Workbench) -> None:
+        (bench.durable / "source").write_text(SECRET)
+        if changed:
+            raise BadInput("the files have changed", where="private_path")
+
+    step = SimpleNamespace(run=_good, refuse_if_changed=compares)
+    monkeypatch.setattr(contract, "_module", lambda spec: step)
+    monkeypatch.setattr(contract, "_READERS", ("canaries",))
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    assert _main(spec) == (2 if changed else 0)
+    assert not list(deployment.work.rglob("source"))
+
+
+def test_a_result_that_lacks_something_is_made_again(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = ["σ=1"]
+    answer = {"table": 1, "missing": missing}
+    _step(monkeypatch, lambda spec, bench: Answer(outputs={}, facts=answer))
+    spec = _spec(deployment)
+    assert _main(spec) == 0
+    missing.clear()
+    assert _main(spec) == 0
+    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
+    assert result.facts["missing"] == []
+    monkeypatch.setattr(contract, "_module", lambda spec: pytest.fail("it worked again"))
+    assert _main(spec) == 0
+
+
 def test_another_spec_is_other_work(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +207,32 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     assert lines[0].startswith("confide: canaries: ")
     assert SECRET not in said.err + said.out
     assert not _output(spec).exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadInput("the field is wrong", where="seed"), 2),
+        (BudgetExceeded("ε 3 + 2 > 4", where="notes"), 3),
+        (Unfinished("time is up", where="canaries"), 75),
+        (contract.Stopped(), contract.STOPPED),
+    ],
+)
+def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    """Another code would have the orchestrator try again what it never should."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+        raise error
+
+    for ending in ("finish", "leave"):
+        monkeypatch.setattr(SilentTracker, ending, full, raising=False)
+    _step(monkeypatch, fails)
+    assert _main(_spec(deployment)) == code
 
 
 def test_a_full_disk_is_named(

@@ -18,6 +18,7 @@ from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
 from tasks.tracker import Tracker
 from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
+from tasks.tracking_lines import shown_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 
@@ -100,7 +101,9 @@ def test_points_stand_between_the_run_and_its_steps(tracked: Deployment) -> None
     tracker.publishable({"epsilon": Public(2.0)}, 7)
     tracker.finish("FINISHED", also=("point",))
     runs = _runs(tracked, PUBLIC)
-    parent, point, step = (runs[n] for n in ("dp_bert today", "σ=1 · B=2", "dp_pretraining"))
+    parent, point, step = (
+        runs[n] for n in (shown_name(PRIVATE, PUBLIC), "σ=1 · B=2", "dp_pretraining")
+    )
     assert step.data.tags["mlflow.parentRunId"] == point.info.run_id
     assert point.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert point.data.metrics == {"f1": 0.8}
@@ -138,7 +141,7 @@ def test_steps_that_begin_at_once_share_one_parent(tracked: Deployment) -> None:
     for thread in threads:
         thread.join()
     runs = _runs(tracked, PUBLIC)
-    assert sorted(runs) == ["dp_bert today", *(f"task {n}" for n in range(4))]
+    assert sorted(runs) == [shown_name(PRIVATE, PUBLIC), *(f"task {n}" for n in range(4))]
 
 
 def test_what_cannot_be_sent_is_kept_and_sent_later(
@@ -179,10 +182,11 @@ def test_a_later_step_sends_what_an_earlier_one_could_not(tracked: Deployment) -
 
 
 def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "config.json"
+    file.write_text("{}")
     for run_key in ("run-1", "run-2"):
         tracker = Tracker(tracked, replace(PRIVATE, run_key=run_key, run_name=run_key))
-        tracker.model("confide-notes", tmp_path, "ε = 1", {"ledger.0": "abc"})
+        tracker.model("confide-notes", [file], "ε = 1", {"ledger.0": "abc"})
         tracker.finish("FINISHED")
     client = MlflowClient(tracked.tracking)
     (version,) = client.search_model_versions("name = 'confide-notes'")

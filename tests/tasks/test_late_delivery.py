@@ -1,0 +1,195 @@
+"""What arrives late, in whatever order: a job that has ended stays ended, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
+
+from dp_core.privacy.labels import Public
+from tasks import outbox
+from tasks.deployment import Deployment
+from tasks.outbox import Identity, Outbox
+from tasks.recording import end_tracking
+from tasks.tracker import Tracker
+from tasks.tracking import KEY_TAG, PUBLIC, Delivery, send_all, unsent
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+
+DONE = Identity("run-1", "dp_bert today", "corpus", "", "corpus", "a" * 64, True)
+KILLED = replace(DONE, task="canaries", step="canaries", spec_hash="b" * 64)
+REPORT = replace(DONE, task="report", step="report", spec_hash="c" * 64)
+
+
+def _left_behind(deployment: Deployment) -> None:
+    """Keep what a finished step, a killed one and the last one could not send."""
+    down = replace(deployment, tracking="http://127.0.0.1:9")
+    for identity in (DONE, KILLED, REPORT):
+        tracker = Tracker(down, identity)
+        tracker.begin()
+        if identity is not KILLED:
+            tracker.finish("FINISHED", also=("parent",) if identity is REPORT else ())
+
+
+def _status(deployment: Deployment, identity: Identity, target: str) -> str:
+    client = MlflowClient(deployment.tracking)
+    experiment = client.get_experiment_by_name(PUBLIC)
+    assert experiment is not None
+    key = identity.key(target)
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
+    return str(run.info.status)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_job_that_has_ended_is_not_shown_as_running(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+) -> None:
+    _left_behind(tracked)
+    found = Outbox.all(tracked.outbox)
+    monkeypatch.setattr(Outbox, "all", lambda parent: [found[place] for place in order])
+    assert send_all(tracked) == 0
+    assert _status(tracked, REPORT, "parent") == "FINISHED"
+    assert _status(tracked, DONE, "step") == "FINISHED"
+    assert _status(tracked, KILLED, "step") == "RUNNING"
+
+
+def test_a_step_that_is_over_makes_no_job_run_again(tracked: Deployment) -> None:
+    _left_behind(tracked)
+    for identity in (REPORT, DONE):  # each by a process of its own
+        Delivery(tracked).deliver(Outbox.create(tracked.outbox, identity))
+    assert _status(tracked, REPORT, "parent") == "FINISHED"
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
+def test_the_last_step_sends_what_was_left_behind_before_its_end(
+    tracked: Deployment, status: str
+) -> None:
+    Tracker(replace(tracked, tracking="http://127.0.0.1:9"), KILLED).begin()
+    last = Tracker(tracked, REPORT)
+    last.begin()
+    last.finish(status, also=("parent",))
+    send_all(tracked)
+    assert _status(tracked, REPORT, "parent") == status
+
+
+def test_a_retry_is_shown_as_running(tracked: Deployment) -> None:
+    first = Tracker(tracked, DONE)
+    first.begin()
+    first.finish("FAILED", also=("parent",))
+    Tracker(tracked, DONE).begin()
+    assert _status(tracked, DONE, "parent") == "RUNNING"
+
+
+def test_a_cancelled_job_is_not_shown_as_running_until_it_is_tried_again(
+    tracked: Deployment,
+) -> None:
+    first = Tracker(tracked, DONE)
+    first.begin()
+    end_tracking(first, stopped=True, goes_on=False)
+    send_all(tracked)
+    assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["KILLED", "KILLED"]
+    again = Tracker(tracked, DONE)
+    again.begin()
+    assert _status(tracked, DONE, "parent") == "RUNNING"
+    end_tracking(again, stopped=False, goes_on=True)  # its time was up: the job goes on
+    send_all(tracked)
+    assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["RUNNING", "KILLED"]
+
+
+def test_a_step_that_has_said_all_does_not_wait(tracked: Deployment) -> None:
+    """A step that runs, or was killed, has an outbox as long as nothing ends it."""
+    tracker = Tracker(tracked, KILLED)
+    tracker.begin()
+    Delivery(tracked).deliver(Outbox.create(tracked.outbox, KILLED))
+    assert Outbox.all(tracked.outbox) and unsent(tracked) == 0
+    down = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
+    down.publishable({"epsilon": Public(1.0)})
+    assert unsent(tracked) == 1
+
+
+def test_an_outbox_that_was_removed_stays_removed(tmp_path: Path) -> None:
+    """Made anew by its sender, it would belong to nobody, and take a new try's lines with it."""
+    box = Outbox.create(tmp_path, DONE)
+    box.add(kind="end", status="FINISHED")
+    box.confirm(1)
+    late = Outbox.all(tmp_path)[0]
+    box.remove()
+    with late.sending() as mine:
+        assert not mine
+    assert not late.folder.exists()
+    again = Outbox.create(tmp_path, DONE)
+    again.add(kind="tag", key="a")
+    assert Outbox.all(tmp_path)[0].identity == DONE
+
+
+def test_who_holds_the_lock_of_a_removed_outbox_does_not_send_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Outbox.create(tmp_path, DONE)
+    opened = Path.open
+
+    def removed_meanwhile(file: Path, *arguments: Any, **named: Any) -> Any:
+        stream = opened(file, *arguments, **named)
+        if file.name == "lock":
+            box.folder.rename(tmp_path / "gone")
+            Outbox.create(tmp_path, DONE)
+        return stream
+
+    monkeypatch.setattr(Path, "open", removed_meanwhile)
+    with box.sending() as mine:
+        assert not mine
+
+
+def test_a_file_kept_after_the_removal_is_kept_with_its_owner(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("page")
+    box = Outbox.create(tmp_path / "outbox", DONE)
+    box.folder.rename(tmp_path / "gone")
+    name = box.keep(page)
+    (found,) = Outbox.all(tmp_path / "outbox")
+    assert found.identity == DONE and found.file(name).read_text() == "page"
+
+
+def test_an_outbox_that_goes_while_it_is_opened_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, gone = outbox._replace, []
+
+    def taken_away(file: Path, content: str) -> None:
+        if not gone:
+            gone.append(file.parent.rename(tmp_path / "gone"))
+        written(file, content)
+
+    monkeypatch.setattr(outbox, "_replace", taken_away)
+    assert Outbox.create(tmp_path / "outbox", DONE).identity == DONE
+
+
+def test_the_outbox_of_a_step_that_was_killed_goes_in_the_end(tracked: Deployment) -> None:
+    Tracker(tracked, KILLED).begin()
+    (box,) = Outbox.all(tracked.outbox)
+    send_all(tracked)
+    assert Outbox.all(tracked.outbox), "a step that is at work may be silent for days"
+    before = time.time() - outbox.FORGOTTEN - 60
+    for file in box.folder.iterdir():
+        os.utime(file, (before, before))
+    send_all(tracked)
+    assert Outbox.all(tracked.outbox) == []
+    Outbox.create(tracked.outbox, DONE)  # and a new one, which has said nothing yet, does not
+    send_all(tracked)
+    assert Outbox.all(tracked.outbox)
+
+
+def test_a_try_that_goes_on_is_not_shown_as_the_failed_one_before_it(tracked: Deployment) -> None:
+    """What the earlier one could not send is sent with the later one's first lines."""
+    failed = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
+    failed.begin()
+    failed.finish("FAILED", also=("parent",))
+    Tracker(tracked, DONE).begin()
+    send_all(tracked)
+    assert [_status(tracked, DONE, target) for target in ("parent", "step")] == ["RUNNING"] * 2
