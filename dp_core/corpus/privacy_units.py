@@ -52,6 +52,16 @@ def units_of(
     return _examples(documents, words_per_unit)
 
 
+def nameless() -> BadInput:
+    """Return the error of a corpus whose unit is the patient, with documents that name none."""
+    return BadInput(
+        "the corpus has documents without a patient id",
+        where="unit",
+        fix="Protect the unit `document`, or give every document its patient (of a folder of"
+        " texts: a subfolder for each).",
+    )
+
+
 def _document_unit_id(document: Document) -> str:
     # The length makes the pair unambiguous whatever characters the ids hold.
     return f"{len(document.patient_id)}:{document.patient_id}/{document.document_id}"
@@ -60,11 +70,7 @@ def _document_unit_id(document: Document) -> str:
 def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
     for patient, group in itertools.groupby(documents, key=lambda d: d.patient_id):
         if not patient:
-            raise BadInput(
-                "the corpus has documents without a patient id",
-                where="unit",
-                fix="Protect the unit `document`, or give every document its patient_id.",
-            )
+            raise nameless()
         yield Unit(patient, [d.text for d in group])
 
 

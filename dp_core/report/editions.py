@@ -5,7 +5,7 @@ What was removed cannot leak through a figure's coordinates, an axis limit or a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dp_core.privacy.labels import Label
@@ -27,9 +27,11 @@ Labels = frozenset[Label]
 def job_edition(report: JobReport, edition: Edition) -> JobReport:
     """Return the report as that edition may show it; made-up data hides nothing."""
     hidden = _hidden(report, edition)
+    types = _types(report.models, hidden)
     return replace(
         report,
-        models=tuple(_model(row, hidden) for row in report.models),
+        created=_created(report, edition),
+        models=tuple(_model(row, hidden, types) for row in report.models),
         curves=tuple(curve for curve in report.curves if curve.label not in hidden),
         training=tuple(_fact(fact, hidden) for fact in report.training),
         vocabulary=tuple(_fact(fact, hidden) for fact in report.vocabulary),
@@ -39,7 +41,17 @@ def job_edition(report: JobReport, edition: Edition) -> JobReport:
 def sweep_edition(report: SweepReport, edition: Edition) -> SweepReport:
     """Return the sweep as that edition may show it; made-up data hides nothing."""
     hidden = _hidden(report, edition)
-    return replace(report, points=tuple(_point(point, hidden) for point in report.points))
+    return replace(
+        report,
+        created=_created(report, edition),
+        points=tuple(_point(point, hidden) for point in report.points),
+    )
+
+
+def _created(report: JobReport | SweepReport, edition: Edition) -> str:
+    # The second in which a run ended, beside that in which it began, tells how large the data are.
+    day = len("2026-01-01")
+    return report.created if edition is Edition.OPERATOR or report.made_up else report.created[:day]
 
 
 def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
@@ -54,8 +66,14 @@ def _value(value: Value, hidden: Labels) -> Value:
     return Withheld() if value is not None and value.label in hidden else value
 
 
-def _values(values: Mapping[str, Value], hidden: Labels) -> dict[str, Value]:
-    return {name: _value(value, hidden) for name, value in values.items()}
+def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
+    """Return the entity types that may be named: which ones private labels have is private too."""
+    return frozenset(
+        kind
+        for row in rows
+        for kind, value in row.f1_by_type.items()
+        if not isinstance(_value(value, hidden), Withheld)
+    )
 
 
 def _exposures(
@@ -64,7 +82,7 @@ def _exposures(
     return Withheld() if exposures is not None and exposures.label in hidden else exposures
 
 
-def _model(row: ModelRow, hidden: Labels) -> ModelRow:
+def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
     return replace(
         row,
         mlm_public=_value(row.mlm_public, hidden),
@@ -72,7 +90,7 @@ def _model(row: ModelRow, hidden: Labels) -> ModelRow:
         perplexity_public=_value(row.perplexity_public, hidden),
         perplexity_private=_value(row.perplexity_private, hidden),
         f1=_value(row.f1, hidden),
-        f1_by_type=_values(row.f1_by_type, hidden),
+        f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=_exposures(row.exposures, hidden),
     )
 

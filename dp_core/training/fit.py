@@ -149,7 +149,9 @@ class _Run:
         """Keep, report, stop: what there is to do between two updates."""
         ends = self._done == self._recipe.updates
         late = not ends and time.monotonic() >= self._deadline
-        if ends or late or self._done - self._kept >= self._recipe.checkpoint_every:
+        due = self._done - self._kept >= self._recipe.checkpoint_every
+        # What is looked at is kept first: a run that goes on does so from there, not beside it.
+        if ends or late or due or self._is_looked_at():
             self._keep()
         self._tell(last=ends or late)
         if late:
@@ -160,9 +162,12 @@ class _Run:
             )
 
     def _tell(self, *, last: bool) -> None:
-        if self._probe and self._done in self._probe.at:
+        if self._probe and self._is_looked_at():
             self._probe.look(self._done, self._trainer.weights())
         self._reporter.tell(self._done, self._clip_norm(), last=last)
+
+    def _is_looked_at(self) -> bool:
+        return self._probe is not None and self._done in self._probe.at
 
     def _keep(self) -> None:
         own = self._private.state() if self._private else {}

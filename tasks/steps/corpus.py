@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from dp_core.corpus.document import Document
@@ -13,6 +12,7 @@ from dp_core.corpus.synthetic.public import public_text
 from dp_core.errors import BadInput
 from dp_core.privacy.labels import Operator, Public
 from tasks.specs import CorpusSpec, StepResult
+from tasks.steps.set_aside import listed
 from tasks.storage import keyed_digest, stage_source
 from tasks.workbench import Answer, Workbench
 
@@ -23,27 +23,28 @@ def run(spec: CorpusSpec, bench: Workbench) -> Answer:
     """Write the corpus in normal form; counts of private text are for the operator."""
     source = _source_digest(spec, bench)
     quarantine = Quarantine()
-    taken = 0
+    taken, all_name_a_patient = 0, True
 
     def counted() -> Iterator[Document]:
-        nonlocal taken
+        nonlocal taken, all_name_a_patient
         for document in _documents(spec, bench, quarantine):
             taken += 1
+            all_name_a_patient = all_name_a_patient and bool(document.patient_id)
             if spec.role == "public" and taken % 1000 == 0:  # the size of private data is private
                 bench.progress(taken, 0)
             yield document
 
-    write_corpus(counted(), bench.out)
+    with listed(quarantine, bench, "quarantine.json"):
+        write_corpus(counted(), bench.out)
     count = Operator if spec.role == "private" else Public
     bench.measure("documents", count(taken))
     bench.measure("documents_quarantined", count(quarantine.rejected))
-    # Beside the corpus, for the operator: which items were not taken and why.
-    (bench.out / "quarantine.json").write_text(json.dumps(quarantine.summary(), indent=1))
     return Answer(
         outputs={"corpus": ""},
         facts={
             "role": spec.role,
             "dataset": spec.dataset,
+            "all_name_a_patient": all_name_a_patient,
             "source_digest": source,
             "digest": bench.content_digest(bench.out),
         },

@@ -13,6 +13,7 @@ from dp_core.ner.sentence import Sentence, label_set
 from dp_core.privacy.labels import Operator, Public
 from tasks.charging import ledger_for
 from tasks.specs import EntitiesSpec, StepResult
+from tasks.steps.set_aside import listed
 from tasks.storage import keyed_digest, stage_source
 from tasks.workbench import Answer, Workbench
 
@@ -102,7 +103,8 @@ def _staged(spec: EntitiesSpec, bench: Workbench, part: str) -> Path:
 
 def _read(spec: EntitiesSpec, bench: Workbench, part: str) -> list[Sentence]:
     quarantine = Quarantine()
-    sentences = list(read_sentences(spec.format, _staged(spec, bench, part), quarantine))
+    with listed(quarantine, bench, f"{part}_quarantine.json"):
+        sentences = list(read_sentences(spec.format, _staged(spec, bench, part), quarantine))
     bench.measure(f"{part}_sentences_quarantined", Operator(quarantine.rejected))
     return sentences
 

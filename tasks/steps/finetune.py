@@ -17,7 +17,7 @@ from dp_core.training.progress import Progress
 from dp_core.vocab import wordpiece
 from tasks.charging import charge, manifest, record_operator_use
 from tasks.plans import finetuning_plan, finetuning_recipe, planned_release
-from tasks.same_release import confirm_same_release
+from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
 from tasks.specs import FinetuneSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.entities import read_part
@@ -122,6 +122,7 @@ def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Inp
         device=spec.device,
     )
     charged = charge(bench, **vars(planned), content=content)
+    refuse_unrecorded(bench, charged)
     # Only now may the labels be read.
     bench.refuse_altered(entities)
     train = read_part(entities.folder, "train")
@@ -146,7 +147,7 @@ def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Inp
         device=spec.device,
         progress=told,
     )
-    confirm_same_release(bench, charged, trained.parameters)
+    confirm_same_release(bench, charged, weights_released(trained.parameters))
     release = charged.settle()
     test = read_part(entities.folder, "test")
     guesses = tag(trained, test, tokenizer, max_length=spec.sequence_length, device=spec.device)

@@ -22,7 +22,7 @@ from dp_core.training.progress import CURVE_POINTS, Probe, Progress, curve_point
 from dp_core.vocab.wordpiece import continuation_pieces, load
 from tasks.charging import Charge, charge, manifest, record_operator_use
 from tasks.plans import plan_until, recipe_of, training_plan
-from tasks.same_release import confirm_same_release
+from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
 from tasks.specs import PretrainSpec, ReleaseRecord
 from tasks.statements import write_operator_notice, write_statement
 from tasks.steps.model_kinds import config_of, kind_of, refuse_other_architecture
@@ -33,6 +33,7 @@ from tasks.workbench import Answer, Input, Workbench, merged
 MEASURED_ROWS = 1024
 PROBES, PROBED_ROWS = 5, 256  # looks at the score on the way, and their cost
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
+_UNDER_WAY = "_under_way"
 
 
 def run(spec: PretrainSpec, bench: Workbench) -> Answer:
@@ -49,6 +50,7 @@ def run(spec: PretrainSpec, bench: Workbench) -> Answer:
     if plan is not None:
         content = _manifest(spec, bench, source, vocabulary, initial, plan)
         charged = _charge(spec, bench, plan, content)
+        refuse_unrecorded(bench, charged)
     elif spec.mode == "nonprivate":
         unit = PrivacyUnit(source.facts["unit"])
         record_operator_use(bench, dataset=source.facts["dataset"], unit=unit)
@@ -58,8 +60,9 @@ def run(spec: PretrainSpec, bench: Workbench) -> Answer:
         raise BadInput("the rows are not those that the step wrote", where=spec.store_uri)
     model = _train(spec, bench, store, vocabulary, initial, plan, content, charged)
     if charged:
-        confirm_same_release(bench, charged, model.parameters)
+        confirm_same_release(bench, charged, weights_released(model.parameters))
     record = charged.settle() if charged else None
+    _publish_curve(bench)
     releases = _releases(source, vocabulary, initial, record)
     save(model, bench.out, vocabulary.folder)
     _measure(spec, bench, model)
@@ -191,7 +194,12 @@ def _start(
 
 
 def _public_curve(spec: PretrainSpec, bench: Workbench, config: ModelConfig) -> Probe | None:
-    """Return the probe of a private training: its score on public text, which anyone may see."""
+    """Return the probe of a private training: its score on public text, on the way.
+
+    A look is as private as the weights that it looks at, provided that they are on the way to
+    those that are released. Before the release it is the operator's: a training that is made
+    again with the same noise may round otherwise, and is refused only at its end.
+    """
     folder = bench.input(spec.public_store_uri).folder / HELD_OUT
     if not (folder / "store.json").exists():
         return None
@@ -200,10 +208,17 @@ def _public_curve(spec: PretrainSpec, bench: Workbench, config: ModelConfig) -> 
     def look(done: int, weights: Arrays) -> None:
         score, value = _score(Model(config, weights), store, spec.seed, PROBED_ROWS)
         if math.isfinite(value):
-            bench.measure(_CURVES[score], Dp(value), done)
+            bench.measure(_CURVES[score] + _UNDER_WAY, Operator(value), done)
 
     points = curve_points(spec.updates)
     return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
+
+
+def _publish_curve(bench: Workbench) -> None:
+    """Show anyone the scores on the way: the weights that they led to are released."""
+    for look in bench.measured():
+        if look.name.endswith(_UNDER_WAY):
+            bench.measure(look.name.removesuffix(_UNDER_WAY), Dp(look.value), look.step)
 
 
 class _Curve:

@@ -26,7 +26,7 @@ from dp_core.training.pretrain import pretrain
 from dp_core.vocab import wordpiece
 from tasks.charging import Charge, charge, manifest
 from tasks.plans import planned_release, recipe_of, training_plan
-from tasks.same_release import confirm_same_release
+from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
 from tasks.specs import PretrainSpec, SelectSpec
 from tasks.statements import write_statement
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
@@ -76,12 +76,13 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
         dtype=first.precision,
     )
     charged = charge(bench, **vars(planned_release(spec)), content=content)
+    refuse_unrecorded(bench, charged)
     # Only now may the rows be read.
     store = TokenStore.open(source.folder / TRAIN)
     if keyed_store_digest(store, bench) != source.facts["digest"]:
         raise BadInput("the rows are not those that the step wrote", where=first.store_uri)
     best = _best(spec, bench, plans, store, initial, vocabulary, content, charged)
-    confirm_same_release(bench, charged, best.model.parameters)
+    confirm_same_release(bench, charged, weights_released(best.model.parameters))
     record = charged.settle()
     inherited = [*source.result.releases, *vocabulary.result.releases, *initial.result.releases]
     releases = merged([*inherited, record])
@@ -164,6 +165,13 @@ def _refuse_unlike(spec: SelectSpec) -> None:
     for name in ("mode", "store_uri", "vocabulary_uri", "init_uri", "public_store_uri", "seed"):
         if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
             raise BadInput("the candidates differ in it", where=f"select spec, {name}")
+    if any(candidate.time_box_minutes for candidate in spec.candidates):
+        # Each restart says where it is: the number of restarts tells how many trainings there are.
+        raise BadInput(
+            "a selection by a secret count cannot be time-boxed",
+            where="time_box_minutes",
+            fix="Set it to 0; one that is stopped goes on from its checkpoints all the same.",
+        )
     if spec.candidates[0].mode != "dp" or not spec.candidates[0].init_uri:
         raise BadInput("candidates are DP trainings of a public model", where="select spec")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dp_core.corpus.privacy_units import iter_units
+from dp_core.corpus.privacy_units import iter_units, nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.labels import Dp, Label, Operator, Public
 from dp_core.privacy.units import PrivacyUnit
@@ -12,6 +12,7 @@ from dp_core.vocab import wordpiece
 from dp_core.vocab.histogram import release, set_counts
 from tasks.charging import charge, manifest
 from tasks.plans import histogram_plan, planned_release
+from tasks.same_release import confirm_same_release, counts_released, refuse_unrecorded
 from tasks.specs import VocabularySpec
 from tasks.storage import sha256_of
 from tasks.workbench import Answer, Artifact, Workbench
@@ -25,6 +26,8 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     unit = PrivacyUnit(spec.unit)
     plan, planned = histogram_plan(spec), planned_release(spec)
     content = manifest(kind="vocabulary", corpus=corpus.facts["digest"], plan=asdict(plan))
+    if unit is PrivacyUnit.PATIENT and not corpus.facts.get("all_name_a_patient", True):
+        raise nameless()  # before anything is charged
     charged = charge(
         bench,
         dataset=planned.dataset,
@@ -33,6 +36,7 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
         delta=planned.delta,
         content=content,
     )
+    refuse_unrecorded(bench, charged)
     # Only now may the text be read.
     bench.refuse_altered(corpus)
     counts = set_counts(
@@ -42,6 +46,7 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
         declared_units=spec.declared_units,
     )
     noised = release(counts, plan, charged.seed, content)
+    confirm_same_release(bench, charged, counts_released(noised))
     record = charged.settle()
     tokenizer = wordpiece.learn(noised, spec.size)
     wordpiece.save(tokenizer, bench.out)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
+from tasks import cli, contract
 from tasks.deployment import Deployment
 from tasks.specs import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
 
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and 
 
 NAME, NUMBER, PATIENT = "Zyqvarnex Bolgathorpe", "998-87-66551", "patient-quorvath"
 DOCUMENT, LABEL = "document-xanthorquil", "entiquorble"
+TYPE = "typequandrix"  # of an entity; the operator's models and scores name it
 SECRETS = (*NAME.split(), NUMBER, PATIENT, DOCUMENT, LABEL)
 PRIVATE_STEPS = ("corpus", "entities")  # their outputs are private text, in the private store
 OPERATOR_METRICS = {
@@ -51,6 +53,7 @@ class Finished:
     steps: dict[str, StepSpec]
     sources: Path
     said: dict[str, str] = field(default_factory=dict)
+    started: str = "12:34:56"
 
     def result(self, task: str) -> StepResult:
         return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
@@ -65,7 +68,7 @@ class Finished:
                 yield str(file.relative_to(self.deployment.home)), _content(file)
 
     def may_hold_text(self, name: str) -> bool:
-        return any(name.startswith(f"store/{step}/") for step in PRIVATE_STEPS)
+        return any(name.startswith((f"store/{s}/", f"work/{s}-")) for s in PRIVATE_STEPS)
 
 
 def _content(file: Path) -> bytes:
@@ -88,6 +91,7 @@ def _write_sources(folder: Path) -> None:
     sentence = "The O\npatient O\nhad O\n{} B-problem\ntoday O\n\n"
     for part, words in (("train", ["fever", "cough", LABEL] * 6), ("test", ["fever", LABEL] * 3)):
         text = "".join(sentence.format(word) for word in words)
+        text += f"Odd B-{TYPE}\nfinding O\n\n"
         (folder / f"{part}.tsv").write_text(text.replace(" ", "\t"))
 
 
@@ -108,7 +112,8 @@ def _settings(folder: Path) -> JobSettings:
 def _run(finished: Finished, task: str, capture: pytest.CaptureFixture[str]) -> int:
     file = finished.deployment.home / f"{task}.spec.json"
     file.write_text(finished.steps[task].model_dump_json())
-    context = RunContext(run_key="e2e", run_name="dp_bert e2e", task=task)
+    started = f"2026-11-22 {finished.started}"
+    context = RunContext(run_key=f"e2e/{started}", run_name=f"dp_bert {started}", task=task)
     code = contract.main(finished.steps[task].step, str(file), context=context.model_dump_json())
     finished.said[task] = "".join(capture.readouterr())
     return code
@@ -232,12 +237,63 @@ def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finishe
         assert shown & OPERATOR_METRICS == set()
 
 
+def _downloaded(client: MlflowClient, run: str, folder: Path) -> list[Path]:
+    client.download_artifacts(run, "", str(folder))
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def test_a_registered_model_is_the_model_and_nothing_else(
+    finished: Finished, tmp_path: Path
+) -> None:
+    client = MlflowClient(finished.deployment.tracking)
+    (version,) = client.search_model_versions("name = 'confide-notes'")
+    files = {file.name: file for file in _downloaded(client, version.run_id, tmp_path)}
+    assert set(files) == {
+        "PRIVACY.md", "config.json", "model.safetensors", "privacy_statement.json",
+        "tokenizer.json", "tokenizer_config.json", "vocab.txt",
+    }  # fmt: skip
+    output = finished.output("dp_pretraining")
+    assert {f.name for f in output.iterdir()} - set(files) == {"result.json", "checksums.json"}
+    assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
+
+
+def test_the_public_experiment_names_no_type_of_private_labels_and_no_time_of_day(
+    finished: Finished, tmp_path: Path
+) -> None:
+    client = MlflowClient(finished.deployment.tracking)
+    found = {name: client.get_experiment_by_name(name) for name in ("confide", "confide-operator")}
+    named = {
+        name: any(
+            f"f1/{TYPE}" in run.data.metrics
+            for run in client.search_runs([experiment.experiment_id])
+        )
+        for name, experiment in found.items()
+    }
+    assert named == {"confide": False, "confide-operator": True}
+    runs = client.search_runs([found["confide"].experiment_id])
+    for run in runs:
+        for file in _downloaded(client, run.info.run_id, tmp_path / run.info.run_id):
+            assert _found((TYPE,), _content(file)) == [], file.name
+        told = json.dumps([run.data.params, run.data.tags, run.info.run_name])
+        assert _found((TYPE, finished.started), told.encode()) == []
+    page = (finished.output("report") / "report" / "report.html").read_text()
+    assert TYPE not in page
+    assert finished.result("report").facts["created"] not in page
+    assert TYPE in (finished.output("report") / "operator_report" / "report.html").read_text()
+
+
 def test_anyone_may_see_how_a_private_training_goes_on_public_text(finished: Finished) -> None:
     seen = [m for m in finished.result("dp_pretraining").metrics if m.name == "mlm_public"]
     assert seen
     assert {m.label for m in seen} == {"dp"}
     spent = {m.step for m in finished.result("dp_pretraining").metrics if m.name == "epsilon"}
     assert {m.step for m in seen} <= spent
+    before = {
+        m.step: (m.label, m.value)
+        for m in finished.result("dp_pretraining").metrics
+        if m.name == "mlm_public_under_way"
+    }
+    assert before == {m.step: ("operator", m.value) for m in seen}  # until it was released
     assert max(spent) == finished.settings.updates
 
 
@@ -312,20 +368,82 @@ def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 
 
+def _refused(
+    finished: Finished, changes: dict[str, object], task: str, capfd: pytest.CaptureFixture[str]
+) -> str:
+    """Return what a task of the same job with other settings says, when it refuses."""
+    changed = finished.settings.model_copy(update=changes)
+    steps = dp_bert_steps(changed, finished.deployment.store)
+    failing = Finished(finished.deployment, changed, steps, finished.sources)
+    for before in ("private_corpus",) if task == "vocabulary" else ():
+        assert _run(failing, before, capfd) == 0
+    assert _run(failing, task, capfd) == 2
+    return failing.said[task]
+
+
+def test_an_export_is_the_model_and_nothing_else(
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def export(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
+        code = cli.main()
+        return code, "".join(capfd.readouterr())
+
+    code, said = export(str(tmp_path / "given"))
+    assert code == 0, said
+    assert "7 files" in said
+    given = {f.name: f.read_bytes() for f in (tmp_path / "given").iterdir()}
+    output = finished.output("dp_pretraining")
+    assert given == {name: (output / name).read_bytes() for name in given}
+    assert {f.name for f in output.iterdir()} - set(given) == {"result.json", "checksums.json"}
+    for words, reason in (
+        ((str(tmp_path / "given"),), "not empty"),
+        ((str(tmp_path / "no"), "--uri", finished.steps["nonprivate_pretraining"].output),
+         "the operator's alone"),
+        ((str(tmp_path / "no"), "--uri", finished.steps["vocabulary"].output), "no model there"),
+    ):  # fmt: skip
+        code, said = export(*words)
+        assert (code, len(said.strip().splitlines())) == (2, 1), said
+        assert reason in said
+    assert not (tmp_path / "no").exists()
+    code, said = export(str(tmp_path / "tuned"), "--uri", finished.steps["dp_finetuning"].output)
+    assert code == 0, said
+    assert (tmp_path / "tuned" / "PRIVACY.md").exists()
+
+
 def test_an_error_does_not_quote_what_it_read(
     finished: Finished, capfd: pytest.CaptureFixture[str]
 ) -> None:
     broken = finished.sources / "broken.jsonl"
     broken.write_text(f'{{"text": "{NAME}", "patient_id": [\n{{"text": {NUMBER} {NAME}\n' * 20)
-    settings = finished.settings.model_copy(update={"private_path": str(broken)})
-    few = finished.settings.model_copy(update={"declared_units": 20, "vocabulary_epsilon": 49.0})
-    for changed, tasks in (
-        (settings, ["private_corpus"]),  # unreadable
-        (few, ["vocabulary"]),  # more units than declared
-    ):
-        steps = dp_bert_steps(changed, finished.deployment.store)
-        failing = Finished(finished.deployment, changed, steps, finished.sources)
-        for task in tasks:
-            assert _run(failing, task, capfd) == 2
-            assert len(failing.said[task].strip().splitlines()) == 1
-            assert _found(SECRETS, failing.said[task].encode()) == []
+    named = finished.sources / "named"
+    (named / PATIENT).mkdir(parents=True)
+    (named / PATIENT / "note.txt").write_bytes(b"\xff\xfe\xff")
+    unreadable = _refused(finished, {"private_path": str(broken)}, "private_corpus", capfd)
+    as_text: dict[str, object] = {"private_format": "text", "private_path": str(named)}
+    not_text = _refused(finished, as_text, "private_corpus", capfd)
+    few: dict[str, object] = {"declared_units": 20, "vocabulary_epsilon": 49.0}
+    too_many = _refused(finished, few, "vocabulary", capfd)
+    for said in (unreadable, not_text, too_many):
+        assert len(said.strip().splitlines()) == 1
+        assert _found(SECRETS, said.encode()) == []
+    list_of_them = not_text.partition("Which ones: ")[2].strip()
+    assert PATIENT in Path(list_of_them).read_text()
+
+
+def test_notes_without_patients_are_refused_before_anything_is_charged(
+    finished: Finished, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger.open(finished.deployment.ledger)
+    before = ledger.history("notes")
+    flat = finished.sources / "flat"
+    flat.mkdir()
+    for number in range(5):
+        (flat / f"{number}.txt").write_text("A note of nobody.")
+    changes: dict[str, object] = {"private_format": "text", "private_path": str(flat)}
+    said = _refused(finished, changes, "vocabulary", capfd)
+    assert "documents without a patient id" in said
+    assert ledger.history("notes") == before

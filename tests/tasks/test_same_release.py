@@ -16,7 +16,12 @@ from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
 from tasks.charging import Charge, charge
 from tasks.deployment import Deployment
-from tasks.same_release import confirm_same_release
+from tasks.same_release import (
+    confirm_same_release,
+    counts_released,
+    refuse_unrecorded,
+    weights_released,
+)
 from tasks.storage import Store
 from tasks.workbench import Workbench
 
@@ -46,19 +51,19 @@ def charged(bench: Workbench) -> Charge:
 
 def test_the_same_weights_again_are_the_same_release(bench: Workbench) -> None:
     first = charged(bench)
-    confirm_same_release(bench, first, WEIGHTS)
+    confirm_same_release(bench, first, weights_released(WEIGHTS))
     first.settle()
     again = charged(bench)
     assert again.entry.id == first.entry.id
-    confirm_same_release(bench, again, dict(reversed(WEIGHTS.items())))
+    confirm_same_release(bench, again, weights_released(dict(reversed(WEIGHTS.items()))))
 
 
 def test_weights_that_differ_in_one_bit_are_refused(bench: Workbench) -> None:
     first = charged(bench)
-    confirm_same_release(bench, first, WEIGHTS)
+    confirm_same_release(bench, first, weights_released(WEIGHTS))
     first.settle()
     with pytest.raises(BadInput, match="was released before") as refused:
-        confirm_same_release(bench, charged(bench), ROUNDED)
+        confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
     assert "a new charge" in str(refused.value)
 
 
@@ -66,31 +71,50 @@ def test_without_a_record_nothing_is_handed_out_again(bench: Workbench) -> None:
     first = charged(bench)
     first.settle()
     with pytest.raises(BadInput, match="nothing tells any more what came out"):
-        confirm_same_release(bench, charged(bench), WEIGHTS)
+        confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
 
 
 def test_the_record_outlives_the_outputs(bench: Workbench) -> None:
     """Outputs are what gets lost: the record of a release may not be one of them."""
     first = charged(bench)
-    confirm_same_release(bench, first, WEIGHTS)
+    confirm_same_release(bench, first, weights_released(WEIGHTS))
     first.settle()
     shutil.rmtree(bench.deployment.store, ignore_errors=True)
-    confirm_same_release(bench, charged(bench), WEIGHTS)
+    confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
     with pytest.raises(BadInput, match="came out otherwise"):
-        confirm_same_release(bench, charged(bench), ROUNDED)
+        confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
 
 
 def test_before_it_is_settled_nothing_was_released(bench: Workbench) -> None:
     """A run that was killed before its release may come out otherwise on another machine."""
-    confirm_same_release(bench, charged(bench), WEIGHTS)
-    confirm_same_release(bench, charged(bench), ROUNDED)
+    confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
+    confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
     charged(bench).settle()
-    confirm_same_release(bench, charged(bench), ROUNDED)
+    confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
 
 
 def test_the_record_gives_nothing_away(bench: Workbench) -> None:
     first = charged(bench)
-    confirm_same_release(bench, first, WEIGHTS)
+    confirm_same_release(bench, first, weights_released(WEIGHTS))
     record = bench.seeds.digest_left(first.entry.seed_key)
     assert record is not None
     assert len(record) == 32  # a digest under the seed, which nobody can confirm a guess by
+
+
+def test_a_histogram_is_the_same_in_every_word_and_count(bench: Workbench) -> None:
+    counts = {"pain": 41, "arm": 17}
+    first = charged(bench)
+    confirm_same_release(bench, first, counts_released(counts))
+    first.settle()
+    confirm_same_release(bench, charged(bench), counts_released(dict(reversed(counts.items()))))
+    for other in (counts | {"arm": 18}, {"pain": 41}, {"pain": 41, "arms": 17}):
+        with pytest.raises(BadInput, match="came out otherwise"):
+            confirm_same_release(bench, charged(bench), counts_released(other))
+
+
+def test_what_could_not_be_handed_out_is_not_made_again(bench: Workbench) -> None:
+    first = charged(bench)
+    refuse_unrecorded(bench, first)  # nothing was released yet
+    first.settle()
+    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+        refuse_unrecorded(bench, charged(bench))

@@ -70,7 +70,7 @@ class Quarantine:
         """Refuse the source if it had nothing good, or too much that was bad.
 
         Raises:
-            BadInput: with the most frequent reason and the first place of it.
+            BadInput: with the most frequent reason, and no place: it may be named after a patient.
         """
         if not self.taken and not self.rejected:
             raise BadInput("there is nothing to read", where=where, fix="Check path and format.")
@@ -80,8 +80,7 @@ class Quarantine:
         extent = f"more than {self.largest_share:.0%}" if self.taken else "none"
         # The share itself would be an un-noised count of private items.
         raise BadInput(
-            f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason} "
-            f"(first at {self.places[reason][0]})",
+            f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason}",
             where=where,
             fix="Check the format, or repair the source.",
         )

@@ -159,13 +159,14 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
     report = job_report(made_up=False)
     other = dataclasses.replace(
         report,
+        created="2026-11-21T23:59:59+00:00",
         models=tuple(
             dataclasses.replace(
                 model,
                 mlm_public=_moved(model.mlm_public),
                 mlm_private=_moved(model.mlm_private),
                 f1=_moved(model.f1),
-                f1_by_type={kind: _moved(value) for kind, value in model.f1_by_type.items()},
+                f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
                 exposures=_moved_exposures(model.exposures),
             )
             for model in report.models

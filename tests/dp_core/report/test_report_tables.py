@@ -107,6 +107,19 @@ def test_entity_types_are_those_of_any_model_and_micro_is_last() -> None:
     assert table.rows[0][2].text == "66.5"
 
 
+def test_types_are_named_where_a_value_may_be_shown_and_only_there() -> None:
+    report = job_report(made_up=False)
+    public, dp, nonprivate = report.models
+    assert all(not row.f1_by_type for row in job_edition(report, Edition.PUBLISHABLE).models)
+    on_public_labels = dataclasses.replace(dp, f1_by_type={"problem": Dp(0.5)})
+    mixed = dataclasses.replace(report, models=(public, on_public_labels, nonprivate))
+    table = tables.entity_table(job_edition(mixed, Edition.PUBLISHABLE).models)
+    assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
+    assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
+    full = tables.entity_table(job_edition(mixed, Edition.OPERATOR).models)
+    assert len(full.rows) == 4
+
+
 def test_the_ledger_shows_both_accountants() -> None:
     table = tables.ledger_table(ledger())
     assert "per patient" in table.caption

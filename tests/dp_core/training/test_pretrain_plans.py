@@ -25,6 +25,7 @@ from dp_core.training import rows
 from dp_core.training.checkpoint_places import LocalFolder
 from dp_core.training.pretrain import pretrain
 from dp_core.training.private_updates import noised_count
+from dp_core.training.progress import Probe
 from dp_core.training.recipe import anil
 from dp_core.training.trainer import Trainer
 
@@ -256,6 +257,18 @@ def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, recipe_of, tmp_p
         assert stopped.value.exit_code == 75
     last = recipe_of(updates=3, checkpoint_every=2, keep_checkpoints=5, stop_after_seconds=1e9)
     assert same(whole, train(plan, last))
+
+
+def test_what_is_looked_at_on_the_way_is_kept_first(train, recipe_of, tmp_path):
+    """A run that goes on passes through every state that somebody has seen a score of."""
+    place, there = LocalFolder(tmp_path / "kept"), {}
+
+    def look(done, weights):
+        there[done] = len(place.names())
+
+    recipe = recipe_of(updates=5, checkpoint_every=100, keep_checkpoints=9)
+    train(None, recipe, checkpoints=place, probe=Probe(frozenset({2, 4}), look))
+    assert there == {2: 1, 4: 2}
 
 
 def test_whole_words_need_to_know_what_a_word_is(train, recipe_of, store):

@@ -29,10 +29,9 @@ def test_refuses_above_the_share(good: int, bad: int, refused: bool) -> None:
     for i in range(bad):
         q.reject(Reason.ENCODING, f"f:{i}")
     if refused:
-        with pytest.raises(
-            BadInput, match=r"(more than 10%|none) of .* not UTF-8 \(first at f:0\)"
-        ):
-            q.finish("f")
+        with pytest.raises(BadInput, match=r"(more than 10%|none) of .* not UTF-8") as error:
+            q.finish("source")
+        assert "f:0" not in str(error.value)  # a file's name may be a patient's
     else:
         q.finish("f")
 
