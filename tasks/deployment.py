@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,8 +72,28 @@ class Deployment:
         )
 
     def prepare(self) -> None:
-        """Make the home folder, for its owner alone: it will hold private text."""
-        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the home folder, for its owner alone: it will hold private text.
+
+        Raises:
+            BadInput: a file is in its place, or it may not be made or written.
+        """
+        try:
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # a full disk is no wrong setting: later it may do
+            reason = os.strerror(error.errno or 0)
+            raise BadInput(
+                f"{self.home} cannot be made ({reason})",
+                where="CONFIDE_HOME",
+                fix="Name a folder that you may write.",
+            ) from None
+        if not os.access(self.home, os.W_OK | os.X_OK):
+            raise BadInput(
+                f"{self.home} cannot be written",
+                where="CONFIDE_HOME",
+                fix="Name a folder that you may write.",
+            )
 
     @property
     def work(self) -> Path:

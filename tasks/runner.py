@@ -92,7 +92,7 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher | None = None) -> O
             code = _run_step(spec, context, deployment, files, name, watch or _silent)
         if code:
             outcome.exit_code = code if code > 0 else 1
-            outcome.failed = f"{name}: {_last_line(files.with_suffix('.log'))}"
+            outcome.failed = f"{name}: {_last_line(files.with_suffix('.log'), spec.step)}"
             return outcome
         result = read_result(store, spec.output)
         assert result is not None  # noqa: S101 - the contract: exit code 0 means a result
@@ -161,11 +161,11 @@ def _latest(progress: Path) -> tuple[int, int, str]:
     return last["done"], last["total"], last["note"]
 
 
-def _last_line(log: Path) -> str:
+def _last_line(log: Path, step: str) -> str:
     text = log.read_text(errors="replace")
     lines = [message_of(line) for line in text.splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("confide: ")] or lines or ["no output"]
-    return f"{said[-1].removeprefix('confide: ')} (log: {log})"
+    return f"{said[-1].removeprefix('confide: ').removeprefix(f'{step}: ')} (log: {log})"
 
 
 def _silent(name: str, done: int, total: int, note: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from dp_core.privacy.accounting import epsilon_paper_conversion, epsilon_pld, epsilon_rdp
@@ -227,6 +228,20 @@ def _verdict(printed: float | None, true: float, renyi: float | None, old: float
         return "Not printed; what these parameters give, if batches are Poisson samples."
     if true > printed:
         return "More than is printed: the printed ε does not hold for these parameters."
-    if min(abs(printed - old), abs(printed - (renyi or math.inf))) <= 0.06:
-        return "Within rounding of what Rényi accounting gives, if batches are Poisson samples."
+    if renyi is not None and _rounds_to(renyi, printed):
+        return (
+            f"Within rounding of what Rényi accounting gives, {renyi:.3f}, "
+            "if batches are Poisson samples."
+        )
+    if renyi is not None and renyi < printed < old:
+        return (
+            f"Holds, if batches are Poisson samples: between what Rényi accounting gives, "
+            f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
+        )
     return "Holds with room to spare, if batches are Poisson samples."
+
+
+def _rounds_to(value: float, printed: float) -> bool:
+    """Return whether the printed number is the value at as many decimals as it has."""
+    decimals = max(0, -int(Decimal(repr(printed)).as_tuple().exponent))
+    return round(value, decimals) == printed

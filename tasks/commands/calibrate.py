@@ -11,15 +11,21 @@ from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
     NEIGHBOURS,
     Batches,
+    check_count,
     check_delta,
+    check_positive,
+    check_rate,
     schedule_of,
     training_options,
 )
 
 
-@click.group("calibrate")
-def command() -> None:
+@click.group("calibrate", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
     """Find the noise for a privacy target: of training, or of the vocabulary."""
+    if context.invoked_subcommand is None:
+        raise BadInput("choose training or vocabulary", where="calibrate")
 
 
 @command.command("training")
@@ -49,6 +55,7 @@ def training(
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
     from dp_core.privacy.calibration import noise_for, steps_within
 
+    check_positive(epsilon, "--epsilon")
     check_delta(delta, units)
     batches = Batches(sampling, units, cap)
     if noise_multiplier is None:
@@ -62,6 +69,8 @@ def training(
         )
     else:
         rate, sigma = sampling_rate, noise_multiplier
+        check_rate(rate, "--sampling-rate")
+        check_positive(sigma, "--noise-multiplier")
         most = steps_within(lambda n: batches.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
     event = batches.event(schedule, noise_multiplier)
@@ -102,6 +111,9 @@ def training(
 @as_json
 def vocabulary(epsilon: float, delta: float, words: int, mode: str, as_json: bool) -> None:
     """Say the σ and threshold that release most: the smallest threshold."""
+    check_positive(epsilon, "--epsilon")
+    check_delta(delta, None)
+    check_count(words, "--tuple-words")
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     found |= _paper(epsilon, delta, words) if mode == "paper" else _exact(epsilon, delta, words)
     if as_json:

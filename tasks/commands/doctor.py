@@ -18,7 +18,7 @@ from tasks.commands.finding import Finding
 from tasks.commands.output import as_json, write_json
 from tasks.deployment import CHECKOUT, Deployment
 
-_ROOM = 5 << 30  # bytes that a job should have free
+_ROOM = 1 << 30  # bytes that a job should have free, its environments being there
 
 
 @click.command("doctor")
@@ -51,7 +51,7 @@ def _python(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _packages(deployment: Deployment) -> Iterator[Finding]:
-    for name in ("tensorflow-cpu", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
+    for name in ("tensorflow-cpu", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
         try:
             yield Finding(name, True, True, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:

@@ -40,10 +40,12 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
 
 def tracking(deployment: Deployment) -> Iterator[Finding]:
     """Ask MLflow; without it the steps keep their numbers."""
+    from tasks.tracking import unsent
+
     fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
     place = without_password(deployment.tracking)
     yield answers("MLflow", place, lambda: _mlflow(deployment), fix, needed=False)
-    waiting = len(list(deployment.outbox.glob("*/identity.json")))
+    waiting = unsent(deployment)
     words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
     fix = "They are sent by the next step that ends while MLflow answers, or by the courier."
     yield Finding("outbox", not waiting, False, words, fix)

@@ -10,7 +10,9 @@ from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
     NEIGHBOURS,
     Batches,
+    check_count,
     check_delta,
+    check_positive,
     schedule_of,
     training_options,
 )
@@ -45,7 +47,9 @@ def command(
         group_privacy,
     )
 
+    check_positive(noise_multiplier, "--noise-multiplier")
     check_delta(delta, units)
+    check_count(group, "--group")
     schedule = schedule_of(sampling_rate, steps, phases)
     event = Batches(sampling, units, cap).event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)

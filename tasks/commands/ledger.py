@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.argument("dataset")
 @click.option("--unit", type=click.Choice(["example", "document", "patient"]), required=True)
 @click.option("--epsilon", type=float, required=True, help="For everything ever released of it.")
-@click.option("--delta", type=float, required=True, help="Of the same guarantee.")
+@click.option(
+    "--delta", type=float, required=True, help="Of the same guarantee; far below 1/units."
+)
 @click.option(
     "--relation",
     type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
@@ -84,6 +87,7 @@ def register(
     from dp_core.privacy.events import Relation
     from dp_core.privacy.units import PrivacyUnit
 
+    _check_name(dataset)
     ledger = _open()
     ledger.register_dataset(
         dataset,
@@ -132,10 +136,10 @@ def cost(job: str, words: tuple[str, ...], file: Path | None, as_json: bool) -> 
 
     What the ledger holds already (a vocabulary that an earlier run made) costs nothing again.
     """
-    from tasks.commands.settings import settings_from
+    from tasks.commands.settings import settings_told
     from tasks.specs import JobSettings, SweepSettings
 
-    settings = settings_from(SweepSettings if job == "dp_sweep" else JobSettings, file, words)
+    settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, file, words)
     found = [_cost(name, planned) for name, planned in _planned(settings).items()]
     if as_json:
         write_json({**found[0], "others": found[1:]})
@@ -162,6 +166,22 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
         write_json([record(entry) for entry in gone])
     else:
         click.echo(f"{len(gone)} planned releases of {dataset} are given back.")
+
+
+def _check_name(dataset: str) -> None:
+    """Refuse a name that no run could use as its `private_dataset`.
+
+    Raises:
+        BadInput: it is none.
+    """
+    from tasks.specs.fields import IN_WORDS, NAME
+
+    if not re.fullmatch(NAME, dataset):
+        raise BadInput(
+            f"{dataset!r} is no name of a data set",
+            where="ledger register",
+            fix=f"It must be {IN_WORDS[NAME]}.",
+        )
 
 
 def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:

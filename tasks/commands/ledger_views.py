@@ -55,6 +55,7 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
             ]
             for name, one in found.items()
         ],
+        whole=["data set"],
     )
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
     if seen:
@@ -71,8 +72,10 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
 
 
 def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
-    """Write releases, one a row."""
+    """Write releases, one a row; the runs' names stand below, whole: `withdraw` asks for them."""
     columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
+    names = dict.fromkeys(r["run"] for r in records if r["run"])
+    runs = {run: number for number, run in enumerate(names, start=1)}
     write_table(
         title,
         ["data set", *columns] if with_dataset else columns,
@@ -85,11 +88,19 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
                 r["delta"],
                 r["state"],
                 r["reserved_at"][:16].replace("T", " "),
-                r["run"],
+                runs.get(r["run"]),
             ]
             for r in records
         ],
+        whole=["entry", "ε (PLD)", "δ", "state", "run"],
+        prose=["release"],
     )
+    for run, number in runs.items():
+        click.echo(f"run {number}: {run}")
+    if records:
+        click.echo(
+            "planned: nothing read yet, can be withdrawn; reserved: begun; settled: released."
+        )
 
 
 def record(entry: Entry) -> dict[str, Any]:
@@ -116,6 +127,8 @@ def cost_in_json(cost: Cost) -> dict[str, Any]:
         "share_of_budget": cost.share,
         "left_after": cost.left_after,
         "more_of_the_same": cost.more_of_the_same,
+        "new_releases": cost.new_releases,
+        "limited": cost.charge is not None,
     }
 
 
@@ -149,15 +162,19 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
 def show_cost(job: str, found: dict[str, Any]) -> None:
     """Write what the next run would cost one data set."""
     said = "fits" if found["fits"] else "DOES NOT FIT: it would be refused before it begins"
-    limited = found["more_of_the_same"] is not None
+    limited, new = found["limited"], found["new_releases"]
+    if not new:
+        said = "nothing new: the ledger holds all of it"
     rows = {
         "releases": found["releases"],
+        "of them new": new,
         "ε of them together": found["epsilon"],
         "δ of them together": found["delta"],
         "share of the budget": f"{found['share_of_budget']:.1%}" if limited else "no limit",
         "left after it": f"{found['left_after']:.1%}" if limited else "no limit",
-        "how many such runs fit from now on": found["more_of_the_same"],
     }
+    if limited and new:
+        rows["how many such runs fit from now on"] = found["more_of_the_same"]
     write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,8 +16,20 @@ def write_json(content: Any) -> None:
     click.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write a table on stdout; without columns, its rows have no heads."""
+def write_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    whole: Collection[str] = (),
+    prose: Collection[str] = (),
+) -> None:
+    """Write a table on stdout; without columns, its rows have no heads.
+
+    Args:
+        whole: columns that are not broken, while the others can give way; nothing is ever cut.
+        prose: columns to be read, at their left; the first one is so anyway.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -25,7 +37,10 @@ def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     table = Table(show_header=bool(columns))
     for number in range(len(columns) or max(map(len, rows), default=0)):
         head = columns[number] if columns else ""
-        table.add_column(head, justify="left" if number == 0 else "right")
+        left = number == 0 or head in prose
+        table.add_column(
+            head, justify="left" if left else "right", no_wrap=head in whole, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row))
     console = Console(highlight=False)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tasks.commands import report, watching
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.settings import settings_from
+from tasks.commands.settings import settings_from, settings_told
 from tasks.deployment import Deployment
 from tasks.runner import Job, run_job
 from tasks.specs import (
@@ -32,7 +33,9 @@ from tasks.tracking import send_all
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A JSON object of settings.",
 )
-@click.option("--show-settings", is_flag=True, help="Show the settings and their meaning; stop.")
+@click.option(
+    "--show-settings", is_flag=True, help="Show the settings of such a run and their meaning; stop."
+)
 @as_json
 def command(
     job: str, words: tuple[str, ...], file: Path | None, show_settings: bool, as_json: bool
@@ -43,7 +46,7 @@ def command(
     """
     kind = SweepSettings if job == "dp_sweep" else JobSettings
     if show_settings:
-        _show(kind)
+        _show(settings_told(kind, file, words), as_json=as_json)
         return
     settings = settings_from(kind, file, words)
     deployment = Deployment.from_environment()
@@ -79,9 +82,31 @@ def _sweep(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]
     return [*steps.values(), ("", "report", report)]
 
 
-def _show(kind: type[JobSettings]) -> None:
-    rows = [
-        [name, str(field.default), field.description or ""]
-        for name, field in kind.model_fields.items()
-    ]
-    write_table("Settings", ["setting", "default", "meaning"], rows)
+def _show(settings: JobSettings, *, as_json: bool) -> None:
+    found = _described(settings)
+    if as_json:
+        write_json(found)
+        return
+    columns = ["setting", "value", "meaning"]
+    for section in dict.fromkeys(one["section"] for one in found.values()):
+        rows = [
+            [name, str(one["value"]), one["meaning"]]
+            for name, one in found.items()
+            if one["section"] == section
+        ]
+        write_table(section, columns, rows, whole=["setting"], prose=["meaning"])
+
+
+def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
+    """Return each setting's value here, its default, and what the form says, in its order."""
+    values = settings.model_dump(mode="json")
+    fields = type(settings).model_json_schema()["properties"]
+    return {
+        name: {
+            "value": values[name],
+            "default": fields[name]["default"],
+            "section": fields[name]["section"],
+            "meaning": fields[name]["description"],
+        }
+        for name in sorted(fields, key=lambda name: str(fields[name]["section"]))
+    }

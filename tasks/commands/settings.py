@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput
-from tasks.specs import JobSettings, one_line
+from tasks.commands.readiness import refuse_what_is_missing
+from tasks.deployment import Deployment
+from tasks.specs import JobSettings, SweepSettings, one_line
 
 S = TypeVar("S", bound=JobSettings)
-_PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
+PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
 
 
 def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
+    """Return the settings of a run that is about to start: as told, and its files are there.
+
+    Raises:
+        BadInput: as `settings_told`; or a path that does not exist, or a device that the
+            environment of this machine's steps cannot give. Found out by a step, it would leave
+            the run's registration in the ledger.
+    """
+    settings = settings_told(kind, file, words)
+    refuse_what_is_missing(settings, Deployment.from_environment())
+    return settings
+
+
+def settings_told(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
     """Return the settings of a file, changed by `key=value` words.
 
     Relative paths become absolute: steps run in other folders than people.
@@ -24,18 +40,14 @@ def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
     Raises:
         BadInput: unreadable, unknown, out of range or inconsistent.
     """
-    values: dict[str, object] = {}
-    if file is not None:
-        try:
-            values |= json.loads(file.read_text())
-        except (OSError, ValueError, TypeError) as error:
-            raise BadInput("not a JSON object of settings", where=str(file)) from error
+    values = {} if file is None else _object(file)
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise BadInput(f"{word!r} is not key=value", where="--set")
         values[key] = value
-    for key in _PATHS:
+    _refuse_unknown(kind, values)
+    for key in PATHS:
         path = values.get(key)
         if isinstance(path, str) and path and "://" not in path:
             values[key] = str(Path(path).expanduser().resolve())
@@ -43,3 +55,37 @@ def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
         return kind.model_validate(values)
     except ValidationError as error:
         raise BadInput(one_line(error), where="settings") from None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise BadInput(f"not JSON ({error.msg}: {place})", where=str(file)) from None
+    except (OSError, ValueError) as error:  # also what is not UTF-8
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise BadInput(f"cannot be read ({reason})", where=str(file)) from None
+    if not isinstance(found, dict):
+        raise BadInput(
+            "not a JSON object",
+            where=str(file),
+            fix='Write the settings as {"epochs": 2, …}.',
+        )
+    return found
+
+
+def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
+    job = "dp_sweep " if issubclass(kind, SweepSettings) else ""
+    for key in keys:
+        if key in kind.model_fields:
+            continue
+        if key in SweepSettings.model_fields:
+            raise BadInput("belongs to dp_sweep", where=f"settings: {key}")
+        near = difflib.get_close_matches(key, kind.model_fields, n=1)
+        guess = f"Did you mean {near[0]}? " if near else ""
+        raise BadInput(
+            "unknown setting",
+            where=f"settings: {key}",
+            fix=f"{guess}Names: confide run {job}--show-settings",
+        )

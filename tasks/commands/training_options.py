@@ -39,7 +39,11 @@ _OPTIONS = [
         show_default=True,
         help="How batches are drawn; each has its own ε, and its own neighbours.",
     ),
-    click.option("--units", type=int, help="Declared units; for truncated-poisson and fixed-size."),
+    click.option(
+        "--units",
+        type=int,
+        help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
+    ),
     click.option("--cap", type=int, help="Largest batch; for truncated-poisson."),
 ]
 
@@ -70,6 +74,7 @@ class Batches:
 
         phases = tuple((rate, sigma, n) for rate, n in schedule)
         poisson = events.PoissonGaussian(phases)  # checks rates, noise and steps for all of them
+        check_count(self.cap, "--cap")
         if self.cap is not None and self.sampling != "truncated-poisson":
             raise BadInput(f"{self.sampling} batches have no cap", where="--cap")
         match self.sampling:
@@ -95,25 +100,70 @@ def schedule_of(
     """Return the phases, or the only one.
 
     Raises:
-        BadInput: neither a rate and steps, nor phases; or both.
+        BadInput: neither a rate and steps, nor phases; or both; or one that cannot be.
     """
-    if phases and rate is None and steps is None:
-        return list(phases)
-    if not phases and rate is not None and steps is not None:
+    where = "--sampling-rate, --steps, --phase"
+    if phases and (rate is not None or steps is not None):
+        raise BadInput(
+            "phases are given, and a rate or steps beside them",
+            where=where,
+            fix="Give one or the other: each phase has its own rate and steps.",
+        )
+    if not phases and (rate is None or steps is None):
+        raise BadInput(
+            "Missing option: a rate and steps, or phases",
+            where=where,
+            fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
+        )
+    if rate is not None and steps is not None:
+        check_rate(rate, "--sampling-rate")
+        check_count(steps, "--steps")
         return [(rate, steps)]
-    raise BadInput(
-        "Missing option: a rate and steps, or phases",
-        where="--sampling-rate, --steps, --phase",
-        fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
-    )
+    for phase_rate, phase_steps in phases:
+        check_rate(phase_rate, "--phase")
+        check_count(phase_steps, "--phase")
+    return list(phases)
+
+
+def check_positive(value: float, option: str) -> None:
+    """Refuse an ε or a σ that is none, by the option's name.
+
+    Raises:
+        BadInput: not finite, or not above 0.
+    """
+    if not math.isfinite(value):
+        raise BadInput(f"{value} is not finite", where=option)
+    if value <= 0:
+        raise BadInput(f"{value:g} is not above 0", where=option)
+
+
+def check_count(value: int | None, option: str) -> None:
+    """Refuse a number of things that is none, by the option's name.
+
+    Raises:
+        BadInput: given, and below 1.
+    """
+    if value is not None and value < 1:
+        raise BadInput(f"{value} is not 1 or more", where=option)
+
+
+def check_rate(value: float, option: str) -> None:
+    """Refuse a sampling rate that is none, by the option's name.
+
+    Raises:
+        BadInput: not above 0, or above 1.
+    """
+    if not 0 < value <= 1:
+        raise BadInput(f"a sampling rate of {value:g} is not in (0, 1]", where=option)
 
 
 def check_delta(delta: float, units: int | None) -> None:
     """Refuse a δ at which nothing would be promised.
 
     Raises:
-        BadInput: not between 0 and 1, or not below 1/units.
+        BadInput: not between 0 and 1, or not below 1/units; or a number of units that is none.
     """
+    check_count(units, "--units")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
     if units is not None and delta * units >= 1:

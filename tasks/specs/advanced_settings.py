@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from tasks.specs.base import Frozen
-from tasks.specs.fields import ADVANCED, setting
+from tasks.specs.fields import ADVANCED, THREE_FIELDS, setting
 
 
 class AdvancedSettings(Frozen):
@@ -18,7 +18,7 @@ class AdvancedSettings(Frozen):
         ADVANCED,
         "JSONL: fields",
         "Comma-separated names of the fields that hold text, document id and patient id.",
-        pattern=r"^[^,]+,[^,]+,[^,]+$",
+        pattern=THREE_FIELDS,
     )
     noise_placement: Literal["update", "per-draw"] = setting(
         "update",
@@ -28,16 +28,28 @@ class AdvancedSettings(Frozen):
         "micro-steps adds its share, σ/√(P·T), from streams of their own; the ε is the same.",
     )
     noise_shards: int = setting(
-        1, ADVANCED, "Noise: shards P", "With per-draw noise; 1 otherwise.", ge=1, le=4096
+        1,
+        ADVANCED,
+        "Noise: shards P",
+        "Over how many shards per-draw noise is spread; 1 otherwise.",
+        ge=1,
+        le=4096,
     )
     noise_micro_steps: int = setting(
-        1, ADVANCED, "Noise: micro-steps T", "With per-draw noise; 1 otherwise.", ge=1, le=4096
+        1,
+        ADVANCED,
+        "Noise: micro-steps T",
+        "Over how many micro-steps of an update per-draw noise is spread; 1 otherwise.",
+        ge=1,
+        le=4096,
     )
     engine: Literal["book-keeping", "tensorflow-privacy", "naive"] = setting(
         "book-keeping",
         ADVANCED,
         "Clipping engine",
-        "How clipped sums are computed; they are the same, speed and memory are not.",
+        "How clipped sums are computed; they are the same, speed and memory are not. Choose "
+        "book-keeping, the fastest; tensorflow-privacy and naive (one unit at a time) are there to "
+        "compare with.",
     )
     precision: Literal["float32", "bfloat16"] = setting(
         "float32",
@@ -71,7 +83,12 @@ class AdvancedSettings(Frozen):
         le=1 << 24,
     )
     weight_decay: float = setting(
-        0.01, ADVANCED, "Weight decay", "Of AdamW; Anil et al. 2021 take 1.", ge=0, le=10
+        0.01,
+        ADVANCED,
+        "Weight decay",
+        "AdamW's, in every pre-training; Anil et al. 2021 take 1.",
+        ge=0,
+        le=10,
     )
     decay_power: float = setting(
         1.0,
@@ -92,8 +109,8 @@ class AdvancedSettings(Frozen):
         0.0,
         ADVANCED,
         "Time box",
-        "Minutes after which a training stops with a checkpoint, to go on when the task is run "
-        "again; nothing is charged twice. 0: none.",
+        "Minutes after which a training's process ends with a checkpoint; it is started again at "
+        "once and goes on, charged once. It bounds one process, not the job. 0: none.",
         ge=0,
         le=100_000,
     )

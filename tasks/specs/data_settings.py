@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from tasks.specs.base import Frozen
-from tasks.specs.fields import DATA, NAME, setting
+from tasks.specs.fields import DATA, NAME, NAME_OR_NONE, setting
 
 MADE_UP = "synthetic-notes"
 
@@ -19,9 +19,9 @@ class DataSettings(Frozen):
         "synthetic",
         DATA,
         "Private corpus: format",
-        "synthetic: notes of the project's own making; text: a folder of .txt; jsonl: one JSON "
-        "object a line (names of its fields: under Advanced); noteevents: CSV in MIMIC-III's "
-        "NOTEEVENTS columns. Files may be .gz or .xz.",
+        "synthetic: notes of the project's own making; text: a folder of .txt, in a subfolder for "
+        "each patient; jsonl: one JSON object a line (names of its fields: under Advanced); "
+        "noteevents: CSV in MIMIC-III's NOTEEVENTS columns. Files may be .gz or .xz.",
     )
     private_path: str = setting(
         "", DATA, "Private corpus: path", "File or folder (local or gs://); empty for synthetic."
@@ -34,10 +34,13 @@ class DataSettings(Frozen):
         pattern=NAME,
     )
     public_format: Literal["synthetic", "text", "jsonl"] = setting(
-        "synthetic", DATA, "Public corpus: format", "As above; needs no privacy."
+        "synthetic",
+        DATA,
+        "Public corpus: format",
+        "synthetic, text or jsonl, as for the private corpus; it needs no privacy.",
     )
     public_path: str = setting(
-        "", DATA, "Public corpus: path", "File or folder; empty for synthetic."
+        "", DATA, "Public corpus: path", "File or folder (local or gs://); empty for synthetic."
     )
     entities_format: Literal["synthetic", "i2b2", "columns", "pubtator"] = setting(
         "synthetic",
@@ -45,15 +48,25 @@ class DataSettings(Frozen):
         "Entities: format",
         "i2b2: folders of .txt and .con; columns: token and tag (IOB, IOB2); pubtator.",
     )
-    entities_train: str = setting("", DATA, "Entities: training path", "Empty for synthetic.")
-    entities_test: str = setting("", DATA, "Entities: test path", "Empty for synthetic.")
+    entities_train: str = setting(
+        "",
+        DATA,
+        "Entities: training path",
+        "File or folder (local or gs://) of labelled sentences to learn from; empty for synthetic.",
+    )
+    entities_test: str = setting(
+        "",
+        DATA,
+        "Entities: test path",
+        "File or folder (local or gs://) of labelled sentences that give F1; empty for synthetic.",
+    )
     entities_dataset: str = setting(
         "",
         DATA,
         "Entities: data set",
         "Its name in the privacy ledger, if the labels are private; empty: the private data set, "
         "whose people they may be about.",
-        pattern=rf"^$|{NAME}",
+        pattern=NAME_OR_NONE,
     )
     entities_public: bool = setting(
         False,

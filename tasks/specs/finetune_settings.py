@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from tasks.specs.base import Frozen
-from tasks.specs.fields import ADVANCED, TRAINING, setting
+from tasks.specs.fields import ADVANCED, TRAINING, TYPES_OR_NONE, setting
 
 
 class FinetuneSettings(Frozen):
@@ -25,7 +25,8 @@ class FinetuneSettings(Frozen):
         "document",
         ADVANCED,
         "Private labels: unit",
-        "example: a sentence; patient: only where every document is of another patient.",
+        "What private fine-tuning protects. example: a sentence; patient: only where every "
+        "document is of another patient. Labels charged to the private data set have its unit.",
     )
     entities_declared_units: int = setting(
         0,
@@ -40,16 +41,32 @@ class FinetuneSettings(Frozen):
         ADVANCED,
         "Private fine-tuning: entity types",
         "Comma-separated, from public knowledge: which types occur is private too.",
-        pattern=r"^$|^[^,\s]+(,[^,\s]+)*$",
+        pattern=TYPES_OR_NONE,
     )
     finetune_noise_multiplier: float = setting(
-        1.0, ADVANCED, "Private fine-tuning: σ", "Effective, of one update.", gt=0, le=1000
+        1.0,
+        ADVANCED,
+        "Private fine-tuning: σ",
+        "Effective noise of one update of private fine-tuning, in units of its clip norm.",
+        gt=0,
+        le=1000,
     )
     finetune_clip_norm: float = setting(
-        1.0, ADVANCED, "Private fine-tuning: clip norm", "Of one unit.", gt=0, le=1e6
+        1.0,
+        ADVANCED,
+        "Private fine-tuning: clip norm",
+        "Bound on one unit's gradient in private fine-tuning.",
+        gt=0,
+        le=1e6,
     )
     finetune_delta: float = setting(
-        1e-6, ADVANCED, "Private fine-tuning: δ", "Its own.", gt=0, le=0.01
+        1e-6,
+        ADVANCED,
+        "Private fine-tuning: δ",
+        "δ of private fine-tuning, beside those of vocabulary and pre-training; far below one in "
+        "the number of units with labels.",
+        gt=0,
+        le=0.01,
     )
     finetune_rows_per_unit: int = setting(
         4,
@@ -60,18 +77,28 @@ class FinetuneSettings(Frozen):
         le=256,
     )
     finetune_epochs: int = setting(
-        3, TRAINING, "Fine-tuning: epochs", "Passes over the sentences.", ge=1, le=1000
+        3,
+        TRAINING,
+        "Fine-tuning: epochs",
+        "Passes of fine-tuning over the labelled sentences.",
+        ge=1,
+        le=1000,
     )
     finetune_batch_size: int = setting(
         32,
         TRAINING,
         "Fine-tuning: batch size",
-        "Sentences; expected units in private fine-tuning.",
+        "Sentences per update of fine-tuning; expected units where it is private.",
         ge=1,
         le=4096,
     )
     finetune_learning_rate: float = setting(
-        5e-4, TRAINING, "Fine-tuning: learning rate", "Peak.", gt=0, le=10
+        5e-4,
+        TRAINING,
+        "Fine-tuning: learning rate",
+        "Peak learning rate of fine-tuning.",
+        gt=0,
+        le=10,
     )
 
     @property

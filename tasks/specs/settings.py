@@ -13,9 +13,9 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from tasks.specs.advanced_settings import AdvancedSettings
 from tasks.specs.data_settings import DataSettings
-from tasks.specs.fields import AUDIT, RUN, setting
+from tasks.specs.fields import AUDIT, CANARIES, DEVICE, IN_WORDS, NUMBERS, RUN, numbers, setting
 from tasks.specs.finetune_settings import FinetuneSettings
-from tasks.specs.privacy_settings import PrivacySettings
+from tasks.specs.privacy_settings import RELATIONS, PrivacySettings
 from tasks.specs.steps import CAUSAL
 from tasks.specs.training_settings import TrainingSettings
 
@@ -30,14 +30,14 @@ class JobSettings(
         AUDIT,
         "Canary patterns",
         "Comma-separated strings of H (hint) with one S (secret).",
-        pattern=r"^H*SH*(,H*SH*)*$",
+        pattern=CANARIES,
     )
     canary_rates: str = setting(
         "0.002,0.006,0.02",
         AUDIT,
         "Canary rates",
         "Comma-separated probabilities p that a unit carries the canary.",
-        pattern=r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$",
+        pattern=NUMBERS,
     )
     canaries_per_group: int = setting(
         4,
@@ -51,8 +51,9 @@ class JobSettings(
         "mock-tpu:2",
         RUN,
         "Device",
-        "cpu, gpu, tpu, or mock-tpu:N (N logical CPU devices).",
-        pattern=r"^(cpu|gpu|tpu|mock-tpu:[1-9][0-9]?)$",
+        "cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose "
+        "TensorFlow drives them (docs/cloud.md).",
+        pattern=DEVICE,
     )
     seed: int = setting(
         1,
@@ -74,9 +75,9 @@ class JobSettings(
     @field_validator("canary_rates")
     @classmethod
     def _are_probabilities(cls, value: str) -> str:
-        for rate in value.split(","):
-            if not 0 < float(rate) <= 1:
-                raise ValueError(f"{rate} is not a probability above 0")
+        for rate in numbers(value):
+            if not 0 < rate <= 1:
+                raise ValueError(f"{rate:g} is not a probability above 0")
         return value
 
     @model_validator(mode="after")
@@ -85,6 +86,8 @@ class JobSettings(
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
         if self.finetune_privacy == "dp" and self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
+        if self.finetune_privacy == "dp" and self.entities_charged_to == self.private_dataset:
+            self._refuse_another_currency()
         if self.model_kind == CAUSAL:
             if self.finetune_privacy == "dp":
                 raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
@@ -99,6 +102,21 @@ class JobSettings(
                 raise ValueError("first_batch_size: fewer than 8 updates cannot grow")
         return self
 
+    def _refuse_another_currency(self) -> None:
+        """Refuse private fine-tuning that the private data set's own budget could never hold."""
+        elsewhere = "or name a data set of their own in entities_dataset"
+        if self.entities_unit != self.unit:
+            raise ValueError(
+                f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
+                f"{self.unit}, not {self.entities_unit}: choose {self.unit}, {elsewhere}"
+            )
+        if self.relation != RELATIONS["poisson"]:
+            raise ValueError(
+                f"sampling: the labels are charged to {self.private_dataset}, and {self.sampling} "
+                f"batches need a budget for {self.relation} neighbours, private fine-tuning one "
+                f"for {RELATIONS['poisson']}: choose poisson, {elsewhere}"
+            )
+
     @property
     def updates(self) -> int:
         """Number of DP updates: epochs over the declared units at the expected batch size."""
@@ -111,10 +129,19 @@ class JobSettings(
 
 
 def one_line(error: ValidationError) -> str:
-    """Return a validation error as one line: field, reason, for each field that is wrong."""
+    """Return a validation error as one line: field, reason, for each field that is wrong.
+
+    A rule over several fields names them itself.
+    """
     parts = []
     for item in error.errors(include_url=False, include_input=False):
-        field = ".".join(str(x) for x in item["loc"]) or "settings"
-        reason = "unknown setting" if item["type"] == "extra_forbidden" else item["msg"]
-        parts.append(f"{field}: {reason.removeprefix('Value error, ')}")
+        field = ".".join(str(x) for x in item["loc"])
+        match item["type"]:
+            case "extra_forbidden":
+                reason = "unknown setting"
+            case "string_pattern_mismatch" if item["ctx"]["pattern"] in IN_WORDS:
+                reason = f"must be {IN_WORDS[item['ctx']['pattern']]}"
+            case _:
+                reason = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{field}: {reason}" if field else reason)
     return "; ".join(parts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from tasks.specs.base import Frozen
-from tasks.specs.fields import setting
-from tasks.specs.settings import JobSettings
+from tasks.specs.fields import NUMBERS, WHOLE_NUMBERS, numbers, setting
+from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import CAUSAL
 
 GRID = "0. Grid"
@@ -31,6 +31,11 @@ class SweepPoint(Frozen):
 
 
 CHOSEN = SweepPoint(noise_multiplier=0, batch_size=0, epochs=0)
+_AXES = {  # setting of a job -> where the sweep takes it from
+    "noise_multiplier": "sweep_noise_multipliers",
+    "batch_size": "sweep_batch_sizes",
+    "epochs": "sweep_epochs",
+}
 
 
 class SweepSettings(JobSettings):
@@ -40,14 +45,22 @@ class SweepSettings(JobSettings):
         "0.6,1.0,2.0",
         GRID,
         "Noise multipliers σ",
-        "Comma-separated.",
-        pattern=r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$",
+        "The grid's noise multipliers of DP pre-training, with commas between them.",
+        pattern=NUMBERS,
     )
     sweep_batch_sizes: str = setting(
-        "128,256", GRID, "Batch sizes", "Comma-separated.", pattern=r"^[0-9]+(,[0-9]+)*$"
+        "128,256",
+        GRID,
+        "Batch sizes",
+        "The grid's expected units per DP update, with commas between them.",
+        pattern=WHOLE_NUMBERS,
     )
     sweep_epochs: str = setting(
-        "5,10", GRID, "Epochs", "Comma-separated.", pattern=r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
+        "5,10",
+        GRID,
+        "Epochs",
+        "The grid's passes over the declared units, with commas between them.",
+        pattern=NUMBERS,
     )
     selection: Literal["publish-all", "random-count"] = setting(
         "publish-all",
@@ -58,7 +71,10 @@ class SweepSettings(JobSettings):
         "at two to three times the ε of one (Papernot and Steinke 2022).",
     )
     selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
-        "geometric", GRID, "Random count: law", "Of the number of trainings; poisson may be 0."
+        "geometric",
+        GRID,
+        "Random count: law",
+        "Law of the secret number of trainings; poisson may draw 0.",
     )
     selection_mean: float = setting(
         6.0, GRID, "Random count: mean", "Expected number of trainings.", gt=1, le=10_000
@@ -67,9 +83,9 @@ class SweepSettings(JobSettings):
     def grid(self) -> list[SweepPoint]:
         """Return the points that are declared, in reading order."""
         grid = itertools.product(
-            (float(x) for x in self.sweep_noise_multipliers.split(",")),
+            numbers(self.sweep_noise_multipliers),
             (int(x) for x in self.sweep_batch_sizes.split(",")),
-            (float(x) for x in self.sweep_epochs.split(",")),
+            numbers(self.sweep_epochs),
         )
         return [
             SweepPoint(noise_multiplier=s, batch_size=b, epochs=e)
@@ -85,6 +101,12 @@ class SweepSettings(JobSettings):
         own = {k: v for k, v in self.model_dump().items() if k in JobSettings.model_fields}
         return JobSettings.model_validate(own | point.model_dump())
 
+    @field_validator("sweep_noise_multipliers", "sweep_epochs")
+    @classmethod
+    def _are_numbers(cls, value: str) -> str:
+        numbers(value)
+        return value
+
     @model_validator(mode="after")
     def _every_point_is_a_job(self) -> Self:
         if self.model_kind == CAUSAL:
@@ -93,7 +115,24 @@ class SweepSettings(JobSettings):
                 "train gpt2 by dp_bert"
             )
         for point in self.grid():
-            self.job(point)
+            try:
+                self.job(point)
+            except ValidationError as error:
+                raise ValueError(_reason(error, point)) from None
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
+        if self.selection == "random-count" and self.time_box_minutes:
+            raise ValueError(
+                "time_box_minutes: must be 0 with selection=random-count, for each restart would "
+                "tell how many trainings there are"
+            )
         return self
+
+
+def _reason(error: ValidationError, point: SweepPoint) -> str:
+    """Say what is wrong with a point by the names that the sweep has for it."""
+    item = error.errors(include_url=False, include_input=False)[0]
+    axis = str(item["loc"][0]) if item["loc"] else ""
+    if axis not in _AXES:
+        return f"at the point {point.name}: {one_line(error)}"
+    return f"{_AXES[axis]}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"

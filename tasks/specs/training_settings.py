@@ -14,9 +14,15 @@ class TrainingSettings(Frozen):
     vocabulary_size: int = setting(
         4000, MODEL, "Vocabulary size", "At most this many word pieces.", ge=100, le=200_000
     )
-    layers: int = setting(2, MODEL, "Layers", "Transformer blocks.", ge=1, le=48)
+    layers: int = setting(2, MODEL, "Layers", "How many Transformer blocks.", ge=1, le=48)
     hidden: int = setting(
-        128, MODEL, "Hidden size", "A multiple of 64.", ge=64, le=4096, multiple_of=64
+        128,
+        MODEL,
+        "Hidden size",
+        "Width of the model, a multiple of 64.",
+        ge=64,
+        le=4096,
+        multiple_of=64,
     )
     model_kind: Literal["bert", "distilbert", "gpt2"] = setting(
         "bert",
@@ -38,7 +44,7 @@ class TrainingSettings(Frozen):
         256,
         TRAINING,
         "Batch size",
-        "Expected units per DP update (and rows per update in public pre-training).",
+        "Expected units per DP update.",
         ge=1,
         le=1 << 24,
     )
@@ -51,7 +57,12 @@ class TrainingSettings(Frozen):
         le=10_000,
     )
     learning_rate: float = setting(
-        2e-3, TRAINING, "DP learning rate", "Peak, of AdamW.", gt=0, le=10
+        2e-3,
+        TRAINING,
+        "DP learning rate",
+        "Peak learning rate of DP pre-training, of AdamW.",
+        gt=0,
+        le=10,
     )
     nonprivate: bool = setting(
         True,
@@ -63,12 +74,18 @@ class TrainingSettings(Frozen):
         64,
         TRAINING,
         "Non-private batch size",
-        "Units per update; the epochs are those of the DP training, so that as many rows are read.",
+        "Units per update without privacy; the epochs are those of the DP training, so that as "
+        "many rows are read.",
         ge=1,
         le=1 << 24,
     )
     nonprivate_learning_rate: float = setting(
-        3e-3, TRAINING, "Non-private learning rate", "Peak, of AdamW.", gt=0, le=10
+        3e-3,
+        TRAINING,
+        "Non-private learning rate",
+        "Peak learning rate of the training without privacy, of AdamW.",
+        gt=0,
+        le=10,
     )
     public_steps: int = setting(
         900,
@@ -79,8 +96,18 @@ class TrainingSettings(Frozen):
         le=100_000_000,
     )
     public_batch_size: int = setting(
-        64, TRAINING, "Public pre-training: batch size", "Rows per update.", ge=1, le=1 << 20
+        64,
+        TRAINING,
+        "Public pre-training: batch size",
+        "Rows per update of public pre-training.",
+        ge=1,
+        le=1 << 20,
     )
     public_learning_rate: float = setting(
-        3e-3, TRAINING, "Public learning rate", "Peak, of AdamW.", gt=0, le=10
+        3e-3,
+        TRAINING,
+        "Public learning rate",
+        "Peak learning rate of public pre-training, of AdamW.",
+        gt=0,
+        le=10,
     )

@@ -25,6 +25,7 @@ from tasks.specs import (
     sweep_point_steps,
     sweep_report,
 )
+from tasks.specs.fields import IN_WORDS
 
 ROOT = "file:///store"
 STEPS = dp_bert_steps(JobSettings(), ROOT)
@@ -119,6 +120,9 @@ PRIVATE_LABELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "notes"}
+
+
 @pytest.mark.parametrize(
     ("together", "changed"),
     [
@@ -177,6 +181,14 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         ({"finetune_privacy": "dp"}, "entity_types"),
         (dict(PRIVATE_LABELS, entities_public=True), "need no privacy"),
         (dict(PRIVATE_LABELS, finetune_batch_size=200), "entities_declared_units"),
+        (dict(PRIVATE_LABELS, **NOTES), "entities_unit: the labels are charged to notes"),
+        (dict(PRIVATE_LABELS, **NOTES), "entities_dataset"),
+        (dict(PRIVATE_LABELS, **NOTES, entities_dataset="notes"), "unit is patient, not document"),
+        (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient", sampling="shuffled"), "sampling: "),
+        ({"device": "xpu"}, "device: must be cpu, mock-tpu:N (N from 1 to 99), gpu or tpu"),
+        ({"private_dataset": "a b"}, "private_dataset: must be letters, digits"),
+        ({"entity_types": "a b"}, "entity_types: must be names without spaces"),
+        ({"canary_rates": "e"}, "canary_rates: 'e' is not a number"),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_the_reason(
@@ -184,7 +196,59 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         JobSettings.model_validate(settings)
-    assert said in one_line(refused.value)
+    line = one_line(refused.value)
+    assert said in line
+    assert not line.startswith("settings: ")  # whoever shows the line says whose it is
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"entities_unit": "patient"}, {"entities_dataset": "labels"}, {"unit": "document"}],
+)
+def test_private_labels_may_be_charged_to_the_notes_or_to_a_data_set_of_their_own(
+    more: dict[str, Any],
+) -> None:
+    settings = JobSettings.model_validate({**PRIVATE_LABELS, **NOTES, **more})
+    assert settings.entities_charged_to == more.get("entities_dataset", "notes")
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"sweep_epochs": "e"}, "sweep_epochs: 'e' is not a number"),
+        ({"sweep_epochs": "5,0"}, "sweep_epochs: 0 should be greater than 0"),
+        ({"sweep_epochs": "five"}, "sweep_epochs: must be numbers with commas between them"),
+        ({"sweep_noise_multipliers": "1,-1"}, "sweep_noise_multipliers: -1 should be"),
+        (
+            {"sweep_noise_multipliers": "1,1e999"},
+            "sweep_noise_multipliers: '1e999' is not a number",
+        ),
+        ({"sweep_batch_sizes": "0"}, "sweep_batch_sizes: 0 should be"),
+        ({"sweep_batch_sizes": "64,7000"}, "B=7000 · epochs=5: batch_size is above declared_units"),
+    ],
+)
+def test_what_is_wrong_with_a_grid_is_said_in_the_sweeps_own_names(
+    grid: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SweepSettings.model_validate(grid)
+    line = one_line(refused.value)
+    assert said in line
+    assert "\n" not in line
+
+
+def test_every_pattern_is_said_in_words() -> None:
+    schema = SweepSettings.model_json_schema()["properties"]
+    patterns = {field["pattern"] for field in schema.values() if "pattern" in field}
+    assert patterns == set(IN_WORDS)
+
+
+def test_every_description_can_be_read_alone() -> None:
+    """The command line shows them without the form's titles and order."""
+    for name, field in SweepSettings.model_fields.items():
+        said = field.description or ""
+        assert len(said.split()) > 2, name
+        assert not said.startswith(("As above", "Peak,", "Peak.", "Its own", "Of ")), name
 
 
 def test_a_whole_run_is_registered_before_its_first_release() -> None:
@@ -221,6 +285,9 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     with pytest.raises(ValidationError, match="Rényi"):
         SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)
+    with pytest.raises(ValidationError, match="time_box_minutes: must be 0"):
+        SweepSettings(selection="random-count", time_box_minutes=30)
+    SweepSettings(time_box_minutes=30)
 
 
 def test_another_run_of_the_same_work_is_the_same_work() -> None:

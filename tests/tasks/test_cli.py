@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.units import PrivacyUnit
 from tasks import cli
+from tasks.commands.ledger import _planned
+from tasks.commands.settings import settings_told
 from tasks.deployment import Deployment
+from tasks.specs import JobSettings
 
 
 def _confide(
@@ -148,6 +152,29 @@ def test_the_next_runs_cost_is_told_beforehand(
     dear = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
     assert cheap["fits"] and not dear["fits"]
     assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
+    assert cheap["new_releases"] == cheap["releases"] == 2
+
+
+def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
+) -> None:
+    register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
+    _confide(monkeypatch, capsys, *register.split())
+    given = ["private_format=text", "private_path=/notes", "private_dataset=notes"]
+    asked = [word for pair in given for word in ("--set", pair)]
+    words = ["ledger", "cost", *asked]
+    before = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    (planned,) = _planned(settings_told(JobSettings, None, given)).values()
+    Ledger.open(deployment.ledger).register_plan(
+        [replace(release, plan_key="p", run="r") for release in planned]
+    )
+    after = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    assert (after["share_of_budget"], after["new_releases"], after["fits"]) == (0, 0, True)
+    assert after["left_after"] == pytest.approx(before["left_after"])
+    shown = _confide(monkeypatch, capsys, *words)[1]
+    assert "nothing new: the ledger holds all of it" in shown
+    assert "no limit" not in shown
+    assert f"{after['left_after']:.1%}" in shown
 
 
 def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_again(
@@ -173,6 +200,25 @@ def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_aga
         assert (again["run"], again["fits"]) == (f"run-{number}", number == 1)
         assert ("REFUSED" in shown) is (number == 2)
         assert entry.id[:8] in shown and "add/remove" in shown
+
+
+def test_what_withdraw_asks_for_is_shown_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(0.01, 2.0, 10)
+    entries = []
+    for name in ("a-data-set-of-a-long-name", "another-data-set-of-a-long-name"):
+        ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
+        run = f"cli/dp_bert/2026-07-01T12:00:00/{name}/123456789"
+        asked = Reservation(name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run)
+        entries += ledger.register_plan([asked])
+    for words in (["ledger"], ["ledger", "history", "a-data-set-of-a-long-name"]):
+        shown = _confide(monkeypatch, capsys, *words)[1]
+        for entry in entries if words == ["ledger"] else entries[:1]:
+            assert entry.run in shown and entry.id[:8] in shown
+        assert shown.count("planned: nothing read yet, can be withdrawn") == 1
+        assert "…" not in shown
 
 
 def test_a_run_that_was_registered_and_never_began_can_be_given_back(
@@ -212,24 +258,53 @@ def test_epsilon_of_every_sampling_and_of_schedules(
     found = json.loads(_confide(monkeypatch, capsys, *common, *words.split())[1])
     assert found["epsilon_pld"] == pytest.approx(reference, rel=0.01)
     if "--phase" not in words:  # whose epochs are counted phase by phase
-        assert found["epsilon_unamplified"] == pytest.approx(19.4, rel=0.01)
-        assert found["epsilon_unamplified_replace_one"] == pytest.approx(49.3, rel=0.01)
+        assert found["epsilon_unamplified"] == pytest.approx(20.65, rel=0.001)
+        assert found["epsilon_unamplified_replace_one"] == pytest.approx(52.78, rel=0.001)
     epsilon, group = found["epsilon_pld"], found["group"]
     assert group["epsilon"] == pytest.approx(3 * epsilon)
     odds = math.exp(epsilon)
     assert group["delta"] == pytest.approx(1e-6 * (1 + odds + odds**2))
 
 
+EPSILON = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=1", "--steps=1", "--delta=.1"]
+TRAINING = ["calibrate", "training", "--delta=1e-5", "--sampling-rate=.1"]
+VOCABULARY = ["calibrate", "vocabulary", "--delta=1e-9", "--tuple-words=8"]
+REGISTER = ["ledger", "register", "--unit=patient"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["run", "--set", "epochs=-1"], "epochs"),
-        (["run", "--set", "nonsense=1"], "unknown setting"),
+        (["run", "--set", "nonsense=1"], "unknown setting. Names: confide run --show-settings"),
+        (["run", "--set", "noise_multiplyer=1"], "Did you mean noise_multiplier?"),
+        (["run", "--set", "selection=random-count"], "selection: belongs to dp_sweep"),
+        (["run", "--set", "device=xpu"], "settings: device: must be cpu, mock-tpu:N"),
+        (["run", "--set", "declared_units=100"], "settings: batch_size is above declared_units"),
+        (["run", "dp_sweep", "--set", "sweep_epochs=e"], "sweep_epochs: 'e' is not a number"),
+        (["run", "dp_sweep", "--set", "foo=1"], "Names: confide run dp_sweep --show-settings"),
         (["run", "--set", "epochs"], "not key=value"),
         (["ledger", "history", "nobody"], "nobody"),
         (["report"], "no report yet"),
         (["nonsense"], "nonsense"),
         (["epsilon", "--steps", "1"], "Missing option"),
+        ([*EPSILON, "--phase", ".1", "2"], "phases are given, and a rate or steps beside them"),
+        ([*EPSILON, "--units=-5"], "--units: -5 is not 1 or more"),
+        ([*EPSILON, "--units=0"], "--units: 0 is not 1 or more"),
+        ([*EPSILON, "--group=0"], "--group: 0 is not 1 or more"),
+        ([*EPSILON, "--noise-multiplier=0"], "--noise-multiplier: 0 is not above 0"),
+        ([*EPSILON, "--noise-multiplier=nan"], "--noise-multiplier: nan is not finite"),
+        ([*EPSILON, "--steps=0"], "--steps: 0 is not 1 or more"),
+        (["calibrate"], "choose training or vocabulary"),
+        ([*TRAINING, "--epsilon=inf", "--steps=9"], "--epsilon: inf is not finite"),
+        ([*TRAINING, "--epsilon=1", "--noise-multiplier=0"], "--noise-multiplier: 0"),
+        ([*VOCABULARY, "--epsilon=inf"], "--epsilon: inf is not finite"),
+        ([*VOCABULARY, "--epsilon=1", "--tuple-words=0"], "--tuple-words: 0 is not 1 or more"),
+        ([*REGISTER, "--epsilon=inf", "--delta=1e-5", "notes"], "ε = inf is not finite"),
+        ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not above 0 and at most"),
+        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "bad name"], "letters, digits, dots"),
+        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "nn/../x"], "letters, digits, dots"),
+        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "n" * 65], "64 at most"),
         (
             ["epsilon", "--sampling-rate=2", "--noise-multiplier=1", "--steps=1", "--delta=.1"],
             "sampling rate",
@@ -248,6 +323,37 @@ def test_an_error_is_one_line(
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("confide: ")
     assert said in err
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_home_that_cannot_be_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    place: str,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / place))
+    code, _, err = _confide(monkeypatch, capsys, "ledger")
+    assert code == 2
+    assert "CONFIDE_HOME: " in err and "cannot be made (" in err
+
+
+def test_a_home_that_may_not_be_written_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    code, _, err = _confide(monkeypatch, capsys, "ledger")
+    assert code == 2
+    assert "CONFIDE_HOME: " in err and "cannot be written" in err
+
+
+def test_without_a_command_there_is_help_and_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, err = _confide(monkeypatch, capsys)
+    assert "confide: Usage" not in out + err
+    assert "paper-table" in out + err
 
 
 def test_doctor_names_what_is_wrong(

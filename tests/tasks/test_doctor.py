@@ -7,6 +7,7 @@ import pytest
 from tasks.commands import doctor, doctor_services
 from tasks.deployment import Deployment
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
+from tasks.outbox import Identity, Outbox
 
 
 class Airflow:
@@ -118,12 +119,23 @@ def test_a_store_that_cannot_be_written_is_found(deployment):
 
 def test_numbers_that_wait_for_mlflow_are_counted(deployment, monkeypatch):
     monkeypatch.setattr(doctor_services, "_mlflow", lambda _: "")
-    box = deployment.outbox / "a"
-    box.mkdir(parents=True)
-    (box / "identity.json").write_text("{}")
+    box = Outbox.create(deployment.outbox, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
+    assert found(doctor_services.tracking, deployment)["outbox"].ok  # a step that has said nothing
+    box.add(kind="tag", key="a", value="b")
     finding = found(doctor_services.tracking, deployment)["outbox"]
     assert not finding.ok and not finding.needed
     assert finding.found.endswith("MLflow: 1")
+
+
+@pytest.mark.parametrize(("free", "enough"), [(0.9, False), (1.1, True)])
+def test_a_disk_with_room_for_the_demo_is_enough(deployment, monkeypatch, free, enough):
+    usage = doctor.shutil.disk_usage("/")._replace(free=int(free * 2**30))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    assert found(doctor._machine, deployment)["disk"].ok is enough
+
+
+def test_what_makes_the_noise_is_asked_for(deployment):
+    assert found(doctor._packages, deployment)["numba"].ok
 
 
 def test_a_seed_that_others_can_read_is_found(deployment):

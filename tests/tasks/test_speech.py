@@ -101,4 +101,5 @@ def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkey
     assert json.loads(line)["message"].startswith("confide: pretrain: ")
     log = tmp_path / "step.log"
     log.write_text(line + "\n")
-    assert _last_line(log).startswith("pretrain: ")
+    told = json.loads(line)["message"].removeprefix("confide: pretrain: ")
+    assert _last_line(log, "pretrain") == f"{told} (log: {log})"  # the task is named before it

@@ -20,9 +20,10 @@ from dp_core.privacy.events import (
 def epsilon_unamplified(event: MechanismEvent, delta: float) -> float:
     """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
 
-    An epoch at rate q has ⌈1/q⌉ batches, so s updates take each unit at most ⌈s/⌈1/q⌉⌉ times:
-    that many Gaussian mechanisms, adaptively composed, are one with μ = √times/σ (Dong, Roth and
-    Su 2022, Corollary 3.3). ∞ where an event has no such reading (a histogram, no guarantee).
+    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
+    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
+    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
+    histogram, no guarantee).
     """
     return gaussian_epsilon(delta, mu) if math.isfinite(mu := _mu(event, 1.0)) else math.inf
 
@@ -50,6 +51,6 @@ def _mu(event: MechanismEvent, sensitivity: float) -> float:
             return math.inf
     total = 0.0
     for rate, sigma, steps in rates:
-        batches_per_epoch = math.ceil(1 / rate - 1e-9)  # 1/q whole but for rounding
+        batches_per_epoch = math.floor(1 / rate + 1e-9)  # 1/q whole but for rounding
         total += math.ceil(steps / batches_per_epoch) * (sensitivity / sigma) ** 2
     return math.sqrt(total)

@@ -151,12 +151,18 @@ class Accounts:
         Raises:
             BadInput: not registered, or an event that the budget cannot hold.
         """
+        budget, held, fresh = self._compared(planned)
+        return privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
+
+    def _compared(
+        self, planned: Sequence[Reservation]
+    ) -> tuple[Budget, list[Entry], list[Reservation]]:
+        """Return the budget, what it holds, and what of the plan it does not hold."""
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             checks.refuse_foreign(reservation, budget)
         known = {e.identity for e in held if e.state is not State.WITHDRAWN}
-        fresh = [r for r in planned if r.identity not in known]
-        return privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
+        return budget, held, [r for r in planned if r.identity not in known]
 
     def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
         with self._database.transaction() as db:

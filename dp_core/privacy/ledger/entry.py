@@ -15,6 +15,8 @@ from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.privacy.units import PrivacyUnit
 
+LARGEST_DELTA = 0.01  # a job's own δ is bounded by it too, and its units are ten at least
+
 
 class State(StrEnum):
     """How far an entry has come. All but the last count as spent."""
@@ -200,9 +202,16 @@ def check_budget(epsilon: float, delta: float) -> None:
     """Refuse a budget that is none.
 
     Raises:
-        BadInput: ε is not a positive number, or δ not in (0, 1).
+        BadInput: ε is not a positive number, or δ not above 0 and at most LARGEST_DELTA.
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise BadInput(f"budget ε = {epsilon} is not a positive number", where="ledger register")
-    if not 0 < delta < 1:
-        raise BadInput(f"budget δ = {delta} is not in (0, 1)", where="ledger register")
+    if not math.isfinite(epsilon):
+        raise BadInput(f"budget ε = {epsilon} is not finite", where="ledger register")
+    if epsilon <= 0:
+        raise BadInput(f"budget ε = {epsilon:g} is not above 0", where="ledger register")
+    if not 0 < delta <= LARGEST_DELTA:
+        raise BadInput(
+            f"budget δ = {delta:g} is not above 0 and at most {LARGEST_DELTA:g}",
+            where="ledger register",
+            fix="δ must be far below one in the number of units, "
+            "or giving one unit away whole would be private.",
+        )

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, canonical, is_accounted
+from dp_core.privacy.ledger.entry import (
+    Budget,
+    Entry,
+    Reservation,
+    State,
+    canonical,
+    is_accounted,
+)
 from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
 
 LARGEST_ORDER = 512
@@ -70,11 +77,14 @@ class Cost:
     """What a planned release would cost, and what it would leave.
 
     Attributes:
+        charge: what it would take, at the budget's order; None where there is no limit.
         share: of the whole budget that it would take; 0 where there is no limit.
         fits: whether it would be admitted now.
         left_after: share of the budget left after it, not below 0.
         more_of_the_same: how many such releases the budget admits from now on (0 if it does
-            not fit); None where there is no limit.
+            not fit); None where there is no limit, or nothing of it is new.
+        new_releases: how many of its releases the ledger does not hold yet. Those that it holds
+            cost nothing again.
     """
 
     charge: Charge | None
@@ -82,6 +92,7 @@ class Cost:
     fits: bool
     left_after: float
     more_of_the_same: int | None
+    new_releases: int
 
 
 def best_order(epsilon: float, delta: float) -> float:
@@ -183,11 +194,17 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> N
         terms.append(f"{_currency(budget)} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
     if not total.delta <= room.delta:
         terms.append(f"δ {spent.delta:.3g} + {cost.delta:.3g} > {room.delta:.3g}")
+    fix = "Nothing was read or charged. Use more noise or fewer updates, or stop here."
+    if any(e.charged and e.state is State.PLANNED for e in held):
+        fix += (
+            " Planned releases hold some of it: those of a run that failed are given back by "
+            "`confide ledger withdraw DATASET RUN`."
+        )
     raise BudgetExceeded(
         f"the privacy budget (ε = {budget.epsilon:g}, δ = {budget.delta:g}) has no room: "
         f"spent + asked > capacity is {' and '.join(terms)}{_held_open(held)}",
         where=f"data set {budget.name}",
-        fix="Nothing was read or charged. Use more noise or fewer updates, or stop here.",
+        fix=fix,
     )
 
 
@@ -230,9 +247,12 @@ def standing(budget: Budget, entries: Sequence[Entry]) -> Remaining:
 def cost_of(budget: Budget, entries: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
     """Return what the releases, as one plan, would cost beside the entries."""
     room = capacity(budget)
-    if room is None or not more:
-        return Cost(None, 0.0, True, 1.0, None)
+    if room is None:
+        return Cost(None, 0.0, True, 1.0, None, len(more))
     spent = spent_on(groups_of(entries), budget.order)
+    if not more:
+        left = max(0.0, 1 - _share(spent, room))
+        return Cost(Charge(0.0, 0.0), 0.0, True, left, None, 0)
     cost = charge(more, budget.order)
     total = spent + cost
     return Cost(
@@ -243,6 +263,7 @@ def cost_of(budget: Budget, entries: Sequence[Entry], more: tuple[Release, ...])
         more_of_the_same=min(
             _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
         ),
+        new_releases=len(more),
     )
 
 

@@ -186,7 +186,9 @@ class Ledger(Accounts):
         Charges are cached, so that inside the lock only those of entries that others added
         meanwhile are computed.
         """
-        self.cost_of_plan(asked)
+        budget, held, fresh = self._compared(asked)
+        if fresh:
+            privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
 
 
 def _holds(known: Mapping[tuple[str, str, int], Entry], reservation: Reservation) -> bool:

@@ -38,7 +38,13 @@ def test_a_million_updates_or_double_batches_do_not_give_the_printed_epsilon(
         row = rows[f"epsilon_t_{name}_accumulated"]
         assert row.true > 1.0
         assert "does not hold" in row.verdict
-    assert "rounding" in rows["epsilon_t_131072_31250_accumulated"].verdict
+
+
+def test_what_is_called_rounding_rounds(rows: dict[str, PaperRow]) -> None:
+    assert "rounding" in rows["epsilon_t_131072_31250_accumulated"].verdict  # 0.561 is 0.6
+    workshop = rows["epsilon_t_workshop"].verdict  # 0.561 is not 0.58
+    assert "rounding" not in workshop
+    assert "0.561" in workshop and "0.655" in workshop
 
 
 def test_noise_per_shard_is_more_noise(rows: dict[str, PaperRow]) -> None:

@@ -49,8 +49,9 @@ def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Le
 def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
     with pytest.raises(BadInput, match="budget"):
         ledger.register_dataset("other", PrivacyUnit.PATIENT, epsilon, 1e-5)
-    with pytest.raises(BadInput, match="δ"):
-        ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1.0)
+    for delta in (0.0, 0.011, 0.5, 1.0, math.nan):
+        with pytest.raises(BadInput, match=r"δ = .* is not above 0 and at most 0\.01"):
+            ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, delta)
     with pytest.raises(BadInput, match="order"):
         ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=2.5)
     with pytest.raises(BadInput, match="no room at all"):
@@ -358,6 +359,21 @@ def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> N
 
 
 # --- what the next run would cost
+
+
+def test_a_run_that_the_ledger_holds_costs_nothing_and_leaves_what_is_left(ledger: Ledger) -> None:
+    plan = [reservation("v", HISTOGRAM, delta=1e-7), reservation("t", TRAINING)]
+    first = ledger.cost_of_plan(plan)
+    assert (first.new_releases, first.share > 0) == (2, True)
+    for one in plan:
+        ledger.reserve(one)
+    again = ledger.cost_of_plan(plan)
+    assert (again.new_releases, again.share, again.fits) == (0, 0.0, True)
+    assert again.charge is not None  # there is a limit
+    assert again.left_after == pytest.approx(1 - ledger.remaining("notes").share)
+    assert again.left_after == pytest.approx(first.left_after)
+    assert again.more_of_the_same is None
+    assert ledger.cost_of_plan([*plan, reservation("new", GAUSSIAN)]).new_releases == 1
 
 
 def test_the_forecast_is_what_happens(ledger: Ledger) -> None:

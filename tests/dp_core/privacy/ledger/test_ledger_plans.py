@@ -40,7 +40,19 @@ def test_a_plan_that_does_not_fit_leaves_nothing_behind(ledger: Ledger) -> None:
     said = str(caught.value)
     assert "spent + asked > capacity" in said and "\n" not in said
     assert "1 of dp_bert/other" in said  # who holds what is not there
+    assert "ledger withdraw" not in said  # it has begun: nothing can be given back
     assert len(ledger.history("notes")) == 1
+
+
+def test_a_refusal_says_how_what_never_began_is_given_back(ledger: Ledger) -> None:
+    ledger.register_plan(plan())
+    dear = [reservation("dear", DEAR, plan_key="later", run="later")]
+    with pytest.raises(BudgetExceeded, match="`confide ledger withdraw DATASET RUN`"):
+        ledger.register_plan(dear)
+    ledger.withdraw_plan("notes", "dp_bert/one")
+    with pytest.raises(BudgetExceeded) as caught:
+        ledger.register_plan(dear)
+    assert "ledger withdraw" not in str(caught.value)
 
 
 def test_what_was_withdrawn_is_free_again_and_charged_when_asked_for(ledger: Ledger) -> None:

@@ -1,0 +1,150 @@
+"""The settings of a run on the command line: read, refused before anything starts, shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks import cli
+from tasks.commands import run
+from tasks.deployment import Deployment
+from tasks.runner import Job, Outcome
+from tasks.specs import SweepSettings
+
+
+def _confide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["confide", *words])
+    code = cli.main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+    monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[["epochs", 1]]', "not a JSON object"),
+        ('"epochs"', "not a JSON object"),
+        ('{"epochs": 1,\n "seed" 3}', "line 2, column 9"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_a_file_of_settings_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str | bytes,
+    said: str,
+) -> None:
+    file = tmp_path / "settings.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, out, err = _confide(monkeypatch, capsys, "run", "--settings", str(file))
+    assert (code, out) == (2, "")
+    assert said in err and "settings.json" in err
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that were started, none of which does anything."""
+    started: list[str] = []
+
+    def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
+        started.append(job.name)
+        return Outcome(job, deployment.logs, exit_code=1, failed="not run by a test")
+
+    monkeypatch.setattr(run, "run_job", start)
+    monkeypatch.setattr(run, "send_all", lambda _: None)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("private_path", {"private_format": "text", "private_dataset": "notes"}),
+        ("public_path", {"public_format": "text"}),
+        ("entities_train", {"entities_format": "i2b2", "entities_test": "."}),
+        ("entities_test", {"entities_format": "i2b2", "entities_train": "."}),
+        ("public_model", {}),
+    ],
+)
+def test_a_path_that_is_not_there_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: list[str],
+    field: str,
+    more: dict[str, str],
+) -> None:
+    given = [word for pair in more.items() for word in ("--set", "=".join(pair))]
+    for path, code, starts in (("/nonexist/a", 2, 0), (".", 1, 1), ("gs://bucket/a", 1, 2)):
+        words = ["run", *given, "--set", f"{field}={path}"]
+        found, _, err = _confide(monkeypatch, capsys, *words)
+        assert (found, len(steps)) == (code, starts)
+        assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
+
+
+def test_a_model_that_reads_no_labels_needs_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: list[str]
+) -> None:
+    words = "entities_format=i2b2 entities_train=/nonexist entities_test=/nonexist"
+    given = [word for pair in words.split() for word in ("--set", pair)]
+    assert _confide(monkeypatch, capsys, "run", *given)[0] == 2
+    assert _confide(monkeypatch, capsys, "run", *given, "--set", "model_kind=gpt2")[0] == 1
+    assert steps == ["dp_bert"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: list[str],
+    tmp_path: Path,
+    device: str,
+) -> None:
+    monkeypatch.setenv("CONFIDE_TASK_PYTHON", sys.executable)
+    words = ["run", "--set", f"device={device}"]
+    code, _, err = _confide(monkeypatch, capsys, *words)
+    assert (code, steps) == (2, [])
+    assert f"tensorflow-cpu) drives no {device}" in err
+    other = tmp_path / "other" / "bin" / "python"  # whose packages are not known here
+    other.parent.mkdir(parents=True)
+    other.touch()
+    monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(other))
+    assert _confide(monkeypatch, capsys, *words)[0] == 1
+    assert steps == ["dp_bert"]
+
+
+def test_the_settings_are_shown_as_they_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    steps: list[str],
+) -> None:
+    (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
+    given = ["--settings", str(tmp_path / "settings.json"), "--set", "layers=5"]
+    words = ["run", "dp_sweep", "--show-settings", *given]
+    found = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    assert set(found) == set(SweepSettings.model_fields)
+    assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 12)
+    assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)
+    sections = [one["section"] for one in found.values()]
+    assert sections == sorted(sections)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = _confide(monkeypatch, capsys, *words)
+    assert code == 0
+    for name in found:
+        assert f" {name} " in shown  # whole
+    assert shown.index("0. Grid") < shown.index("1. Data") < shown.index("7. Advanced")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert _confide(monkeypatch, capsys, "run", "--show-settings", "--set", "layers=0")[0] == 2
+    assert steps == []
