@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-GRACE = 4.5  # seconds; Airflow escalates every 5, and a step ends itself after 4
+GRACE = 3.5  # seconds; a step ends itself after 3, the launcher stops the container after 4
 NEVER = float("inf")
 STDIN = 0
 NOT_STARTED = 127

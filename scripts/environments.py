@@ -147,6 +147,14 @@ def install_with_pip(installer: Path, folder: Path, lock: Path) -> bool:
 
 def installer_python() -> Path:
     """Return the Python of `.venv/installer`, which has pip and, where it can be had, uv."""
+    VENVS.mkdir(exist_ok=True)
+    with (VENVS / "installer.lock").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)  # it is one for all environments, each with its own lock
+        return make_installer()
+
+
+def make_installer() -> Path:
+    """Make `.venv/installer`, unless it is of its lock already."""
     folder, python = VENVS / "installer", python_of("installer")
     stamp = stamp_of("installer", "installer.txt")
     if works(python) and stamp.exists() and stamp.read_text() == digest_of("installer.txt"):

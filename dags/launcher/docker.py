@@ -30,7 +30,9 @@ from dags.launcher.links import tracked_at
 from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
 
-GRACE_SECONDS = 3  # Airflow escalates every 5 s, and there is a container to remove too
+# Airflow escalates every 5 s, and there is a container to remove too; its first process has ended
+# the step by then (docker/attend.py), and the step itself still before that.
+GRACE_SECONDS = 4
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own

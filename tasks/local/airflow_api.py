@@ -18,7 +18,7 @@ class AirflowRefused(Exception):
 
 
 class AirflowAway(Exception):
-    """Nothing answers there, or not yet."""
+    """Nothing answers there, or not yet, or only that it cannot."""
 
 
 class AirflowApi:
@@ -137,6 +137,8 @@ class AirflowApi:
             if error.code == 401 and login and self._token:
                 self._token = ""  # it has run out
                 return self._call(method, path, body)
+            if error.code >= 500:  # it has trouble of its own, as its database may have: no answer
+                raise AirflowAway(_detail(error)) from None
             raise AirflowRefused(_detail(error)) from None
         except (OSError, ValueError) as error:
             raise AirflowAway(str(error)) from None

@@ -17,7 +17,7 @@ from rich.console import Console
 from dp_core.errors import BadInput, ConfideError
 from tasks.deployment import Deployment
 from tasks.local import stack as local
-from tasks.local.airflow_api import AirflowApi, AirflowRefused
+from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 from tasks.local.follow import Follower, first_failure, progress_folder
 from tasks.local.stack import Stack
 from tasks.specs import JobSettings, dp_bert_steps
@@ -43,6 +43,8 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
             api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
         except AirflowRefused as error:
             raise BadInput(str(error), where="settings") from None
+        except AirflowAway as error:
+            raise ConfideError(f"Airflow does not answer ({error})") from None
         with _failed_if_interrupted(api, run_id):
             _follow(deployment, stack, run_id, console)
     return dp_bert_steps(settings, deployment.store)["report"].output

@@ -29,6 +29,7 @@ class Started:
 
     pid: int
     birth: str  # kernel's start time of the process, in clock ticks since boot
+    boot: str = ""  # the kernel's name for that boot, after which every pid is given anew
 
 
 def start(
@@ -57,7 +58,7 @@ def start(
             preexec_fn=_end_with_parent if end_with_us else None,
         )
     process.returncode = 0  # this object must not wait for it: `is_alive` reaps
-    return Started(process.pid, _stat(process.pid).get("birth", ""))
+    return Started(process.pid, _stat(process.pid).get("birth", ""), _boot())
 
 
 def is_alive(process: Started) -> bool:
@@ -65,7 +66,7 @@ def is_alive(process: Started) -> bool:
     with contextlib.suppress(ChildProcessError, OSError):
         os.waitpid(process.pid, os.WNOHANG)  # where it is our child: reap it
     now = _stat(process.pid)
-    return bool(now) and now["birth"] == process.birth and now["state"] not in "ZX"
+    return bool(now) and now["state"] not in "ZX" and not _taken_over(process)
 
 
 def stop(processes: Iterable[Started], patience: float = PATIENCE) -> None:
@@ -99,9 +100,18 @@ def _left(leaders: Iterable[Started]) -> list[int]:
 
 
 def _taken_over(leader: Started) -> bool:
-    """Whether another process has the leader's pid now: then the session's id is another's too."""
+    """Whether another process may have the leader's pid, and so another session its id."""
+    if leader.boot and leader.boot != _boot():  # a state file of an earlier version has none
+        return True
     now = _stat(leader.pid)
     return bool(now) and now["birth"] != leader.birth
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _signal(pid: int, number: int) -> None:

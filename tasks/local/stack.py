@@ -98,14 +98,15 @@ def start(
     ports = {name: free_port(name) for name in ("airflow", "mlflow")}
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, say)
+    # MLflow's secrets reach no other process, and so no step.
+    own = tracking_server.environment(deployment, folder, secret)
     began = datetime.now(UTC).isoformat()
     components: dict[str, Started] = {}
     for name in names:
         log = log_of(deployment, name)
         components[name] = processes.start(
-            _command(name, deployment, ports),
-            # MLflow's secrets reach no other process, and so no step.
-            variables | (tracking_server.environment(folder, secret) if name == "mlflow" else {}),
+            _command(name, ports),
+            variables | (own if name == "mlflow" else {}),
             CHECKOUT,
             log,
             end_with_us=end_with_us,
@@ -136,9 +137,9 @@ def log_of(deployment: Deployment, component: str) -> Path:
     return deployment.logs / f"{component}.log"
 
 
-def _command(name: str, deployment: Deployment, ports: dict[str, int]) -> list[str]:
+def _command(name: str, ports: dict[str, int]) -> list[str]:
     if name == "mlflow":
-        return tracking_server.command(deployment, ports["mlflow"])
+        return tracking_server.command(ports["mlflow"])
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]

@@ -16,15 +16,14 @@ from tasks.local.configuration import HOST, MLFLOW_USERS, USER, Secrets, write_p
 _REMEMBERED = 60  # seconds for which a password that was right is not hashed again
 
 
-def command(deployment: Deployment, port: int) -> list[str]:
-    """Return the server's command line."""
+def command(port: int) -> list[str]:
+    """Return the server's command line, which everybody on this machine may read."""
     python = str(CHECKOUT / ".venv" / "task" / "bin" / "python")
     where = ["--host", HOST, "--port", str(port), "--workers", "1"]
-    data = ["--backend-store-uri", deployment.tracking]
-    return [python, "-m", "mlflow", "server", "--app-name", "basic-auth", *where, *data]
+    return [python, "-m", "mlflow", "server", "--app-name", "basic-auth", *where]
 
 
-def environment(folder: Path, secret: Secrets) -> dict[str, str]:
+def environment(deployment: Deployment, folder: Path, secret: Secrets) -> dict[str, str]:
     """Return what the server alone is told; writes its settings into the stack's folder."""
     settings = folder / "mlflow-auth.ini"
     lines = [
@@ -35,6 +34,7 @@ def environment(folder: Path, secret: Secrets) -> dict[str, str]:
     ]
     write_private(settings, "\n".join(lines) + "\n")
     return {
+        "MLFLOW_BACKEND_STORE_URI": deployment.tracking,  # may hold a password
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
         "MLFLOW_AUTH_ADMIN_USERNAME": USER,
         "MLFLOW_AUTH_ADMIN_PASSWORD": secret.mlflow,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,6 +154,11 @@ def stubborn(folder: Path) -> Path:
     return script
 
 
+def both_are_known(folder: Path) -> bool:
+    files = [folder / "child", folder / "step"]
+    return all(file.exists() and file.read_text().strip() for file in files)
+
+
 def test_cancelling_ends_the_step_and_what_it_started(store, monkeypatch):
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(stubborn(store)))
     monkeypatch.setattr("dags.launcher.process.GRACE_SECONDS", 0.2)
@@ -161,12 +167,20 @@ def test_cancelling_ends_the_step_and_what_it_started(store, monkeypatch):
     def cancel(number, frame):
         step.on_kill()
 
+    def once_it_runs():
+        try:
+            wait_for(lambda: step.process is not None and both_are_known(store))
+        finally:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, cancel)  # as Airflow does it: in the main thread
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    waiting = threading.Thread(target=once_it_runs)
+    waiting.start()
     try:
         with pytest.raises(AirflowException, match="signal 9"):
             step.execute(context_of())
     finally:
+        waiting.join()
         signal.signal(signal.SIGALRM, before)
     for name in ("step", "child"):
         pid = int((store / name).read_text())

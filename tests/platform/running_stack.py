@@ -19,6 +19,7 @@ TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read
 TAG = os.environ.get("CONFIDE_TAG") or "local"
 PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
 LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
+ENDED = ("success", "failed")  # the states in which a run stays
 
 
 class Stack:
@@ -89,14 +90,16 @@ class Stack:
 
     def wait(self, dag: str, run: str, seconds: float) -> str:
         """Return the state in which a run ended, or the one in which it still is."""
-        path, state = f"/dags/{dag}/dagRuns/{run}", ""
-        until = time.monotonic() + seconds
+        state, until = "", time.monotonic() + seconds
         while time.monotonic() < until:
-            state = str(self.airflow_api(path)["state"])
-            if state in ("success", "failed"):
+            state = self.state(dag, run)
+            if state in ENDED:
                 break
             time.sleep(3)
         return state
+
+    def state(self, dag: str, run: str) -> str:
+        return str(self.airflow_api(f"/dags/{dag}/dagRuns/{run}")["state"])
 
     def tasks(self, dag: str, run: str) -> dict[str, Any]:
         found = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")

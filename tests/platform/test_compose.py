@@ -41,6 +41,17 @@ def test_every_secret_comes_from_outside_and_has_no_default() -> None:
         assert all(r[1].startswith(":?") for r in secret), f"{service}: {name} has a default"
 
 
+def test_what_operate_md_lets_people_set_reaches_a_service() -> None:
+    text = (ROOT / "docs" / "operate.md").read_text()
+    tables = re.findall(
+        r"^### (?:Schedules|Settings in `\.env`)\n(.+?)(?=^### )", text, re.M | re.S
+    )
+    first_cells = re.findall(r"^\|([^|]+)\|", "\n".join(tables), re.M)
+    named = set(re.findall(r"`([A-Z_]+)`", " ".join(first_cells)))
+    assert len(named) > 12
+    assert sorted(name for name in named if f"${{{name}:" not in COMPOSE) == []
+
+
 def test_what_compose_asks_for_is_what_make_env_writes(tmp_path: Path) -> None:
     asked = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
     assert asked

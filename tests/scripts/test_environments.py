@@ -4,6 +4,8 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,27 @@ def test_where_neither_can_one_line_says_what_to_do(environments, installed, mon
     with pytest.raises(environments.SetupError, match="pip config list"):
         environments.ensure_environment("task")
     assert not environments.is_current(environments.ENVIRONMENTS["task"])
+
+
+def test_two_set_ups_at_once_make_one_installer(environments, monkeypatch):
+    """Each environment has a lock of its own, and the installer serves them all."""
+    made = []
+
+    def venv(folder):
+        made.append(folder.name)
+        time.sleep(0.3)  # long enough for the other one to find half of it
+        python = environments.python_in(folder)
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+
+    monkeypatch.setattr(environments, "make_venv", venv)
+    monkeypatch.setattr(environments, "run", lambda *_: 0)
+    both = [threading.Thread(target=environments.installer_python) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert made == ["installer"]
 
 
 def test_without_python_3_11_one_line_says_so(tmp_path):

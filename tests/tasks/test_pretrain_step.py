@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from tasks.storage import Store, is_remote
 from tasks.storage.uris import backend_for
 from tasks.workbench import RESULT
 
-UPDATES = 150  # a checkpoint comes after 100 more
+UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,9 @@ def test_killed_timed_out_and_done_again_it_is_one_charge_and_one_model(
     prepared.to_another_machine()
     code, said = prepared.run(time_box_minutes=1e-6)
     assert code == Unfinished.exit_code, said
-    assert f"time is up after 102 of {UPDATES} updates" in said.splitlines()[-1]
+    reached = re.search(rf"time is up after (\d+) of {UPDATES} updates", said.splitlines()[-1])
+    assert reached is not None, said
+    assert int(reached[1]) in range(102, UPDATES, 100)  # one more than was kept last
     # And to its end.
     code, said = prepared.run()
     assert code == 0, said

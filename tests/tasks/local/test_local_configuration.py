@@ -51,8 +51,10 @@ def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(
 
 def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path):
     to_all = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    own = tracking_server.environment(tmp_path, secret)
+    own = tracking_server.environment(deployment, tmp_path, secret)
     assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
+    assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
+    assert deployment.tracking not in tracking_server.command(2)  # every user may read that line
     assert not own.keys() & to_all.keys()
     assert not {"m", "n"} & set(to_all.values())
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tasks.local import processes
-from tasks.local.processes import Started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -74,13 +74,31 @@ def test_children_are_found_after_their_parent_was_killed(tmp_path):
 
 def test_a_pid_that_was_used_anew_is_left_alone(tmp_path):
     other = start(tmp_path, "exec sleep 60")
-    stale = Started(other.pid, birth="1")  # what an old state file may say
+    stale = replace(other, birth="1")  # what an old state file may say
     try:
         assert not processes.is_alive(stale)
         processes.stop([stale], patience=0.1)
         assert processes.is_alive(other)
     finally:
         processes.stop([other], patience=0.1)
+
+
+def test_what_an_earlier_boot_started_is_left_alone(tmp_path):
+    """By then the same pid, born as long after the start of the machine, may be anybody's."""
+    other = start(tmp_path, STUBBORN_CHILD)
+    child = child_of(tmp_path)
+    stale = replace(other, boot="0b6e2a52-of-another-boot")
+    try:
+        assert not processes.is_alive(stale)
+        processes.stop([stale], patience=0.1)
+        assert processes.is_alive(other)
+        os.kill(other.pid, signal.SIGKILL)
+        wait_for(lambda: not processes.is_alive(other))
+        processes.stop([stale], patience=0.1)  # now the session alone bears the number
+        assert running(child)
+    finally:
+        processes.stop([other], patience=0.1)
+    assert not running(child)
 
 
 def test_a_process_may_be_made_to_end_with_its_starter(tmp_path):

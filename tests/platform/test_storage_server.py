@@ -1,0 +1,83 @@
+"""The object store of the compose stack: what is deleted is gone from its disk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SERVER = Path(__file__).parents[2] / "docker" / "storage_server.py"
+NOTE = b"The patient was seen in clinic."
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a bucket whose files lie in the folder."""
+    pytest.importorskip("gcp_storage_emulator", reason="needs gcp-storage-emulator")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, SERVER, f"--port={port}", "--default-bucket=notes"],
+        env=os.environ | {"STORAGE_BASE": str(folder), "STORAGE_DIR": "objects"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 60
+        while not _answers(address):
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.1)
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return bool(_call(f"{address}/storage/v1/b/notes"))
+    except OSError:
+        return False
+
+
+def _call(url: str, method: str = "GET", body: bytes | None = None) -> bytes:
+    request = urllib.request.Request(url, body, method=method)  # noqa: S310 - loopback
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+        return bytes(answer.read())
+
+
+def _holding(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and NOTE in file.read_bytes()]
+
+
+def test_a_deleted_object_frees_its_file(tmp_path: Path) -> None:
+    with serving(tmp_path) as address:
+        upload = f"{address}/upload/storage/v1/b/notes/o?uploadType=media&name=a.txt"
+        for _ in range(2):  # the second time in place of the first
+            _call(upload, "POST", NOTE)
+            assert len(_holding(tmp_path)) == 1
+        _call(f"{address}/storage/v1/b/notes/o/a.txt", "DELETE")
+        assert _holding(tmp_path) == []
+
+
+def test_what_was_set_aside_goes_at_the_next_start(tmp_path: Path) -> None:
+    aside = tmp_path / "objects" / "_softdelete" / "notes" / "abc"
+    aside.parent.mkdir(parents=True)
+    aside.write_bytes(NOTE)
+    (tmp_path / "objects" / ".partial-abc").write_bytes(NOTE)
+    with serving(tmp_path) as address:
+        upload = f"{address}/upload/storage/v1/b/notes/o?uploadType=media&name=a.txt"
+        _call(upload, "POST", NOTE)
+        assert len(_holding(tmp_path)) == 1
+    with serving(tmp_path) as address:
+        assert _call(f"{address}/download/storage/v1/b/notes/o/a.txt?alt=media") == NOTE

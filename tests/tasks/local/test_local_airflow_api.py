@@ -1,0 +1,65 @@
+"""Airflow's answers: what is a refusal, and what is only that it cannot answer now."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
+
+CODES: list[int] = []  # of the answers to come; after them, 200
+
+
+class Airflow(BaseHTTPRequestHandler):
+    """Logs anyone in, and knows one run."""
+
+    def do_POST(self) -> None:
+        self._answer(200, {"access_token": "t"})
+
+    def do_GET(self) -> None:
+        code = CODES.pop(0) if CODES else 200
+        self._answer(code, {"state": "running"} if code == 200 else {"detail": "in words"})
+
+    def _answer(self, code: int, body: dict[str, str]) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[AirflowApi]:
+    CODES.clear()
+    with HTTPServer(("127.0.0.1", 0), Airflow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield AirflowApi(f"http://127.0.0.1:{server.server_port}", "confide", "secret")
+        server.shutdown()
+
+
+@pytest.mark.parametrize("code", [500, 502, 503, 504])
+def test_trouble_of_the_servers_own_is_no_answer(api: AirflowApi, code: int) -> None:
+    """Whoever follows a run asks again then, and the run goes on."""
+    CODES.append(code)
+    with pytest.raises(AirflowAway, match="in words"):
+        api.run_state("dp_bert", "run")
+    assert api.run_state("dp_bert", "run") == "running"
+
+
+@pytest.mark.parametrize("code", [400, 404, 409, 422])
+def test_a_refusal_is_one(api: AirflowApi, code: int) -> None:
+    CODES.append(code)
+    with pytest.raises(AirflowRefused, match="in words"):
+        api.run_state("dp_bert", "run")
+
+
+def test_a_login_that_has_run_out_is_renewed(api: AirflowApi) -> None:
+    CODES.append(401)
+    assert api.run_state("dp_bert", "run") == "running"
+    assert CODES == []
