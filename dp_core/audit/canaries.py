@@ -122,6 +122,10 @@ def plant(
 ) -> list[list[int]]:
     """Return a unit's rows with its canaries planted, each at a random place of a random row.
 
+    A canary for which its rows have no room is left out. Nothing else happens then: whoever
+    chooses canaries could make any one unit too full for them, and what the step said or did
+    would tell whether that unit is there.
+
     Args:
         rows: `[CLS] pieces [SEP]`, already bounded to what the unit may contribute.
         canaries: all of them; the unit's own coins choose.
@@ -129,9 +133,6 @@ def plant(
         seed: public coins, those of `draw`.
         sequence_length: S; a row that would grow beyond it loses its last own pieces. No canary
             is cut, nor placed inside another.
-
-    Raises:
-        BadInput: the unit carries more canaries than its rows have room for.
     """
     carried = [c for c in canaries if carries(c, unit_id, seed)]
     if not carried or not rows:
@@ -143,11 +144,7 @@ def plant(
     for canary in carried:
         fitting = [i for i, left in enumerate(free) if left >= len(canary.pieces)]
         if not fitting:
-            raise BadInput(
-                "a unit carries more canaries than its rows can hold",
-                where="canary rates",
-                fix="Lower the rates or the canaries per group, or raise the sequence length.",
-            )
+            continue
         row = rng.choice(fitting)
         planted[row].append(canary)
         free[row] -= len(canary.pieces)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dp_core.corpus.readers import Quarantine
 from dp_core.errors import BadInput
@@ -24,11 +25,19 @@ def listed(quarantine: Quarantine, bench: Workbench, file: str) -> Iterator[None
     try:
         yield
     except BadInput as error:
-        if quarantine.rejected:
-            path = bench.durable / file
-            path.write_text(json.dumps(quarantine.summary(), indent=1))
-            error = BadInput(
-                error.what, where=error.where, fix=f"{error.fix} Which ones: {path}".strip()
-            )
-        raise error from None  # the cause may quote what was read
-    (bench.out / file).write_text(json.dumps(quarantine.summary(), indent=1))
+        raise _with_list(error, quarantine, bench.durable / file) from None  # a cause may quote
+    _write(quarantine, bench.out / file)
+
+
+def _with_list(error: BadInput, quarantine: Quarantine, path: Path) -> BadInput:
+    if not quarantine.rejected:
+        return error
+    try:
+        _write(quarantine, path)
+    except OSError:  # a full disk makes bad input no better
+        return error
+    return BadInput(error.what, where=error.where, fix=f"{error.fix} Which ones: {path}".strip())
+
+
+def _write(quarantine: Quarantine, path: Path) -> None:
+    path.write_text(json.dumps(quarantine.summary(), indent=1))

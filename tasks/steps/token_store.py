@@ -81,7 +81,16 @@ def keyed_store_digest(store: TokenStore, bench: Workbench) -> str:
 
 
 def _canaries(spec: TokenStoreSpec, bench: Workbench) -> list[Canary]:
-    return read_canaries(bench.input(spec.canaries_uri).folder) if spec.canaries_uri else []
+    """Return the canaries to plant; of those that no row could hold, say so before any is read."""
+    found = read_canaries(bench.input(spec.canaries_uri).folder) if spec.canaries_uri else []
+    longest = max((len(canary.pieces) for canary in found), default=0)
+    if longest > spec.sequence_length - 2:
+        raise BadInput(
+            f"a pattern of {longest} pieces is longer than a row of {spec.sequence_length} holds",
+            where="canary_patterns",
+            fix="Shorten it, or raise sequence_length.",
+        )
+    return found
 
 
 def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:

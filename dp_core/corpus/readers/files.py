@@ -6,9 +6,11 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 
 # What a damaged or half-written file raises while it is read.
@@ -66,11 +68,28 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def unreadable(path: Path) -> BadInput:
-    """Return the error for a file that ends early or is damaged."""
-    return BadInput(
-        "the file is unreadable, damaged or half-written", where=str(path), fix="Copy it again."
-    )
+@contextmanager
+def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[None]:
+    """Read a file of a source within; one that ends early or is damaged refuses the source.
+
+    Raises:
+        BadInput: names the source. The file, which may be named after a patient, is listed in
+            the quarantine alone.
+    """
+    try:
+        yield
+    except UNREADABLE:
+        quarantine.reject(Reason.UNREADABLE, place_of(file, source))
+        raise BadInput(
+            "a file is unreadable, damaged or half-written",
+            where=str(source),
+            fix="Copy it again.",
+        ) from None
+
+
+def place_of(file: Path, source: Path) -> str:
+    """Return where a file lies within its source."""
+    return file.relative_to(source).as_posix() if file != source else file.name
 
 
 def bounded_lines(stream: IO[bytes]) -> Iterator[bytes | None]:

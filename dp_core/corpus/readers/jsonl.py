@@ -11,13 +11,12 @@ from dp_core.corpus.document import Document
 from dp_core.corpus.readers.files import (
     BOM,
     LONGEST,
-    UNREADABLE,
     bare_name,
     bounded_lines,
+    damage_told,
     input_files,
     is_unicode,
     open_bytes,
-    unreadable,
 )
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 
@@ -38,18 +37,15 @@ def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Itera
     A document without an id is named by its file and line.
     """
     for file in input_files(path, ".jsonl"):
-        try:
-            with open_bytes(file) as stream:
-                for number, line in enumerate(bounded_lines(stream), 1):
-                    place = f"{bare_name(file)}:{number}"
-                    found = _document(line, place, fields)
-                    if isinstance(found, Document):
-                        quarantine.take()
-                        yield found
-                    elif found is not None:
-                        quarantine.reject(found, place)
-        except UNREADABLE as error:
-            raise unreadable(file) from error
+        with damage_told(path, file, quarantine), open_bytes(file) as stream:
+            for number, line in enumerate(bounded_lines(stream), 1):
+                place = f"{bare_name(file)}:{number}"
+                found = _document(line, place, fields)
+                if isinstance(found, Document):
+                    quarantine.take()
+                    yield found
+                elif found is not None:
+                    quarantine.reject(found, place)
 
 
 def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document | Reason | None:

@@ -11,12 +11,12 @@ from dp_core.corpus.document import Document
 from dp_core.corpus.readers.files import (
     BOM,
     LONGEST,
-    UNREADABLE,
     bare_name,
+    damage_told,
     input_files,
     is_unicode,
     open_bytes,
-    unreadable,
+    place_of,
 )
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
@@ -32,20 +32,26 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     ISERROR used where they are. Rows marked ISERROR = 1 are left out.
     """
     for file in input_files(path, ".csv"):
-        try:
-            with open_bytes(file) as stream:
-                # Broken bytes become lone surrogates, so that only their own row is lost.
-                text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-                yield from _notes(file, text, quarantine)
-                text.detach()  # the file closes itself
-        except UNREADABLE as error:
-            raise unreadable(file) from error
+        with damage_told(path, file, quarantine), open_bytes(file) as stream:
+            # Broken bytes become lone surrogates, so that only their own row is lost.
+            text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
+            yield from _notes(path, file, text, quarantine)
+            text.detach()  # the file closes itself
 
 
-def _notes(file: Path, text: Iterable[str], quarantine: Quarantine) -> Iterator[Document]:
+def _notes(
+    source: Path, file: Path, text: Iterable[str], quarantine: Quarantine
+) -> Iterator[Document]:
     csv.field_size_limit(LONGEST)
     reader = csv.reader(text, strict=True)
-    columns = _columns(file, reader)
+    columns = _columns(reader)
+    if missing := [name for name in _NEEDED if name not in columns]:
+        quarantine.reject(Reason.WRONG_COLUMNS, place_of(file, source))
+        raise BadInput(
+            f"a header lacks {' and '.join(missing)}",
+            where=str(source),
+            fix="NOTEEVENTS columns are ROW_ID, SUBJECT_ID, HADM_ID, …, ISERROR, TEXT.",
+        )
     while True:
         place = f"{bare_name(file)}:{reader.line_num + 1}"
         try:
@@ -59,12 +65,8 @@ def _notes(file: Path, text: Iterable[str], quarantine: Quarantine) -> Iterator[
             yield from _note(row, columns, place, quarantine)
 
 
-def _columns(file: Path, reader: Iterator[list[str]]) -> dict[str, int]:
-    """Return the place of each column by its name in capitals.
-
-    Raises:
-        BadInput: no header, or one without a needed column.
-    """
+def _columns(reader: Iterator[list[str]]) -> dict[str, int]:
+    """Return the place of each column by its name in capitals, and by '' how many there are."""
     try:
         header = next(reader, [])
     except csv.Error:
@@ -72,13 +74,6 @@ def _columns(file: Path, reader: Iterator[list[str]]) -> dict[str, int]:
     columns = {
         name.removeprefix(BOM).strip().strip('"').upper(): i for i, name in enumerate(header)
     }
-    missing = [name for name in _NEEDED if name not in columns]
-    if missing:
-        raise BadInput(
-            f"the header lacks {' and '.join(missing)}",
-            where=str(file),
-            fix="NOTEEVENTS columns are ROW_ID, SUBJECT_ID, HADM_ID, …, ISERROR, TEXT.",
-        )
     return {"": len(header), **columns}
 
 

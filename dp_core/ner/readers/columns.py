@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dp_core.corpus.readers.files import bare_name, input_files
+from dp_core.corpus.readers.files import bare_name, damage_told, input_files
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.ner.readers.text_lines import text_lines
 from dp_core.ner.sentence import Sentence
@@ -22,7 +22,8 @@ def read_columns(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     would teach, and score, something else.
     """
     for file in input_files(path, ".tsv"):
-        yield from _sentences(file, quarantine)
+        with damage_told(path, file, quarantine):
+            yield from _sentences(file, quarantine)
 
 
 def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.corpus.readers.files import bare_name, input_files
+from dp_core.corpus.readers.files import UNREADABLE, bare_name, input_files
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 from dp_core.ner.readers.text_lines import text_lines
@@ -46,7 +46,7 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
             continue
         try:
             yield from _document(name, texts[name], concepts[name], quarantine)
-        except BadInput:
+        except UNREADABLE:
             quarantine.reject(Reason.UNREADABLE, name)
 
 

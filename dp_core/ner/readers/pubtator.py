@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp_core.corpus.readers.files import bare_name, input_files
+from dp_core.corpus.readers.files import bare_name, damage_told, input_files
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.ner.readers.text_lines import text_lines
 from dp_core.ner.sentence import Sentence
@@ -37,8 +37,9 @@ def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     not give its own text puts its article into quarantine.
     """
     for file in input_files(path, ".txt"):
-        for article in _articles(file):
-            yield from _sentences(article, quarantine)
+        with damage_told(path, file, quarantine):
+            for article in _articles(file):
+                yield from _sentences(article, quarantine)
 
 
 def _articles(file: Path) -> Iterator[_Article]:
