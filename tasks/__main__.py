@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+
+# Before anything imports TensorFlow: what its native code writes, nobody could place.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tasks.contract import main
 

@@ -39,9 +39,9 @@ from tasks.specs import (
     spec_from_json,
 )
 from tasks.speech import introduce, say
-from tasks.storage import Store, read_spec
+from tasks.storage import RESULT, Store, read_spec
 from tasks.tracker import Tracker
-from tasks.workbench import RESULT, Answer, Workbench, read_result
+from tasks.workbench import Answer, Workbench, content_key, read_result
 
 STOPPED = 143
 _UNTIMED = ("select",)  # how long it took would say how many trainings there were
@@ -96,7 +96,7 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
     store = Store(deployment.store, deployment.cache)
     store.key(spec.output)  # refuses a root that is not this deployment's
     spec_hash = spec.digest()
-    tracker = Tracker(deployment, _identity(spec, spec_hash, context))
+    tracker = Tracker(deployment, _identity(spec, spec_hash, context, deployment))
     durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
     bench = Workbench(
         deployment=deployment,
@@ -218,7 +218,9 @@ def _context(text: str, spec: StepSpec) -> RunContext:
         raise BadInput(one_line(error), where="CONFIDE_RUN_CONTEXT") from None
 
 
-def _identity(spec: StepSpec, spec_hash: str, context: RunContext) -> Identity:
+def _identity(
+    spec: StepSpec, spec_hash: str, context: RunContext, deployment: Deployment
+) -> Identity:
     return Identity(
         run_key=context.run_key,
         run_name=context.run_name,
@@ -227,6 +229,7 @@ def _identity(spec: StepSpec, spec_hash: str, context: RunContext) -> Identity:
         step=spec.step,
         spec_hash=spec_hash,
         made_up=spec.made_up,
+        salt="" if spec.made_up else content_key(deployment, "runs").hex(),
     )
 
 

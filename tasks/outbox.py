@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import shutil
@@ -37,6 +38,8 @@ class Identity:
         step: the kind of step.
         spec_hash: one child run per hash and run key.
         made_up: everything may be shown.
+        salt: a secret, in hex; empty where everything may be shown. Without it, who guesses when
+            a run began could confirm it by the tags of its runs.
     """
 
     run_key: str
@@ -46,6 +49,7 @@ class Identity:
     step: str
     spec_hash: str
     made_up: bool
+    salt: str = ""
 
     def key(self, target: str) -> str:
         """Return the unique tag of the run that `target` (parent, point or step) names."""
@@ -54,7 +58,13 @@ class Identity:
             "point": [self.run_key, self.point],
             "step": [self.run_key, self.spec_hash, "step"],
         }[target]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return self.hidden(json.dumps(parts))
+
+    def hidden(self, text: str) -> str:
+        """Return what stands for a text where it may not be shown, in hex."""
+        if not self.salt:
+            return hashlib.sha256(text.encode()).hexdigest()
+        return hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
 
 
 class Outbox:
@@ -75,7 +85,9 @@ class Outbox:
     @classmethod
     def all(cls, parent: Path) -> list[Outbox]:
         """Return the outboxes that still hold something."""
-        return [cls(f.parent) for f in sorted(parent.glob("*/identity.json"))]
+        found = sorted(f.parent for f in parent.glob("*/identity.json"))
+        # The name under which `remove` deletes one: it has said all, also if that was interrupted.
+        return [cls(folder) for folder in found if folder.suffix != ".sent"]
 
     @property
     def identity(self) -> Identity:

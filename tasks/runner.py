@@ -64,7 +64,8 @@ class Outcome:
             "steps": {
                 name: {
                     "output": self.outputs[name],
-                    "seconds": result.seconds,
+                    # how long a step took tells how large the data are
+                    **({"seconds": result.seconds} if result.facts["made_up"] else {}),
                     "metrics": {
                         m.name: m.value
                         for m in result.metrics

@@ -11,6 +11,9 @@ import json
 import logging
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -23,7 +26,7 @@ _who: dict[str, str] = {}
 
 
 def introduce(step: str, context: RunContext | None = None) -> None:
-    """Set who speaks from now on; in JSON, what libraries log becomes objects too.
+    """Set who speaks from now on. Of what libraries log, only the place is told.
 
     Raises:
         BadInput: `CONFIDE_LOG` holds another word than `json` or `text`.
@@ -34,7 +37,8 @@ def introduce(step: str, context: RunContext | None = None) -> None:
         _who.update(run=context.run_key, task=context.task, point=context.point)
     if os.environ.get(_VARIABLE, "") not in ("", "text", "json"):
         raise BadInput("an unknown form of log", where=_VARIABLE, fix="Use text or json.")
-    if _in_json() and not any(isinstance(h, _Others) for h in logging.root.handlers):
+    debugging = os.environ.get("CONFIDE_DEBUG") and not _in_json()
+    if not debugging and not any(isinstance(h, _Others) for h in logging.root.handlers):
         logging.root.addHandler(_Others(logging.WARNING))
         logging.captureWarnings(True)
 
@@ -71,11 +75,24 @@ def _object(message: str, level: str) -> str:
     return json.dumps(body, ensure_ascii=False)
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Let libraries say nothing within, not even that they said something: the count may tell."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 class _Others(logging.Handler):
     """What libraries log: their name and place only, since their words may quote what they read."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say that a library logged something, and where in its source that stands."""
         place = f"{record.name} ({record.filename}:{record.lineno})"
-        level = "error" if record.levelno >= logging.ERROR else "warning"
-        _write(_object(f"{place} logged a message", level))
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        say(f"{place} logged a message", level)

@@ -18,7 +18,7 @@ from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
 from tasks.speech import say
 from tasks.tracking import Delivery, TrackingDown, send_all
-from tasks.tracking_lines import OPERATOR, PUBLIC
+from tasks.tracking_lines import OPERATOR, PUBLIC, shown_key
 
 PATIENCE = 30.0  # seconds between attempts to reach a tracker that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
@@ -158,6 +158,11 @@ class Tracker:
             return self._delivery.url(self._identity, target)
         except TrackingDown:
             return ""
+
+    @property
+    def shown_run(self) -> str:
+        """The run's key, as anyone may know it."""
+        return shown_key(self._identity, PUBLIC)
 
     @property
     def _restricted(self) -> str:

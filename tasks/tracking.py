@@ -11,14 +11,16 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Line, Outbox
+from tasks.storage import CHECKSUMS, RESULT
 from tasks.tracking_lines import OPERATOR, PUBLIC, grouped, shown_key, shown_name, shown_time
 
 if TYPE_CHECKING:
@@ -158,10 +160,18 @@ class Delivery:
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
         with _one_at_a_time(self._deployment.outbox):
-            now = shown_time(int(time.time() * 1000), identity, experiment)
+            now = shown_time(_now(), identity, experiment)
             run = self._find_or_create(self._experiment(experiment), key, name, tags, now)
+        if experiment == OPERATOR and target != "step":
+            self._end_like(self._run(identity, PUBLIC, target), run)
         self._runs[f"{experiment}/{key}"] = run
         return run
+
+    def _end_like(self, public: Run, run: Run) -> None:
+        """End a job's or a point's run for the operator, made after the one for all had ended."""
+        status = self._api.get_run(public.info.run_id).info.status
+        if status != "RUNNING" and run.info.status == "RUNNING":
+            self._api.set_terminated(run.info.run_id, status, max(run.info.start_time, _now()))
 
     def _find_or_create(
         self, experiment: str, key: str, name: str, tags: dict[str, str], now: int
@@ -177,6 +187,20 @@ class Delivery:
                 self._api.delete_run(double.info.run_id)
         return runs[0]
 
+    def _runs_of(
+        self, identity: Identity, target: str, used: Sequence[str]
+    ) -> Iterator[tuple[str, Run]]:
+        """Yield a target's run in each experiment: in the used ones, and where it is already.
+
+        A job's last step may have nothing for the operator, where other steps had.
+        """
+        for experiment in EXPERIMENTS:
+            if experiment in used:
+                yield experiment, self._run(identity, experiment, target)
+            elif found := self._api.get_experiment_by_name(experiment):
+                for run in self._with_key(found.experiment_id, identity.key(target)):
+                    yield experiment, run
+
     def _with_key(self, experiment: str, key: str) -> list[Run]:
         return list(
             self._api.search_runs(
@@ -190,14 +214,16 @@ class Delivery:
 
     def _send(self, outbox: Outbox, batch: list[Line]) -> None:
         identity, first = outbox.identity, batch[0]
+        if first["kind"] == "begin":
+            for _, run in self._runs_of(identity, first["target"], [first["experiment"]]):
+                self._api.update_run(run.info.run_id, status="RUNNING")
+            return
         if first["kind"] == "end":
             self._end(identity, batch[-1])
             return
         run = self._run(identity, first["experiment"], first["target"])
         run_id = run.info.run_id
         match first["kind"]:
-            case "begin":
-                self._api.update_run(run_id, status="RUNNING")
             case "metric":
                 self._send_metrics(run_id, batch, identity)
             case "param":
@@ -258,7 +284,8 @@ class Delivery:
         wanted = line["tags"]["confide.spec_hash"]
         if any(version.tags.get("confide.spec_hash") == wanted for version in versions):
             return
-        for file in line["files"]:
+        # An earlier version's outbox may name these too: the result has the operator's numbers.
+        for file in (f for f in line["files"] if Path(f).name not in {RESULT, CHECKSUMS}):
             self._api.log_artifact(run_id, str(outbox.file(file)), "model")
         with suppress(MlflowException):  # it exists
             self._api.create_registered_model(name)
@@ -271,9 +298,8 @@ class Delivery:
         )
 
     def _end(self, identity: Identity, line: Line) -> None:
-        for experiment in line["experiments"]:
-            for target in line["targets"]:
-                run = self._run(identity, experiment, target)
+        for target in line["targets"]:
+            for experiment, run in self._runs_of(identity, target, line["experiments"]):
                 ended = shown_time(line["time"], identity, experiment)
                 ended = max(ended, run.info.start_time)  # a clock that was set back meanwhile
                 self._api.set_terminated(run.info.run_id, line["status"], ended)
@@ -281,6 +307,8 @@ class Delivery:
 
 def send_all(deployment: Deployment) -> int:
     """Send what earlier steps could not; return how many outboxes still hold something."""
+    for gone in deployment.outbox.glob("*.sent"):  # whose removal was interrupted
+        shutil.rmtree(gone, ignore_errors=True)
     delivery, left = Delivery(deployment), 0
     for outbox in sorted(Outbox.all(deployment.outbox), key=_turn):
         try:
@@ -293,6 +321,10 @@ def send_all(deployment: Deployment) -> int:
 def unsent(deployment: Deployment) -> int:
     """Return how many steps have something to say that MLflow has not heard yet."""
     return sum(bool(outbox.unsent()[1]) for outbox in Outbox.all(deployment.outbox))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
 
 
 def _revives(line: Line) -> bool:

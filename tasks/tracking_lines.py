@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from tasks.outbox import Identity, Line
@@ -27,7 +26,7 @@ def shown_key(identity: Identity, experiment: str) -> str:
     """Return the run's key as that experiment may know it: Airflow's says when the run began."""
     if _may_know_times(identity, experiment):
         return identity.run_key
-    return hashlib.sha256(identity.run_key.encode()).hexdigest()[:16]
+    return identity.hidden(identity.run_key)[:16]
 
 
 def shown_name(identity: Identity, experiment: str) -> str:

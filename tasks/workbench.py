@@ -19,10 +19,9 @@ from tasks.deployment import Deployment
 from tasks.lines import append, read
 from tasks.progress import Progress
 from tasks.specs import MetricRecord, ReleaseRecord, RunContext, StepResult
-from tasks.storage import CHECKSUMS, Store, StoredCheckpoints, is_remote, keyed_digest
+from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracker import Tracker
 
-RESULT = "result.json"
 _TYPES: dict[Label, type[Labelled]] = {
     Label.DP: Dp,
     Label.PUBLIC: Public,
@@ -94,6 +93,11 @@ def read_result(store: Store, uri: str) -> StepResult | None:
 def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
     """Return each release once, in the order of first appearance."""
     return list({r.ledger_id: r for r in releases}.values())
+
+
+def content_key(deployment: Deployment, purpose: str) -> bytes:
+    """Return a secret of the deployment, the same for all its steps, for keyed digests."""
+    return SeedStore(deployment.seeds).create("content-digests").derive(purpose)
 
 
 class Workbench:
@@ -202,4 +206,4 @@ class Workbench:
 
     def content_key(self) -> bytes:
         """Return the secret under which contents are digested: nobody can confirm a guess."""
-        return self.seeds.create("content-digests").derive("content-digest")
+        return content_key(self.deployment, "content-digest")

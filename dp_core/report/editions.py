@@ -30,6 +30,7 @@ def job_edition(report: JobReport, edition: Edition) -> JobReport:
     types = _types(report.models, hidden)
     return replace(
         report,
+        run_key=_run(report, edition),
         created=_created(report, edition),
         models=tuple(_model(row, hidden, types) for row in report.models),
         curves=tuple(curve for curve in report.curves if curve.label not in hidden),
@@ -43,9 +44,15 @@ def sweep_edition(report: SweepReport, edition: Edition) -> SweepReport:
     hidden = _hidden(report, edition)
     return replace(
         report,
+        run_key=_run(report, edition),
         created=_created(report, edition),
         points=tuple(_point(point, hidden) for point in report.points),
     )
+
+
+def _run(report: JobReport | SweepReport, edition: Edition) -> str:
+    # Airflow's key of a run says when it began.
+    return report.run_key if edition is Edition.OPERATOR or report.made_up else report.shown_run
 
 
 def _created(report: JobReport | SweepReport, edition: Edition) -> str:
@@ -64,6 +71,11 @@ def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
 
 def _value(value: Value, hidden: Labels) -> Value:
     return Withheld() if value is not None and value.label in hidden else value
+
+
+def _private(value: Value, hidden: Labels) -> Value:
+    """Withhold what is measured on private text, also that there was none to measure on."""
+    return Withheld() if Label.OPERATOR in hidden else _value(value, hidden)
 
 
 def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
@@ -86,9 +98,9 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
     return replace(
         row,
         mlm_public=_value(row.mlm_public, hidden),
-        mlm_private=_value(row.mlm_private, hidden),
+        mlm_private=_private(row.mlm_private, hidden),
         perplexity_public=_value(row.perplexity_public, hidden),
-        perplexity_private=_value(row.perplexity_private, hidden),
+        perplexity_private=_private(row.perplexity_private, hidden),
         f1=_value(row.f1, hidden),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=_exposures(row.exposures, hidden),
@@ -100,7 +112,7 @@ def _point(point: SweepRow, hidden: Labels) -> SweepRow:
         point,
         f1=_value(point.f1, hidden),
         mlm_public=_value(point.mlm_public, hidden),
-        mlm_private=_value(point.mlm_private, hidden),
+        mlm_private=_private(point.mlm_private, hidden),
     )
 
 

@@ -124,6 +124,7 @@ class JobReport:
 
     title: str
     run_key: str
+    shown_run: str  # the key of the run in the publishable edition
     created: str  # date and time, ISO 8601
     made_up: bool  # all private input is made up or public: nothing is withheld
     known_seed: bool  # a fixed privacy seed was used: nothing here is private
@@ -172,6 +173,7 @@ class SweepReport:
 
     title: str
     run_key: str
+    shown_run: str
     created: str
     made_up: bool
     known_seed: bool

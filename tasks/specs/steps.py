@@ -211,6 +211,8 @@ class ExposureSpec(StepSpec):
 class ReportSpec(StepSpec):
     """Gather the results of a job into one self-contained page."""
 
+    version: ClassVar[int] = 2  # pages of version 1 named types of private labels and times
+
     step: Literal["report"] = "report"
     title: str
     results: dict[str, str]  # task name -> output URI
@@ -219,6 +221,8 @@ class ReportSpec(StepSpec):
 
 class SweepReportSpec(StepSpec):
     """Gather the results of a sweep: the paper's Fig. 1."""
+
+    version: ClassVar[int] = 2  # pages of version 1 told times
 
     step: Literal["sweep_report"] = "sweep_report"
     title: str

@@ -98,8 +98,8 @@ def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input)
         max_length=spec.sequence_length,
         seed=spec.seed,
         device=spec.device,
-        # In per cent: how many updates there are says how many sentences.
-        progress=lambda done, total: bench.progress(100 * done // total, 100),
+        # In epochs: how many updates there are, or what share is one, says how many sentences.
+        progress=lambda done, total: bench.progress(spec.epochs * done // total, spec.epochs),
     )
     return _Tuned(outcome.model, outcome.predictions, outcome.losses)
 

@@ -65,6 +65,7 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
     return JobReport(
         title=spec.title,
         run_key=bench.context.run_key,
+        shown_run=bench.tracker.shown_run,
         created=reporting.now(),
         made_up=spec.made_up,
         known_seed=bool(dp.facts["known_seed"]),

@@ -28,6 +28,7 @@ from tasks.charging import Charge, charge, manifest
 from tasks.plans import planned_release, recipe_of, training_plan
 from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
 from tasks.specs import PretrainSpec, SelectSpec
+from tasks.speech import silence
 from tasks.statements import write_statement
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of
@@ -81,7 +82,8 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
     store = TokenStore.open(source.folder / TRAIN)
     if keyed_store_digest(store, bench) != source.facts["digest"]:
         raise BadInput("the rows are not those that the step wrote", where=first.store_uri)
-    best = _best(spec, bench, plans, store, initial, vocabulary, content, charged)
+    with silence():  # what TensorFlow warns of once a training counts the trainings
+        best = _best(spec, bench, plans, store, initial, vocabulary, content, charged)
     confirm_same_release(bench, charged, weights_released(best.model.parameters))
     record = charged.settle()
     inherited = [*source.result.releases, *vocabulary.result.releases, *initial.result.releases]
@@ -90,9 +92,10 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
     bench.measure("mlm_accuracy_public", Dp(best.score))
     private = bench.input(first.private_store_uri).folder / HELD_OUT
     if (private / "store.json").exists():
-        accuracy = mlm_accuracy(
-            best.model, TokenStore.open(private), seed=first.seed, max_rows=MEASURED_ROWS
-        )
+        with silence():  # how often TensorFlow has traced before decides whether it warns now
+            accuracy = mlm_accuracy(
+                best.model, TokenStore.open(private), seed=first.seed, max_rows=MEASURED_ROWS
+            )
         bench.measure("mlm_accuracy_private", Operator(accuracy))
     write_statement(bench.out, releases, made_up=bench.made_up)
     shown = max(best.candidate, 0)

@@ -76,6 +76,7 @@ def _report(
     return SweepReport(
         title=spec.title,
         run_key=bench.context.run_key,
+        shown_run=bench.tracker.shown_run,
         created=reporting.now(),
         made_up=spec.made_up,
         known_seed=any(tasks["dp_pretraining"].facts["known_seed"] for tasks in points.values()),

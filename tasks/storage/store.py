@@ -22,6 +22,7 @@ from tasks.storage.local import LocalBackend
 from tasks.storage.uris import backend_for, is_remote, local_path
 
 CHECKSUMS = "checksums.json"
+RESULT = "result.json"
 _BLOCK = 1 << 20
 
 
@@ -153,7 +154,7 @@ class Store:
     def outputs(self, step: str) -> list[str]:
         """Return the URIs of a step's output folders that hold a result."""
         keys = [k.split("/") for k in self._backend.sizes(step)]
-        return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == ["result.json"]]
+        return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
 
     def _published(self, key: str, uri: str) -> dict[str, dict[str, Any]]:
         try:

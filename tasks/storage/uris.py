@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -32,7 +33,7 @@ def local_path(uri: str) -> Path:
             fix="Use a path, file:// or gs://.",
         )
     else:
-        path = Path(uri).expanduser()
+        path = Path(os.path.expanduser(uri))  # noqa: PTH111 - which leaves what it cannot expand
     if not path.is_absolute():
         raise BadInput("a path must be absolute", where=f"{uri!r}", fix="Write it from / on.")
     return path

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
-from dp_core.privacy.labels import Public
+from dp_core.privacy.labels import Operator, Public
 from tasks import outbox
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
 from tasks.recording import end_tracking
 from tasks.tracker import Tracker
-from tasks.tracking import KEY_TAG, PUBLIC, Delivery, send_all, unsent
+from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, send_all, unsent
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 
@@ -37,13 +37,23 @@ def _left_behind(deployment: Deployment) -> None:
             tracker.finish("FINISHED", also=("parent",) if identity is REPORT else ())
 
 
-def _status(deployment: Deployment, identity: Identity, target: str) -> str:
+def _statuses(
+    deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
+) -> list[str]:
     client = MlflowClient(deployment.tracking)
-    experiment = client.get_experiment_by_name(PUBLIC)
-    assert experiment is not None
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return []
     key = identity.key(target)
-    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
-    return str(run.info.status)
+    runs = client.search_runs([found.experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
+    return [str(run.info.status) for run in runs]
+
+
+def _status(
+    deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
+) -> str:
+    (status,) = _statuses(deployment, identity, target, experiment)
+    return status
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -78,12 +88,63 @@ def test_the_last_step_sends_what_was_left_behind_before_its_end(
     assert _status(tracked, REPORT, "parent") == status
 
 
-def test_a_retry_is_shown_as_running(tracked: Deployment) -> None:
-    first = Tracker(tracked, DONE)
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_a_step_with_nothing_for_the_operator_ends_the_job_there_too(
+    tracked: Deployment, status: str, down: bool
+) -> None:
+    told = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
+    point = replace(DONE, made_up=False, point="σ=1")
+    first = Tracker(told, point)
+    first.operator({"loss": Operator(1.0)})
+    first.operator({"loss": Operator(1.0)}, target="point")
+    first.finish("FINISHED")
+    last = Tracker(told, replace(point, task="report", step="report", spec_hash="c" * 64))
+    last.begin()
+    (last.leave if status == "KILLED" else last.finish)(status, also=("point", "parent"))
+    assert send_all(tracked) == 0
+    for target in ("parent", "point"):
+        for experiment in (PUBLIC, OPERATOR):
+            assert _status(tracked, point, target, experiment) == status
+    assert _status(tracked, point, "step", OPERATOR) == "FINISHED"
+
+
+def test_an_operators_number_after_the_end_makes_no_job_run_again(tracked: Deployment) -> None:
+    failed = Tracker(tracked, replace(DONE, made_up=False))
+    failed.begin()
+    other = Tracker(tracked, replace(KILLED, made_up=False))  # at work at the same time
+    other.begin()
+    failed.finish("FAILED", also=("parent",))
+    other.operator({"loss": Operator(1.0)})
+    other.finish("FINISHED")
+    for experiment in (PUBLIC, OPERATOR):
+        assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "FAILED"
+    Tracker(tracked, replace(DONE, made_up=False)).begin()
+    for experiment in (PUBLIC, OPERATOR):
+        assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "RUNNING"
+
+
+def test_nothing_is_made_in_an_experiment_to_end_it_there(tracked: Deployment) -> None:
+    other = Tracker(tracked, replace(KILLED, made_up=False, run_key="run-2"))
+    other.operator({"loss": Operator(1.0)})
+    last = Tracker(tracked, replace(REPORT, made_up=False))
+    last.begin()
+    last.finish("FINISHED", also=("parent",))
+    for target in ("parent", "step"):
+        assert _status(tracked, replace(REPORT, made_up=False), target) == "FINISHED"
+        assert _statuses(tracked, replace(REPORT, made_up=False), target, OPERATOR) == []
+
+
+@pytest.mark.parametrize("made_up", [True, False])
+def test_a_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None:
+    identity = replace(DONE, made_up=made_up)
+    first = Tracker(tracked, identity)
     first.begin()
+    first.operator({"loss": Operator(1.0)})
     first.finish("FAILED", also=("parent",))
-    Tracker(tracked, DONE).begin()
-    assert _status(tracked, DONE, "parent") == "RUNNING"
+    Tracker(tracked, identity).begin()
+    for experiment in (PUBLIC,) if made_up else (PUBLIC, OPERATOR):
+        assert _status(tracked, identity, "parent", experiment) == "RUNNING"
 
 
 def test_a_cancelled_job_is_not_shown_as_running_until_it_is_tried_again(
@@ -126,6 +187,21 @@ def test_an_outbox_that_was_removed_stays_removed(tmp_path: Path) -> None:
     again = Outbox.create(tmp_path, DONE)
     again.add(kind="tag", key="a")
     assert Outbox.all(tmp_path)[0].identity == DONE
+
+
+def test_an_outbox_whose_removal_was_interrupted_waits_for_nobody(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Outbox.create(tracked.outbox, DONE)
+    box.add(kind="end", status="FINISHED")
+    box.confirm(1)
+    with monkeypatch.context() as killed:
+        killed.setattr(outbox.shutil, "rmtree", lambda *_, **__: None)
+        box.remove()
+    (box.folder.with_name(f"{box.folder.name}.sent") / "sent").unlink()  # as far as it came
+    assert Outbox.all(tracked.outbox) == [] and unsent(tracked) == 0
+    assert send_all(tracked) == 0
+    assert list(tracked.outbox.glob("*.sent")) == []
 
 
 def test_who_holds_the_lock_of_a_removed_outbox_does_not_send_the_new_one(

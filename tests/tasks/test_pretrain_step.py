@@ -25,9 +25,8 @@ from dp_core.vocab import wordpiece
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.specs import PretrainSpec, StepResult
 from tasks.specs.steps import ModelShape, PrivacyPlan
-from tasks.storage import Store, is_remote
+from tasks.storage import RESULT, Store, is_remote
 from tasks.storage.uris import backend_for
-from tasks.workbench import RESULT
 
 UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
 

@@ -12,18 +12,16 @@ from dp_core.errors import BadInput
 from tasks import contract
 from tasks.runner import _last_line
 from tasks.specs import RunContext
-from tasks.speech import introduce, message_of, say
+from tasks.speech import introduce, message_of, say, silence
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
-    kept = logging.root.handlers[:]
-    monkeypatch.delenv("CONFIDE_LOG", raising=False)
+    for name in ("CONFIDE_LOG", "CONFIDE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
     yield
-    logging.captureWarnings(False)
-    logging.root.handlers[:] = kept
     monkeypatch.delenv("CONFIDE_LOG", raising=False)
     introduce("")
 
@@ -67,6 +65,28 @@ def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
         "message": "two lines",
     }
     assert message_of(line) == "two lines"
+
+
+@pytest.mark.parametrize("form", ["", "text", "json"])
+def test_in_silence_libraries_leave_no_line(capsys, monkeypatch, form):
+    monkeypatch.setenv("CONFIDE_LOG", form)
+    introduce("select", CONTEXT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with silence():
+            logging.getLogger("tensorflow").warning("5 out of the last 9 calls")
+            warnings.warn("again", stacklevel=1)
+            say("heard")
+        logging.getLogger("tensorflow").warning("loud again")
+    said = capsys.readouterr().err.splitlines()
+    assert [message_of(line).split()[0] for line in said] == ["heard", "tensorflow"]
+
+
+def test_lines_for_people_quote_no_library_either(capsys):
+    introduce("corpus", CONTEXT)
+    logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
+    said = capsys.readouterr().err
+    assert said.startswith("some.package (test_speech.py:") and "zyxsecret" not in said
 
 
 def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):

@@ -16,6 +16,7 @@ from dp_core.privacy.labels import Dp, Label, Operator, Public
 from tasks import lines
 from tasks.deployment import Deployment
 from tasks.outbox import Identity, Outbox
+from tasks.storage import CHECKSUMS, RESULT
 from tasks.tracker import Tracker
 from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
 from tasks.tracking_lines import shown_name
@@ -192,6 +193,20 @@ def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path:
     (version,) = client.search_model_versions("name = 'confide-notes'")
     assert version.description == "ε = 1"
     assert version.tags["ledger.0"] == "abc"
+
+
+def test_what_an_earlier_version_kept_beside_a_model_is_not_shown(
+    tracked: Deployment, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("config.json", RESULT, CHECKSUMS)]
+    for file in files:
+        file.write_text("{}")
+    tracker = Tracker(tracked, PRIVATE)
+    tracker.model("confide-notes", files, "ε = 1", {})
+    tracker.finish("FINISHED")
+    run = _runs(tracked, PUBLIC)["dp_pretraining"]
+    shown = MlflowClient(tracked.tracking).list_artifacts(run.info.run_id, "model")
+    assert [a.path for a in shown] == ["model/config.json"]
 
 
 def test_what_arrived_without_confirmation_is_not_doubled(

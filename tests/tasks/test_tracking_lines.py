@@ -35,6 +35,10 @@ def test_neither_name_nor_key_of_a_run_tells_when_it_began() -> None:
         assert ":" not in shown
     assert shown_name(run, PUBLIC) != shown_name(later, PUBLIC)  # still told apart
     assert shown_key(run, PUBLIC) != shown_key(later, PUBLIC)
+    # Who guesses the moment cannot confirm it: what is shown hangs on a secret of the deployment.
+    salted, other = (replace(run, salt=salt * 32) for salt in ("ab", "cd"))
+    for shown in (shown_key, lambda i, _: i.key("parent"), lambda i, _: i.key("step")):
+        assert len({shown(i, PUBLIC) for i in (run, salted, other)}) == 3
     assert (shown_name(run, OPERATOR), shown_key(run, OPERATOR)) == (run.run_name, run.run_key)
     made_up = replace(run, made_up=True)
     assert shown_name(made_up, PUBLIC) == run.run_name

@@ -221,6 +221,7 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
     return JobReport(
         title="dp_bert",
         run_key="manual__2026-11-21T08:00:00+00:00",
+        shown_run="5ed1c0de5ed1c0de",
         created="2026-11-21T08:41:12+00:00",
         made_up=made_up,
         known_seed=False,
@@ -278,6 +279,7 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
     return SweepReport(
         title="dp_sweep",
         run_key="scheduled__2026-11-21T02:00:00+00:00",
+        shown_run="5ed1c0de5ed1c0de",
         created="2026-11-21T04:12:00+00:00",
         made_up=made_up,
         known_seed=False,

@@ -160,6 +160,7 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
     other = dataclasses.replace(
         report,
         created="2026-11-21T23:59:59+00:00",
+        run_key="manual__2026-11-21T09:00:00+00:00",
         models=tuple(
             dataclasses.replace(
                 model,
