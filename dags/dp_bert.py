@@ -56,10 +56,11 @@ def dp_bert() -> None:
     @task(
         retries=0,
         task_display_name=NAMES["settings"],
-        doc_md="Checks the form's values again: Airflow lets unknown keys through.",
+        doc_md="Checks the form's values again (Airflow lets unknown keys through), and that the "
+        "files are there.",
     )
     def settings() -> None:
-        launcher.settings_from(JobSettings, get_current_context()["params"])
+        launcher.settings_to_start(JobSettings, get_current_context()["params"])
 
     # The whole run is charged to the data set's budget first: it fits, or nothing is spent.
     budget = step("budget", doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**")

@@ -61,7 +61,7 @@ def dp_sweep() -> None:
         doc_md="Checks the form's values again, and lays out the grid.",
     )
     def grid() -> list[dict[str, float]]:
-        settings = launcher.settings_from(SweepSettings, get_current_context()["params"])
+        settings = launcher.settings_to_start(SweepSettings, get_current_context()["params"])
         return [point.model_dump() for point in settings.points()]
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.

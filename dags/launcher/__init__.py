@@ -5,6 +5,14 @@ choice (`CONFIDE_LAUNCHER`), and only the chosen one's provider is ever imported
 """
 
 from dags.launcher.factory import LIGHT, TRAINING, defaults, step
-from dags.launcher.form import form, settings_from
+from dags.launcher.form import form, settings_from, settings_to_start
 
-__all__ = ["LIGHT", "TRAINING", "defaults", "form", "settings_from", "step"]
+__all__ = [
+    "LIGHT",
+    "TRAINING",
+    "defaults",
+    "form",
+    "settings_from",
+    "settings_to_start",
+    "step",
+]

@@ -9,9 +9,11 @@ from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
-from tasks.specs import one_line
+from dags.launcher import deployment
+from tasks.specs import JobSettings, missing_file, one_line
 
 Settings = TypeVar("Settings", bound=BaseModel)
+Job = TypeVar("Job", bound=JobSettings)
 
 _PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
 _BOUNDS = {
@@ -67,3 +69,19 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
         return model.model_validate(given)
     except ValidationError as error:
         raise AirflowFailException(f"settings refused: {one_line(error)}") from None
+
+
+def settings_to_start(model: type[Job], params: Mapping[str, Any]) -> Job:
+    """Return the settings of a run that registers nothing before its files are found.
+
+    Found out by a step, a wrong path would leave the run's registration in the ledger.
+
+    Raises:
+        AirflowFailException: as `settings_from`; or a path that steps on this machine cannot read.
+    """
+    settings = settings_from(model, params)
+    # What containers and pods see, this machine cannot know.
+    if deployment.launcher() == "process" and (missing := missing_file(settings)):
+        name, reason = missing
+        raise AirflowFailException(f"settings refused: {name}: {reason}")
+    return settings

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
-from tasks.commands.report import latest
+from tasks.commands.report import given, latest
 from tasks.deployment import Deployment
 from tasks.statements import WORDS
 from tasks.storage import Store
 from tasks.workbench import read_result
 
 _MODEL = "dp_pretraining"
+_PARTIAL = ".partial"
 
 
 @click.command("export")
@@ -30,19 +34,62 @@ def command(folder: Path, uri: str, as_json: bool) -> None:
     """
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
-    uri = uri.rstrip("/") or _latest_model(store)
+    uri = given(store, uri) if uri else _latest_model(store)
     names = _released_files(store, uri)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput("it is there, and not empty", where=str(folder), fix="Name a new folder.")
-    source = store.local_copy(uri)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, folder / name)
+    partial = _beginning_of(folder)
+    try:
+        _copy(store.local_copy(uri), names, partial)
+        _finish(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": names})
     else:
         click.echo(f"{folder}: {len(names)} files. What it promises: {folder / WORDS}")
+
+
+def _beginning_of(folder: Path) -> Path:
+    """Return a new folder whose content becomes that of `folder`, when all of it is there.
+
+    Beside it; inside where it is there already, which may be all that we may write to.
+    What an export that was killed left of its own is taken away.
+
+    Raises:
+        BadInput: the folder is not empty, or cannot be made or written.
+    """
+    there = os.path.lexists(folder)
+    partial = folder / _PARTIAL if there else folder.with_name(f".{folder.name}{_PARTIAL}")
+    try:
+        if there and (not folder.is_dir() or {f.name for f in folder.iterdir()} - {_PARTIAL}):
+            raise BadInput(
+                "it is there, and not empty", where=str(folder), fix="Name a new folder."
+            )
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # a full disk is no wrong folder: later it may do
+        reason = os.strerror(error.errno or 0)
+        raise BadInput(
+            f"cannot be {'written' if there else 'made'} ({reason})",
+            where=str(folder),
+            fix="Name a folder that you may write.",
+        ) from None
+    return partial
+
+
+def _copy(source: Path, names: Sequence[str], partial: Path) -> None:
+    for name in names:
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, partial / name)
+
+
+def _finish(partial: Path, folder: Path) -> None:
+    if partial.parent != folder:
+        partial.rename(folder)
+        return
+    for entry in sorted(partial.iterdir()):
+        entry.rename(folder / entry.name)
 
 
 def _latest_model(store: Store) -> str:
@@ -51,7 +98,12 @@ def _latest_model(store: Store) -> str:
     if _MODEL in models:
         return models[_MODEL]
     if not models:
-        raise BadInput("the latest report names no model", where="export", fix="Name it by --uri.")
+        raise BadInput(
+            "the latest report names no model: an earlier version made it",
+            where="export",
+            fix="Run the job again (what was charged is not charged again), "
+            f"or choose by --uri: {store.root}/pretrain/…",
+        )
     raise BadInput(
         "the latest run is a sweep",
         where="export",

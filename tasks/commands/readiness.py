@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import metadata
 from pathlib import Path
 
 from dp_core.errors import BadInput
 from tasks.deployment import Deployment
-from tasks.specs import CAUSAL, JobSettings
+from tasks.specs import JobSettings, missing_file
 
 
 def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
@@ -18,34 +17,15 @@ def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> Non
     Raises:
         BadInput: names the setting.
     """
-    if deployment.launcher != "process":
-        return  # what containers see and hold, this machine cannot know
-    for name, path in _paths(settings).items():
-        if not os.access(path, os.F_OK):
-            raise BadInput(f"no such file or folder: {path}", where=name)
-        if not os.access(path, os.R_OK):
-            raise BadInput(f"may not be read: {path}", where=name)
+    if missing := missing_file(settings):
+        name, reason = missing
+        raise BadInput(reason, where=name)
     if settings.device in ("gpu", "tpu") and _processor_only(deployment):
         raise BadInput(
             f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
             where="device",
             fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
         )
-
-
-def _paths(settings: JobSettings) -> dict[str, Path]:
-    """Return the local files that the job reads, by setting. Formats that read none have none."""
-    named = {
-        "private_path": settings.private_path,
-        "public_path": settings.public_path,
-        "public_model": settings.public_model,
-    }
-    if settings.model_kind != CAUSAL:  # which is not fine-tuned for entities
-        named |= {
-            "entities_train": settings.entities_train,
-            "entities_test": settings.entities_test,
-        }
-    return {name: Path(path) for name, path in named.items() if path and "://" not in path}
 
 
 def _processor_only(deployment: Deployment) -> bool:

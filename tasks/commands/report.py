@@ -26,7 +26,7 @@ def command(uri: str, as_json: bool) -> None:
     """Show the closing table of the latest report (or another), and where the page is."""
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
-    uri = uri or latest_uri(store)
+    uri = given(store, uri) if uri else latest_uri(store)
     if as_json:
         write_json(_content(store, uri))
     else:
@@ -46,6 +46,19 @@ def show(uri: str) -> None:
     console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
     for name, place in content["pages"].items():
         console.print(f"{name}: {place}", highlight=False, soft_wrap=True)
+
+
+def given(store: Store, uri: str) -> str:
+    """Return an output's URI as it was given by --uri.
+
+    Raises:
+        BadInput: nothing of the store can have that name.
+    """
+    try:
+        store.key(uri)
+    except BadInput as error:
+        raise BadInput(error.what, where=f"--uri {uri}", fix=error.fix) from None
+    return uri.rstrip("/")
 
 
 def latest(store: Store) -> StepResult:

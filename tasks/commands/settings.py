@@ -20,7 +20,9 @@ PATHS = ("private_path", "public_path", "entities_train", "entities_test", "publ
 
 
 def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
-    """Return the settings of a run that is about to start: as told, and its files are there.
+    """Return the settings of a run that is about to start here: as told, and its files are there.
+
+    `CONFIDE_LAUNCHER` is Airflow's: it says nothing of steps that this machine starts itself.
 
     Raises:
         BadInput: as `settings_told`; or a path that does not exist, or a device that the
@@ -50,11 +52,18 @@ def settings_told(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
     for key in PATHS:
         path = values.get(key)
         if isinstance(path, str) and path and "://" not in path:
-            values[key] = str(Path(path).expanduser().resolve())
+            values[key] = _absolute(key, path)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise BadInput(one_line(error), where="settings") from None
+
+
+def _absolute(name: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (RuntimeError, ValueError):  # no such user; links in a circle; a zero byte
+        raise BadInput(f"cannot be a path: {path!r}", where=name) from None
 
 
 def _object(file: Path) -> dict[str, Any]:

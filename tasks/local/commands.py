@@ -27,13 +27,16 @@ def group() -> None:
 def demo(file: Path | None, words: tuple[str, ...]) -> None:
     """Run the embedded job (or another) through Airflow and show what came out."""
     from tasks.commands.report import show
-    from tasks.commands.settings import settings_from
+    from tasks.commands.settings import settings_from, settings_told
     from tasks.local.demo import run
     from tasks.specs import JobSettings
 
     started = time.monotonic()
     console = Console()
-    report = run(Deployment.from_environment(), settings_from(JobSettings, file, words), console)
+    deployment = Deployment.from_environment()
+    # What containers see and hold, this machine cannot know.
+    read = settings_from if deployment.launcher == "process" else settings_told
+    report = run(deployment, read(JobSettings, file, words), console)
     show(report)
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
 

@@ -5,6 +5,7 @@ Imports pydantic and the standard library only, so that Airflow can parse it in 
 
 from tasks.specs.base import RunContext, StepSpec
 from tasks.specs.job import dp_bert_steps
+from tasks.specs.local_files import missing_file
 from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
 from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import (
@@ -53,6 +54,7 @@ __all__ = [
     "TokenStoreSpec",
     "VocabularySpec",
     "dp_bert_steps",
+    "missing_file",
     "one_line",
     "spec_from_json",
     "sweep_point_steps",

@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
-from dags.launcher import form, settings_from
+from dags.launcher import form, settings_from, settings_to_start
 from tasks.specs import JobSettings, SweepSettings
 
 
@@ -80,3 +80,30 @@ def test_unknown_keys_are_refused_in_one_line():
 def test_inconsistent_settings_are_refused():
     with pytest.raises(AirflowFailException, match="batch_size is above declared_units"):
         settings_from(JobSettings, {"batch_size": 500, "declared_units": 400})
+
+
+@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/nonexist/a", "no such file or folder: /nonexist/a"),
+        ("notes", "a path must be absolute: notes"),
+        ("~nosuch/x", "a path must be absolute: ~nosuch/x"),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_before_anything_is_registered(
+    monkeypatch, model, path, words
+):
+    monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
+    with pytest.raises(AirflowFailException, match=f"settings refused: public_model: {words}"):
+        settings_to_start(model, {"public_model": path})
+    for launcher in ("docker", "kubernetes"):  # whose files this machine cannot see
+        monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
+        assert settings_to_start(model, {"public_model": path}).public_model == path
+
+
+def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
+    monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
+    for path in (str(tmp_path), "gs://bucket/a", None):
+        found = settings_to_start(JobSettings, {"public_model": path})
+        assert found.public_model == (path or "")

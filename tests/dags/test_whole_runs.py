@@ -69,6 +69,16 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
     assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
 
 
+# After the other sweep: in one process, Airflow expands no point where a grid failed before.
+@pytest.mark.parametrize(("dag", "first"), [("dp_bert", "settings"), ("dp_sweep", "grid")])
+def test_a_file_that_is_not_there_is_refused_before_the_budget_is_asked(run, dag, first):
+    done, tasks = run(dag, {"public_model": "/nonexist/a"})
+    assert done.state == DagRunState.FAILED
+    found = states(tasks)
+    assert found[first] == FAILED
+    assert found["budget"] == UPSTREAM
+
+
 def _spec_of(output: str) -> str:
     from pathlib import Path
 

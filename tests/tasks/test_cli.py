@@ -155,6 +155,22 @@ def test_the_next_runs_cost_is_told_beforehand(
     assert cheap["new_releases"] == cheap["releases"] == 2
 
 
+def test_what_made_up_data_cost_is_told_before_anything_is_registered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
+) -> None:
+    words = ["ledger", "cost", "--json"]
+    first = json.loads(_confide(monkeypatch, capsys, *words)[1])
+    assert (first["fits"], first["limited"], first["new_releases"]) == (True, False, 2)
+    ledger = Ledger.open(deployment.ledger)
+    assert ledger.datasets() == {}
+    ledger.register_made_up("synthetic-notes")
+    assert json.loads(_confide(monkeypatch, capsys, *words)[1]) == first
+    given = ["private_format=text", "private_path=/notes", "private_dataset=notes"]
+    asked = [word for pair in given for word in ("--set", pair)]
+    code, _, err = _confide(monkeypatch, capsys, *words, *asked)
+    assert code == 2 and "confide ledger register" in err
+
+
 def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.errors import BadInput
 from tasks import cli
 from tasks.commands import run
 from tasks.deployment import Deployment
+from tasks.local import demo
 from tasks.runner import Job, Outcome
-from tasks.specs import SweepSettings
+from tasks.specs import JobSettings, SweepSettings
 
 
 def _confide(
@@ -91,6 +93,50 @@ def test_a_path_that_is_not_there_is_refused_before_anything_starts(
         found, _, err = _confide(monkeypatch, capsys, *words)
         assert (found, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
+
+
+@pytest.mark.parametrize("launcher", ["docker", "kubernetes"])
+def test_a_run_on_this_machine_is_checked_whatever_starts_airflows_steps(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: list[str],
+    launcher: str,
+) -> None:
+    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
+    code, _, err = _confide(monkeypatch, capsys, "run", "--set", "public_model=/nonexist/a")
+    assert (code, steps) == (2, [])
+    assert "public_model: no such file or folder: /nonexist/a" in err
+
+
+@pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])
+def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launcher: str,
+    starts: int,
+) -> None:
+    started: list[JobSettings] = []
+
+    def start(deployment: Deployment, settings: JobSettings, console: object) -> str:
+        started.append(settings)
+        raise BadInput("not run by a test")
+
+    monkeypatch.setattr(demo, "run", start)
+    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
+    code, _, err = _confide(monkeypatch, capsys, "demo", "--set", "public_model=/nonexist/a")
+    assert (code, len(started)) == (2, starts)
+    assert ("no such file or folder" in err) is (not starts)
+
+
+@pytest.mark.parametrize("path", ["~nosuch/x", "a\0b"])
+def test_what_cannot_be_a_path_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    code, out, err = _confide(
+        monkeypatch, capsys, "ledger", "cost", "--set", f"public_model={path}"
+    )
+    assert (code, out) == (2, "")
+    assert err == f"confide: public_model: cannot be a path: {path!r}\n"
 
 
 def test_a_model_that_reads_no_labels_needs_none(

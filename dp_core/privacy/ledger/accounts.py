@@ -65,7 +65,10 @@ class Accounts:
             BadInput: an impossible budget, or the name has another one already. A budget cannot
                 be raised: what was released under it was promised to stay within it.
         """
-        check_budget(budget_epsilon, budget_delta)
+        # A budget that an earlier version opened stands, also where it would be refused today.
+        known = self.datasets().get(shares_budget_with or name)
+        if known is None or (known.epsilon, known.delta) != (budget_epsilon, budget_delta):
+            check_budget(budget_epsilon, budget_delta)
         if order is None:
             order = privacy_filter.best_order(budget_epsilon, budget_delta)
         privacy_filter.check_order(order, budget_epsilon, budget_delta)

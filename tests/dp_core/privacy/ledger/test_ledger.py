@@ -45,6 +45,23 @@ def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Le
     assert ledger.datasets() == {"notes": first}
 
 
+def test_a_budget_of_an_earlier_version_stands_whatever_its_delta(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("dp_core.privacy.ledger.entry.LARGEST_DELTA", 0.5)
+        first = ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.05)
+    assert ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.05) == first
+    shared = ledger.register_dataset(
+        "letters", PrivacyUnit.PATIENT, 8.0, 0.05, shares_budget_with="wards"
+    )
+    assert shared == first
+    with pytest.raises(BadInput, match="at most"):
+        ledger.register_dataset("other", PrivacyUnit.PATIENT, 8.0, 0.05)
+    with pytest.raises(BadInput, match="registered already"):
+        ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.005)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
     with pytest.raises(BadInput, match="budget"):

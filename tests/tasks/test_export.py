@@ -1,0 +1,151 @@
+"""What `confide export` leaves in a folder: a model, whole, or nothing."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks import cli
+from tasks.deployment import Deployment
+from tasks.specs import StepResult
+from tasks.storage import RESULT, Store
+
+FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Store:
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+    return Store(deployment.store, deployment.cache)
+
+
+def _result(store: Store, step: str, **facts: object) -> str:
+    uri = f"{store.root}/{step}/{'a' * 16}"
+    result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], facts=facts)
+    store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+    return uri
+
+
+@pytest.fixture
+def model(store: Store, tmp_path: Path) -> str:
+    """A published model, and the report that names it."""
+    made = tmp_path / "made"
+    for name, content in FILES.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(content)
+    uri = f"{store.root}/pretrain/{'a' * 16}"
+    store.publish(made, uri)
+    assert _result(store, "pretrain", operator_only=False) == uri
+    _result(store, "report", created="2026-01-01", models={"dp_pretraining": uri})
+    return uri
+
+
+def _export(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
+    code = cli.main()
+    said = "".join(capsys.readouterr())
+    assert len(said.strip().splitlines()) == 1, said
+    return code, said
+
+
+def _content(folder: Path) -> dict[str, str]:
+    files = (f for f in folder.rglob("*") if f.is_file())
+    return {f.relative_to(folder).as_posix(): f.read_text() for f in files}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_model_is_copied_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: str,
+    there: bool,
+) -> None:
+    folder = tmp_path / "to" / "given"
+    if there:
+        folder.mkdir(parents=True)
+    before, copy = folder.exists(), shutil.copyfile
+
+    def interrupted(source: Path, target: Path) -> None:
+        if target.name == "vocab.txt":
+            raise KeyboardInterrupt
+        copy(source, target)
+
+    for removed in (True, False):  # a killed process cannot even tidy up
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copyfile", interrupted)
+            if not removed:
+                patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            assert _export(monkeypatch, capsys, str(folder))[0] == 130
+        assert folder.exists() is before
+        assert bool(_content(folder.parent)) is not removed
+    code, said = _export(monkeypatch, capsys, str(folder))
+    assert code == 0 and "3 files" in said
+    assert _content(folder) == FILES
+    assert [f.name for f in folder.parent.iterdir()] == ["given"]
+    assert sorted(f.name for f in folder.iterdir()) == ["PRIVACY.md", "config.json", "tokens"]
+    code, said = _export(monkeypatch, capsys, str(folder))
+    assert code == 2 and "not empty" in said
+
+
+def test_the_folder_that_one_stands_in_will_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert _export(monkeypatch, capsys, ".", "--uri", f"{model}/")[0] == 0
+    assert _content(Path()) == FILES
+
+
+def test_a_folder_that_cannot_be_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "file").write_text("a file")
+    folder = tmp_path / "file" / "given"
+    code, said = _export(monkeypatch, capsys, str(folder))
+    assert code == 2
+    assert f"{folder}: cannot be made (Not a directory)" in said
+
+
+def test_a_report_that_names_no_model_says_how_to_find_one(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    store: Store,
+) -> None:
+    _result(store, "report", created="2026-01-01")
+    code, said = _export(monkeypatch, capsys, str(tmp_path / "given"))
+    assert code == 2
+    assert "Run the job again" in said and f"{store.root}/pretrain/" in said
+
+
+@pytest.mark.parametrize("command", ["export given", "report"])
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("foo", "a path must be absolute"),
+        ("~nosuch/x", "a path must be absolute"),
+        ("/", "not below this deployment's store"),
+        ("gs://bucket/a", "not below this deployment's store"),
+        ("ftp://host/a", "unknown kind of URI"),
+    ],
+)
+def test_a_uri_is_refused_by_the_name_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    store: Store,
+    command: str,
+    uri: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["confide", *command.split(), "--uri", uri])
+    assert cli.main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"confide: --uri {uri}: ") and words in said
+    assert RESULT not in said
