@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -280,6 +281,13 @@ def test_the_public_experiment_names_no_type_of_private_labels_and_no_time_of_da
     assert TYPE not in page
     assert finished.result("report").facts["created"] not in page
     assert TYPE in (finished.output("report") / "operator_report" / "report.html").read_text()
+
+
+def test_progress_on_private_labels_does_not_say_how_many_there_are(finished: Finished) -> None:
+    for task in ("public_finetuning", "nonprivate_finetuning"):
+        told = re.findall(rf"{task}: (\d+)/(\d+)", finished.said[task])
+        epochs = finished.settings.finetune_epochs
+        assert told and {(int(done) <= epochs, int(of)) for done, of in told} == {(True, epochs)}
 
 
 def test_anyone_may_see_how_a_private_training_goes_on_public_text(finished: Finished) -> None:

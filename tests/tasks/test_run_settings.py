@@ -14,7 +14,7 @@ from tasks.commands import run
 from tasks.deployment import Deployment
 from tasks.local import demo
 from tasks.runner import Job, Outcome
-from tasks.specs import JobSettings, SweepSettings
+from tasks.specs import JobSettings, StepResult, SweepSettings
 
 
 def _confide(
@@ -194,3 +194,18 @@ def test_the_settings_are_shown_as_they_would_be(
     assert max(map(len, shown.splitlines())) <= 80
     assert _confide(monkeypatch, capsys, "run", "--show-settings", "--set", "layers=0")[0] == 2
     assert steps == []
+
+
+@pytest.mark.parametrize("made_up", [True, False])
+def test_how_long_a_step_took_is_told_of_made_up_data_alone(tmp_path: Path, made_up: bool) -> None:
+    result = StepResult(
+        step="corpus",
+        spec_hash="0",
+        outputs={},
+        metrics=[],
+        facts={"made_up": made_up},
+        seconds=3.5,
+    )
+    job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
+    done = Outcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
+    assert ("seconds" in done.summary()["steps"]["corpus"]) is made_up
