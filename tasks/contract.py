@@ -7,7 +7,6 @@ Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import importlib
 import os
@@ -27,7 +26,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Unfinished
-from tasks.deployment import CHECKOUT, Deployment
+from tasks.deployment import CHECKOUT, Deployment, is_full_disk
 from tasks.outbox import Identity
 from tasks.progress import Progress
 from tasks.recording import LAST_STEPS, end_tracking, record, say_where
@@ -137,9 +136,9 @@ def fault_line(error: BaseException) -> str:
 
     A library's message may quote what it read, and what it read may be private.
     """
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full_disk(error):
         return (
-            f"the disk is full ({os.strerror(error.errno)}). Make room where CONFIDE_HOME and "
+            f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
             "CONFIDE_STORE are, and try again: what is done stays done."
         )
     place = ""

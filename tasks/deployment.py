@@ -80,14 +80,7 @@ class Deployment:
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # a full disk is no wrong setting: later it may do
-            reason = os.strerror(error.errno or 0)
-            raise BadInput(
-                f"{self.home} cannot be made ({reason})",
-                where="CONFIDE_HOME",
-                fix="Name a folder that you may write.",
-            ) from None
+            raise refused(error, f"{self.home} cannot be made", where="CONFIDE_HOME") from None
         if not os.access(self.home, os.W_OK | os.X_OK):
             raise BadInput(
                 f"{self.home} cannot be written",
@@ -119,3 +112,16 @@ class Deployment:
     def logs(self) -> Path:
         """Logs of the steps that the CLI started."""
         return self.home / "logs"
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether there was no room: nobody's mistake, and later it may do."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def refused(error: OSError, what: str, *, where: str) -> Exception:
+    """Return what to raise where a folder that somebody named cannot be made or written."""
+    if is_full_disk(error):
+        return error
+    reason = os.strerror(error.errno or 0)
+    return BadInput(f"{what} ({reason})", where=where, fix="Name a folder that you may write.")

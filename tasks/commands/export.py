@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
-from tasks.deployment import Deployment
+from tasks.deployment import Deployment, refused
 from tasks.statements import WORDS
 from tasks.storage import Store
 from tasks.workbench import read_result
@@ -67,14 +66,8 @@ def _beginning_of(folder: Path) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # a full disk is no wrong folder: later it may do
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(
-            f"cannot be {'written' if there else 'made'} ({reason})",
-            where=str(folder),
-            fix="Name a folder that you may write.",
-        ) from None
+        what = f"cannot be {'written' if there else 'made'}"
+        raise refused(error, what, where=str(folder)) from None
     return partial
 
 

@@ -16,7 +16,7 @@ from tasks.deployment import Deployment
 from tasks.specs import JobSettings, SweepSettings, one_line
 
 S = TypeVar("S", bound=JobSettings)
-PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
+_PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
 
 
 def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
@@ -49,7 +49,7 @@ def settings_told(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
             raise BadInput(f"{word!r} is not key=value", where="--set")
         values[key] = value
     _refuse_unknown(kind, values)
-    for key in PATHS:
+    for key in _PATHS:
         path = values.get(key)
         if isinstance(path, str) and path and "://" not in path:
             values[key] = _absolute(key, path)

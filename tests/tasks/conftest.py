@@ -22,6 +22,14 @@ def deployment(tmp_path: Path) -> Deployment:
     return found
 
 
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    """The command line's own deployment is the test's."""
+    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    for name in ("CONFIDE_DEBUG", "CONFIDE_LAUNCHER"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs: making its tables takes longer than any test here."""

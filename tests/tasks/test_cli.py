@@ -12,38 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import confide
 
 from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.units import PrivacyUnit
-from tasks import cli
 from tasks.commands.ledger import _planned
 from tasks.commands.settings import settings_told
 from tasks.deployment import Deployment
 from tasks.specs import JobSettings
 
-
-def _confide(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["confide", *words])
-    code = cli.main()
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-@pytest.fixture(autouse=True)
-def _home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
-    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 def test_epsilon_has_the_reference_values(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --json"
-    code, out, _ = _confide(monkeypatch, capsys, *words.split())
+    code, out, _ = confide(monkeypatch, capsys, *words.split())
     found = json.loads(out)
     assert code == 0
     assert found["epsilon_pld"] == pytest.approx(0.947, rel=0.01)
@@ -56,13 +43,13 @@ def test_calibrated_noise_reaches_its_target(
 ) -> None:
     target = ["--epsilon", "2", "--delta", "1e-5", "--sampling-rate", "0.02"]
     words = ["calibrate", "training", *target, "--steps", "200", "--json"]
-    found = json.loads(_confide(monkeypatch, capsys, *words)[1])
+    found = json.loads(confide(monkeypatch, capsys, *words)[1])
     assert 1.98 <= found["epsilon"] <= 2
     words = ["calibrate", "training", *target, "--json", "--noise-multiplier"]
     words.append(str(found["noise_multiplier"]))
-    assert json.loads(_confide(monkeypatch, capsys, *words)[1])["steps"] >= 200
+    assert json.loads(confide(monkeypatch, capsys, *words)[1])["steps"] >= 200
     for more in ([], ["--steps", "10", "--noise-multiplier", "1"]):
-        code, _, err = _confide(monkeypatch, capsys, "calibrate", "training", *target, *more)
+        code, _, err = confide(monkeypatch, capsys, "calibrate", "training", *target, *more)
         assert code == 2
         assert "--steps" in err or "--noise-multiplier" in err
 
@@ -83,13 +70,13 @@ def test_every_sampling_is_calibrated_by_what_is_proven_for_it(
 ) -> None:
     said = f"--delta 1e-5 --sampling-rate 0.05 --json --sampling {sampling}".split()
     asked = ["calibrate", "training", "--epsilon", "4", *said]
-    found = json.loads(_confide(monkeypatch, capsys, *asked, "--steps", "40")[1])
+    found = json.loads(confide(monkeypatch, capsys, *asked, "--steps", "40")[1])
     assert (found["neighbours"], found["sampling"]) == (neighbours, sampling.split()[0])
     sigma = ["--noise-multiplier", str(found["noise_multiplier"])]
-    told = json.loads(_confide(monkeypatch, capsys, "epsilon", *said, *sigma, "--steps", "40")[1])
+    told = json.loads(confide(monkeypatch, capsys, "epsilon", *said, *sigma, "--steps", "40")[1])
     assert told["epsilon_pld"] == pytest.approx(found["epsilon"])
     assert 3.98 <= found["epsilon"] <= 4
-    back = json.loads(_confide(monkeypatch, capsys, *asked, *sigma)[1])
+    back = json.loads(confide(monkeypatch, capsys, *asked, *sigma)[1])
     assert back["steps"] == (40 if sampling != "shuffled" else 40 // 20 * 20)
 
 
@@ -98,28 +85,28 @@ def test_no_batch_is_rounded_down(
 ) -> None:
     words = "epsilon --sampling fixed-size --units 100 --noise-multiplier 1 --steps 5 --json"
     common = [*words.split(), "--delta", "1e-3", "--sampling-rate"]
-    code, out, err = _confide(monkeypatch, capsys, *common, "0.0144")  # the ε of 0.01 is too small
+    code, out, err = confide(monkeypatch, capsys, *common, "0.0144")  # the ε of 0.01 is too small
     assert (code, out) == (2, "")
     assert "give 0.02" in err
-    assert _confide(monkeypatch, capsys, *common, "0.02")[0] == 0
+    assert confide(monkeypatch, capsys, *common, "0.02")[0] == 0
     common[common.index("1e-3")] = "0.01"
-    assert "below 1/100" in _confide(monkeypatch, capsys, *common, "0.02")[2]
+    assert "below 1/100" in confide(monkeypatch, capsys, *common, "0.02")[2]
 
 
 def test_calibrated_vocabulary_is_better_than_the_papers_noise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "calibrate vocabulary --epsilon 0.5178 --delta 1e-9 --tuple-words 256 --json"
-    found = json.loads(_confide(monkeypatch, capsys, *words.split())[1])
+    found = json.loads(confide(monkeypatch, capsys, *words.split())[1])
     assert found["threshold"] < 1369  # what σ = 200 needs
     assert found["delta_earned"] <= 1e-9
     # as the paper prints it: σ = 200, C = 982.5, and a δ that is not 1e-9
-    paper = json.loads(_confide(monkeypatch, capsys, *words.split(), "--mode", "paper")[1])
+    paper = json.loads(confide(monkeypatch, capsys, *words.split(), "--mode", "paper")[1])
     assert paper["sigma"] == pytest.approx(200, rel=1e-4)
     assert paper["threshold"] == pytest.approx(982.54, abs=0.05)
     assert paper["delta_earned"] == pytest.approx(1.18e-4, rel=0.01)
     assert paper["right_threshold"] == pytest.approx(1369.39, abs=0.05)
-    shown = _confide(monkeypatch, capsys, *words.split()[:-1], "--mode", "paper")[1]
+    shown = confide(monkeypatch, capsys, *words.split()[:-1], "--mode", "paper")[1]
     assert "delta_earned, not delta" in shown
 
 
@@ -127,14 +114,14 @@ def test_the_ledger_by_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     register = "ledger register notes --unit patient --epsilon 8 --delta 1e-5 --json"
-    assert _confide(monkeypatch, capsys, *register.split())[0] == 0
-    found = json.loads(_confide(monkeypatch, capsys, "ledger", "--json")[1])
+    assert confide(monkeypatch, capsys, *register.split())[0] == 0
+    found = json.loads(confide(monkeypatch, capsys, "ledger", "--json")[1])
     assert found["notes"]["epsilon"] == 8
     assert found["notes"]["share"] == 0
-    history = _confide(monkeypatch, capsys, "ledger", "history", "notes", "--json")
+    history = confide(monkeypatch, capsys, "ledger", "history", "notes", "--json")
     assert json.loads(history[1]) == []
     raised = register.replace("8", "9")
-    code, _, err = _confide(monkeypatch, capsys, *raised.split())
+    code, _, err = confide(monkeypatch, capsys, *raised.split())
     assert code == 2
     assert len(err.strip().splitlines()) == 1
 
@@ -143,13 +130,13 @@ def test_the_next_runs_cost_is_told_beforehand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
-    _confide(monkeypatch, capsys, *register.split())
+    confide(monkeypatch, capsys, *register.split())
     (tmp_path / "settings.json").write_text(
         json.dumps({"private_format": "text", "private_path": "/notes", "private_dataset": "notes"})
     )
     words = ["ledger", "cost", "--settings", str(tmp_path / "settings.json"), "--json"]
-    cheap = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=1")[1])
-    dear = json.loads(_confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
+    cheap = json.loads(confide(monkeypatch, capsys, *words, "--set", "epochs=1")[1])
+    dear = json.loads(confide(monkeypatch, capsys, *words, "--set", "epochs=500")[1])
     assert cheap["fits"] and not dear["fits"]
     assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
     assert cheap["new_releases"] == cheap["releases"] == 2
@@ -159,15 +146,15 @@ def test_what_made_up_data_cost_is_told_before_anything_is_registered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:
     words = ["ledger", "cost", "--json"]
-    first = json.loads(_confide(monkeypatch, capsys, *words)[1])
+    first = json.loads(confide(monkeypatch, capsys, *words)[1])
     assert (first["fits"], first["limited"], first["new_releases"]) == (True, False, 2)
     ledger = Ledger.open(deployment.ledger)
     assert ledger.datasets() == {}
     ledger.register_made_up("synthetic-notes")
-    assert json.loads(_confide(monkeypatch, capsys, *words)[1]) == first
+    assert json.loads(confide(monkeypatch, capsys, *words)[1]) == first
     given = ["private_format=text", "private_path=/notes", "private_dataset=notes"]
     asked = [word for pair in given for word in ("--set", pair)]
-    code, _, err = _confide(monkeypatch, capsys, *words, *asked)
+    code, _, err = confide(monkeypatch, capsys, *words, *asked)
     assert code == 2 and "confide ledger register" in err
 
 
@@ -175,19 +162,19 @@ def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:
     register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
-    _confide(monkeypatch, capsys, *register.split())
+    confide(monkeypatch, capsys, *register.split())
     given = ["private_format=text", "private_path=/notes", "private_dataset=notes"]
     asked = [word for pair in given for word in ("--set", pair)]
     words = ["ledger", "cost", *asked]
-    before = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    before = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
     (planned,) = _planned(settings_told(JobSettings, None, given)).values()
     Ledger.open(deployment.ledger).register_plan(
         [replace(release, plan_key="p", run="r") for release in planned]
     )
-    after = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    after = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
     assert (after["share_of_budget"], after["new_releases"], after["fits"]) == (0, 0, True)
     assert after["left_after"] == pytest.approx(before["left_after"])
-    shown = _confide(monkeypatch, capsys, *words)[1]
+    shown = confide(monkeypatch, capsys, *words)[1]
     assert "nothing new: the ledger holds all of it" in shown
     assert "no limit" not in shown
     assert f"{after['left_after']:.1%}" in shown
@@ -196,9 +183,9 @@ def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
 def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:
-    assert "No data set" in _confide(monkeypatch, capsys, "ledger")[1]
+    assert "No data set" in confide(monkeypatch, capsys, "ledger")[1]
     words = "ledger register notes --unit patient --epsilon 2 --delta 1e-5 --order inf --json"
-    _confide(monkeypatch, capsys, *words.split())
+    confide(monkeypatch, capsys, *words.split())
     ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(1.0, 5.0, 1)
     for number in (1, 2):
         spec = f"spec-{number}"
@@ -206,8 +193,8 @@ def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_aga
             "notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}"
         )
         (entry,) = ledger.register_plan([run])
-        found = json.loads(_confide(monkeypatch, capsys, "ledger", "--json")[1])["notes"]
-        shown = _confide(monkeypatch, capsys, "ledger")[1]
+        found = json.loads(confide(monkeypatch, capsys, "ledger", "--json")[1])["notes"]
+        shown = confide(monkeypatch, capsys, "ledger")[1]
         one = gaussian_epsilon(1e-6, 1 / 5)
         assert found["left"] == pytest.approx(1 - number * one / 2, abs=1e-3)
         assert [r["run"] for r in found["history"]] == [f"run-{n + 1}" for n in range(number)]
@@ -230,7 +217,7 @@ def test_what_withdraw_asks_for_is_shown_whole_on_a_narrow_terminal(
         asked = Reservation(name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run)
         entries += ledger.register_plan([asked])
     for words in (["ledger"], ["ledger", "history", "a-data-set-of-a-long-name"]):
-        shown = _confide(monkeypatch, capsys, *words)[1]
+        shown = confide(monkeypatch, capsys, *words)[1]
         for entry in entries if words == ["ledger"] else entries[:1]:
             assert entry.run in shown and entry.id[:8] in shown
         assert shown.count("planned: nothing read yet, can be withdrawn") == 1
@@ -241,17 +228,17 @@ def test_a_run_that_was_registered_and_never_began_can_be_given_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:
     words = "ledger register notes --unit patient --epsilon 8 --delta 1e-5 --order inf --json"
-    assert json.loads(_confide(monkeypatch, capsys, *words.split())[1])["renyi_order"] == "infinity"
+    assert json.loads(confide(monkeypatch, capsys, *words.split())[1])["renyi_order"] == "infinity"
     event = PoissonGaussian.single(0.01, 2.0, 10)
     Ledger.open(deployment.ledger).register_plan(
         [Reservation("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
     )
     withdraw = ["ledger", "withdraw", "notes", "run-1", "--json"]
-    (gone,) = json.loads(_confide(monkeypatch, capsys, *withdraw)[1])
+    (gone,) = json.loads(confide(monkeypatch, capsys, *withdraw)[1])
     assert gone["state"] == "withdrawn"
-    left = json.loads(_confide(monkeypatch, capsys, "ledger", "remaining", "notes", "--json")[1])
+    left = json.loads(confide(monkeypatch, capsys, "ledger", "remaining", "notes", "--json")[1])
     assert (left["share"], left["unsettled"]) == (0, 0)
-    code, _, err = _confide(monkeypatch, capsys, *withdraw)
+    code, _, err = confide(monkeypatch, capsys, *withdraw)
     assert code == 2 and "no planned release" in err
 
 
@@ -271,7 +258,7 @@ def test_epsilon_of_every_sampling_and_of_schedules(
     reference: float,
 ) -> None:
     common = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", "--group", "3", "--json"]
-    found = json.loads(_confide(monkeypatch, capsys, *common, *words.split())[1])
+    found = json.loads(confide(monkeypatch, capsys, *common, *words.split())[1])
     assert found["epsilon_pld"] == pytest.approx(reference, rel=0.01)
     if "--phase" not in words:  # whose epochs are counted phase by phase
         assert found["epsilon_unamplified"] == pytest.approx(20.65, rel=0.001)
@@ -333,7 +320,7 @@ def test_an_error_is_one_line(
     words: list[str],
     said: str,
 ) -> None:
-    code, out, err = _confide(monkeypatch, capsys, *words)
+    code, out, err = confide(monkeypatch, capsys, *words)
     assert code == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1
@@ -350,7 +337,7 @@ def test_a_home_that_cannot_be_is_bad_input(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / place))
-    code, _, err = _confide(monkeypatch, capsys, "ledger")
+    code, _, err = confide(monkeypatch, capsys, "ledger")
     assert code == 2
     assert "CONFIDE_HOME: " in err and "cannot be made (" in err
 
@@ -359,7 +346,7 @@ def test_a_home_that_may_not_be_written_is_bad_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    code, _, err = _confide(monkeypatch, capsys, "ledger")
+    code, _, err = confide(monkeypatch, capsys, "ledger")
     assert code == 2
     assert "CONFIDE_HOME: " in err and "cannot be written" in err
 
@@ -367,7 +354,7 @@ def test_a_home_that_may_not_be_written_is_bad_input(
 def test_without_a_command_there_is_help_and_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, err = _confide(monkeypatch, capsys)
+    _, out, err = confide(monkeypatch, capsys)
     assert "confide: Usage" not in out + err
     assert "paper-table" in out + err
 
@@ -378,7 +365,7 @@ def test_doctor_names_what_is_wrong(
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
     untracked.seeds.mkdir(mode=0o755)
     untracked.seeds.chmod(0o755)
-    code, out, _ = _confide(monkeypatch, capsys, "doctor", "--json")
+    code, out, _ = confide(monkeypatch, capsys, "doctor", "--json")
     found = {f["name"]: f for f in json.loads(out)["findings"]}
     assert code == 1
     assert not found["privacy seeds"]["ok"]
@@ -392,7 +379,7 @@ def test_no_password_is_shown(
 ) -> None:
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
     monkeypatch.setenv("CONFIDE_LEDGER", "postgresql+psycopg2://confide:hunter2@127.0.0.1:1/ledger")
-    _, out, err = _confide(monkeypatch, capsys, "doctor")
+    _, out, err = confide(monkeypatch, capsys, "doctor")
     assert "127.0.0.1:1/ledger" in out
     assert "hunter2" not in out + err
 

@@ -7,30 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import confide
 
 from dp_core.errors import BadInput
-from tasks import cli
 from tasks.commands import run
 from tasks.deployment import Deployment
 from tasks.local import demo
 from tasks.runner import Job, Outcome
 from tasks.specs import JobSettings, StepResult, SweepSettings
 
-
-def _confide(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["confide", *words])
-    code = cli.main()
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-@pytest.fixture(autouse=True)
-def _home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
-    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
-    monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +37,7 @@ def test_a_file_of_settings_that_is_none_is_refused(
 ) -> None:
     file = tmp_path / "settings.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    code, out, err = _confide(monkeypatch, capsys, "run", "--settings", str(file))
+    code, out, err = confide(monkeypatch, capsys, "run", "--settings", str(file))
     assert (code, out) == (2, "")
     assert said in err and "settings.json" in err
 
@@ -90,7 +76,7 @@ def test_a_path_that_is_not_there_is_refused_before_anything_starts(
     given = [word for pair in more.items() for word in ("--set", "=".join(pair))]
     for path, code, starts in (("/nonexist/a", 2, 0), (".", 1, 1), ("gs://bucket/a", 1, 2)):
         words = ["run", *given, "--set", f"{field}={path}"]
-        found, _, err = _confide(monkeypatch, capsys, *words)
+        found, _, err = confide(monkeypatch, capsys, *words)
         assert (found, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
 
@@ -103,7 +89,7 @@ def test_a_run_on_this_machine_is_checked_whatever_starts_airflows_steps(
     launcher: str,
 ) -> None:
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = _confide(monkeypatch, capsys, "run", "--set", "public_model=/nonexist/a")
+    code, _, err = confide(monkeypatch, capsys, "run", "--set", "public_model=/nonexist/a")
     assert (code, steps) == (2, [])
     assert "public_model: no such file or folder: /nonexist/a" in err
 
@@ -123,7 +109,7 @@ def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
 
     monkeypatch.setattr(demo, "run", start)
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = _confide(monkeypatch, capsys, "demo", "--set", "public_model=/nonexist/a")
+    code, _, err = confide(monkeypatch, capsys, "demo", "--set", "public_model=/nonexist/a")
     assert (code, len(started)) == (2, starts)
     assert ("no such file or folder" in err) is (not starts)
 
@@ -132,9 +118,7 @@ def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
 def test_what_cannot_be_a_path_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
-    code, out, err = _confide(
-        monkeypatch, capsys, "ledger", "cost", "--set", f"public_model={path}"
-    )
+    code, out, err = confide(monkeypatch, capsys, "ledger", "cost", "--set", f"public_model={path}")
     assert (code, out) == (2, "")
     assert err == f"confide: public_model: cannot be a path: {path!r}\n"
 
@@ -144,8 +128,8 @@ def test_a_model_that_reads_no_labels_needs_none(
 ) -> None:
     words = "entities_format=i2b2 entities_train=/nonexist entities_test=/nonexist"
     given = [word for pair in words.split() for word in ("--set", pair)]
-    assert _confide(monkeypatch, capsys, "run", *given)[0] == 2
-    assert _confide(monkeypatch, capsys, "run", *given, "--set", "model_kind=gpt2")[0] == 1
+    assert confide(monkeypatch, capsys, "run", *given)[0] == 2
+    assert confide(monkeypatch, capsys, "run", *given, "--set", "model_kind=gpt2")[0] == 1
     assert steps == ["dp_bert"]
 
 
@@ -159,14 +143,14 @@ def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
 ) -> None:
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", sys.executable)
     words = ["run", "--set", f"device={device}"]
-    code, _, err = _confide(monkeypatch, capsys, *words)
+    code, _, err = confide(monkeypatch, capsys, *words)
     assert (code, steps) == (2, [])
     assert f"tensorflow-cpu) drives no {device}" in err
     other = tmp_path / "other" / "bin" / "python"  # whose packages are not known here
     other.parent.mkdir(parents=True)
     other.touch()
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(other))
-    assert _confide(monkeypatch, capsys, *words)[0] == 1
+    assert confide(monkeypatch, capsys, *words)[0] == 1
     assert steps == ["dp_bert"]
 
 
@@ -179,20 +163,20 @@ def test_the_settings_are_shown_as_they_would_be(
     (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
     given = ["--settings", str(tmp_path / "settings.json"), "--set", "layers=5"]
     words = ["run", "dp_sweep", "--show-settings", *given]
-    found = json.loads(_confide(monkeypatch, capsys, *words, "--json")[1])
+    found = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
     assert set(found) == set(SweepSettings.model_fields)
     assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 12)
     assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)
     sections = [one["section"] for one in found.values()]
     assert sections == sorted(sections)
     monkeypatch.setenv("COLUMNS", "80")
-    code, shown, _ = _confide(monkeypatch, capsys, *words)
+    code, shown, _ = confide(monkeypatch, capsys, *words)
     assert code == 0
     for name in found:
         assert f" {name} " in shown  # whole
     assert shown.index("0. Grid") < shown.index("1. Data") < shown.index("7. Advanced")
     assert max(map(len, shown.splitlines())) <= 80
-    assert _confide(monkeypatch, capsys, "run", "--show-settings", "--set", "layers=0")[0] == 2
+    assert confide(monkeypatch, capsys, "run", "--show-settings", "--set", "layers=0")[0] == 2
     assert steps == []
 
 
