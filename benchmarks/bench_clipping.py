@@ -94,7 +94,7 @@ def batch_of(c: Case, real: int) -> MicroBatch:
 def update(
     trainer: Trainer, batch: MicroBatch, private: bool, t: int, micro_batches: int = 1
 ) -> None:
-    noise = UpdateNoise(SEED, b"benchmark", t, stddev=1.0) if private else None
+    noise = UpdateNoise(SEED, b"benchmark", t, 1.0, 1.0) if private else None
     for _ in range(micro_batches):
         trainer.add(batch)
     trainer.move(t=t, rate=1e-6, divisor=32.0, noise=noise)

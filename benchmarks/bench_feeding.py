@@ -109,7 +109,7 @@ def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
     start = clocks()
     for batch in batches:
         trainer.add(batch)
-    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=UpdateNoise(SEED, MANIFEST, t, 1.0))
+    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=UpdateNoise(SEED, MANIFEST, t, 1.0, 1.0))
     return len(batches) * MICRO / (clocks() - start)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dp_core.errors import PlanError
 
-_HALF = 0.5  # a unit adds +1/2 or -1/2 to the count, an absent one 0: sensitivity 1/2
+HALF = 0.5  # a unit adds +1/2 or -1/2 to the count, an absent one 0: sensitivity 1/2
 RANGE = 1e4  # the clip norm stays within this factor of its start: weights stay finite
 
 
@@ -48,7 +48,7 @@ class AdaptiveClipping:
         Raises:
             PlanError: the count alone would spend all of z and more.
         """
-        left = noise_multiplier**-2 - (self.count_noise / _HALF) ** -2
+        left = noise_multiplier**-2 - (self.count_noise / HALF) ** -2
         _refuse(
             left <= 0,
             f"{self.count_noise} is not above half the noise multiplier {noise_multiplier}: the "
@@ -67,7 +67,7 @@ class AdaptiveClipping:
             noised: Σ(bᵢ − 1/2) over the units drawn, plus a draw of N(0, `count_noise`²).
             expected_batch: of this update, in units.
         """
-        return _HALF + noised / expected_batch
+        return HALF + noised / expected_batch
 
     def next_norm(self, clip_norm: float, share: float, first: float) -> float:
         """Return the clip norm of the next update: post-processing of a noised share.

@@ -1,182 +1,458 @@
-"""Gaussian noise for training, from keyed bits, and its addition to a sum.
+"""Training noise: an exact discrete Gaussian on a lattice so fine that it is a Gaussian.
 
-Float32: the ε that is accounted is that of real arithmetic. What is done so that floats give less
-away than they might (docs/adr/0007-noise-at-no-cost.md):
+*The mechanism.* A clipped sum is rounded to whole places of a lattice, 2²⁸ of which are one
+standard deviation S of the noise; an integer from the discrete Gaussian N_ℤ(0, S²) is added to
+each; the whole number that comes out is divided. Everything is integers until the division, which
+is post-processing: no low bits of floats are left to look at (Mironov 2012).
 
-* **Bits** come from AES-256 in counter mode, so that released weights, which are sums of earlier
-  noises, tell nothing about the next, on the usual assumption about AES.
-* **Tail.** TensorFlow's own normals stop at 5.68 σ: a gradient one σ away makes the mechanism leave
-  the other's support with probability Φ̄(4.68) = 1.4·10⁻⁶ in every update, more than a usual δ.
-  Here the radius comes from a uniform on multiples of 2⁻⁶²: it reaches √(2 ln 2⁶³) = 9.35 σ, and
-  Φ̄(8.35) = 3.4·10⁻¹⁷.
-* **Gaps.** Which floats are possible as sums tells what was added (Mironov 2012). So the noised sum
-  is rounded to multiples of a power of two that the noise's scale alone decides, 2⁻¹² to 2⁻¹¹ of
-  it. Float addition is the real sum, rounded to a float: both roundings are fixed functions of the
-  real sum of gradient and noise, post-processing, whatever its size. A place on the grid near 0
-  has over 2⁸⁰ of the 2⁹⁴ possible words of a pair behind it, at 8 σ still over 2³⁴.
+*What is accounted, and why it holds.* A continuous Gaussian with the plan's noise multiplier.
 
-Numba compiles it for the processor at hand: bits, noise, addition and rounding happen in its
-cache, so that noise costs one pass over the sums (docs/adr/0015-noise-in-cache.md). A processor
-that cannot add a product without rounding it first may differ in a normal's last place, which
-moves a value by one place of the grid about once in 4000.
+1. *Lattice.* Let τ = 4. For whole numbers a, the law of a + N_ℤ(0, S²) is within a factor
+   1 ± 10⁻¹³⁶ of this: add N(0, S² − τ²) to a, then draw from the discrete Gaussian of width τ
+   around the real number that came out. (Peikert 2010, Theorem 3.1, whose smoothing error is
+   2·exp(−2π²τ²), by Poisson summation, in these units; Micciancio and Regev 2007.) The second
+   draw sees only what the continuous Gaussian mechanism released: it is post-processing. So
+   integers of deviation S are as private as a real Gaussian of deviation √(S² − τ²), which is
+   S·(1 − 10⁻¹⁶), in any number of dimensions and under any adaptive composition.
+2. *Rounding.* Neighbouring sums that differ by C in ℓ₂ norm differ, once rounded, by at most
+   C·places + 1.5·√d for d values (½ for each rounding, and ¼ for what the float64 product before
+   it is off at most). `lattice_places` chooses the lattice so that the noise is the plan's
+   multiple of *that*: rounding is paid for by noise, not presumed away. At a noise multiplier of
+   1 it takes 6·10⁻⁵ more noise for 10⁸ values, 2·10⁻⁴ for 10⁹.
+3. *The draw* is exact: every probability is decided by whole numbers, or by a comparison that is
+   made with as many digits as it takes (below). What is cut off lies beyond 15 deviations: less
+   than 10⁻⁵⁰ of each draw. For 10⁹ parameters and 10⁶ updates, 10¹⁵ draws, all of this together is
+   a total variation distance below 10⁻³⁵, and adds (1 + e^ε)·10⁻³⁵ to δ: less than the last digit
+   of any δ that a plan may state, as a float64, up to ε = 20.
+
+*How a value is drawn.* 4,096 bins of 2⁻⁹ deviations hold ±4 deviations. In each bin a rectangle
+fits under the density, its mass a whole multiple of 2⁻²⁸. One draw in 1,176 falls outside of all
+rectangles; the others are settled by 12 bits that name a slot of an alias table (Walker 1977,
+Vose 1991), 16 that choose between its two bins, and 19 that place the value in its bin. The
+rest, what lies between rectangles and density, is drawn by rejection from a second stream of
+the same key: a bin by whole-number weights, a place in it, and a comparison with the density;
+where float64 cannot decide the comparison it is made with decimals of 80 digits. So rectangles and
+rest together are the discrete Gaussian, whatever floats do.
+
+Bits are AES-256's (`noise.keystream`): released weights, which are sums of earlier noises, tell
+nothing about the next, on the usual assumption about AES. Numba compiles the pass for the
+processor at hand: bits, noise, addition and division happen in its cache
+(docs/adr/0007-training-noise-is-a-discrete-gaussian.md).
 """
 
 from __future__ import annotations
 
+import decimal
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_core.errors import PlanError
 from dp_core.privacy.noise import keystream
 
-Words = NDArray[np.int32]  # (3, pairs): two words for a pair's radius, one for its angle
+Words = NDArray[np.int32]
 Vector = NDArray[np.float32]
+Places = NDArray[np.int64]
+_i = np.int32
 _Compiled = TypeVar("_Compiled", bound=Callable[..., Any])
-_GRID = 2.0**-11  # of the power of two at or below the noise's standard deviation
 
-# Numba would widen operations on 32 bits to 64, half as many at a time: each is narrowed again.
-_f, _i = np.float32, np.int32
-_LOW_31 = _i(0x7FFFFFFF)
-_ROOT_HALF = _i(0x3F3504F3)  # √½ as a float's bits
-_LN_2 = _f(math.log(2))
-# Moshier's Cephes, single precision, from the highest power down
-_LOG = tuple(
-    _f(c)
-    for c in (
-        *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
-        *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
-    )
-)
-_SINE = tuple(_f(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
-_COSINE = tuple(_f(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+DEVIATION = 1 << 28  # places in a standard deviation, S
+_SMOOTHING = 4.0  # τ of the module's docstring, in places
+_ROUNDING = 1.5  # places by which neighbours' rounded values may differ more than the sums did
+_LARGEST = 2.0**51  # places: a sum beyond is cut to it, which brings neighbours no further apart
+
+_BIN = 19  # bits: places in a bin, 2⁻⁹ of a deviation
+_COIN = 16  # bits: a slot's choice between its two bins
+_SLOTS = 1 << 12  # and bins of the table: ±4 deviations
+_SIDE = _SLOTS // 2
+_FARTHEST = 15 * (DEVIATION >> _BIN)  # bins on each side of the rest: ±15 deviations
+_FINE = 45  # bits: the rest's weights are multiples of 2⁻⁴⁵ of the table's unit
+_REST_COIN = 50  # bits: a slot's choice between two bins of the rest
+_DOUBT = 2.0**-40  # float64 is trusted to this relative error of the density; it is off by 2⁻⁴⁴
+_CHUNK = 1 << 12  # values whose noise waits, in the first cache, to be added
+_LOOK = 64  # values looked at together for one that the table does not settle
+
+_TRIAL = 2  # 64-bit words: one names a bin, the other a place in it and a uniform number
+_TRIALS = 3  # for a value; it takes 2.5
+_REST = 1 << 32  # blocks of the second stream are those of the first and a multiple of this
+_SETTLED = _i((1 - _SIDE) << _BIN)  # below lies the bin that stands for the rest
+
+
+def lattice_places(noise_multiplier: float, sensitivity: float, values: int) -> float:
+    """Return how many places a unit of the sum has, so that `DEVIATION` is the noise it takes.
+
+    Args:
+        noise_multiplier: σ, of the continuous Gaussian that is accounted.
+        sensitivity: the most by which neighbouring sums differ, in ℓ₂ norm.
+        values: how many values d the sum has, over all parameters.
+
+    Raises:
+        PlanError: rounding d values to any lattice would take more noise than σ.
+    """
+    real = math.sqrt(DEVIATION**2 - _SMOOTHING**2)
+    places = (real / noise_multiplier - _ROUNDING * math.sqrt(values)) / sensitivity
+    if not (0 < places < math.inf):
+        raise PlanError(
+            f"a noise multiplier of {noise_multiplier:g} on {values} values is beyond what noise "
+            "is drawn for",
+            where="plan.noise_multiplier",
+            fix="Choose one between 0.001 and 1000.",
+        )
+    return places
+
+
+def noised_mean(
+    total: Vector, key: NDArray[np.uint8], block: int, places: float, divisor: float, out: Vector
+) -> None:
+    """Round a sum to the lattice, add noise, divide: in one pass over memory.
+
+    Args:
+        total: (n,), a clipped sum.
+        key: (32,), of the noise.
+        block: number of this stretch of values under the key, below 2³².
+        places: of the lattice in a unit of the sum, from `lattice_places`.
+        divisor: what the noised sum is divided by.
+        out: (n,), where the mean goes.
+    """
+    words, factor = noise_words(key, total.size, block), 1 / (places * divisor)
+    which = np.empty(total.size, _i)
+    count = _add_settled(words, _SLOT, total, places, factor, out, which)
+    if count:
+        _add_rest(total, which[:count], _rest(key, block, count), places, factor, out)
+
+
+def noise_places(key: NDArray[np.uint8], size: int, block: int = 0) -> Places:
+    """Return the noise by itself: `size` independent draws from N_ℤ(0, `DEVIATION`²), int64."""
+    drawn, which = np.empty(size, np.int64), np.empty(size, _i)
+    count = _draw_settled(noise_words(key, size, block), _SLOT, drawn, which)
+    drawn[which[:count]] = _rest(key, block, count)
+    return drawn
 
 
 def noise_words(key: NDArray[np.uint8], size: int, block: int = 0) -> Words:
-    """Return the random words of `size` normals, block `block` of a key: int32 (3, ⌈size/2⌉)."""
+    """Return the random words of `size` values, block `block` of a key: int32 (3, ⌈size/2⌉).
+
+    A value of the first half has a word of the first row, one of the second half of the second;
+    both have half a word of the third.
+    """
     pairs = (size + 1) // 2
     return keystream(key, 3 * pairs, block).reshape(3, pairs)
 
 
-def scaled_normals(words: Words, stddev: float) -> Vector:
-    """(3, n) words from `noise_words` -> (2n,) independent draws from N(0, stddev²)."""
-    noise = np.zeros(2 * words.shape[1], np.float32)
-    _add_normals(words, _f(stddev), noise)
-    return noise
+# --- the table: rectangles under the density, and what is left
 
 
-def noised_mean(
-    total: Vector, draws: Iterable[Words], stddev: float, divisor: float, out: Vector
-) -> None:
-    """Add noise to a sum, round to the grid, divide: in one pass over memory.
+@dataclass(frozen=True)
+class Table:
+    """Rectangles under a discrete Gaussian N_ℤ(0, deviation²), and weights over what they leave.
+
+    Bin j ≥ 0 holds the places j·2^bin_bits, …, (j + 1)·2^bin_bits − 1, bin −1 − j their mirror
+    images, each off by one place; a rectangle as high as the farther edge and a weight for the
+    nearer one are right for both. Masses are whole numbers; a unit is 1/(slots·2^coin_bits).
+
+    Attributes:
+        inside: (slots,), mass of the rectangle of each bin from −slots/2 on. The outermost bins
+            have none: they are the rest's, and the first one's number stands for it.
+        weights: of the rest in every bin from −farthest on, in units of 2^−fine_bits: what a bin
+            holds above its rectangle, at most.
+    """
+
+    deviation: int
+    bin_bits: int
+    coin_bits: int
+    inside: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        deviation: int,
+        *,
+        bin_bits: int,
+        coin_bits: int,
+        slots: int,
+        farthest: int,
+        fine_bits: int,
+    ) -> Table:
+        """Return the table; see the class."""
+        with decimal.localcontext(prec=_PRECISION):
+            unit = Decimal(1 << bin_bits) * (slots << coin_bits)
+            edges = [unit * d for d in _densities(deviation, 1 << bin_bits, farthest + 1)]
+            half = [int(edge) for edge in edges[1 : slots // 2]] + [0]
+            outward = [
+                int((edge - (half[j] if j < len(half) else 0)) * (1 << fine_bits)) + 2
+                for j, edge in enumerate(edges[:-1])
+            ]
+        return cls(
+            deviation,
+            bin_bits,
+            coin_bits,
+            inside=(*reversed(half), *half),
+            weights=(*reversed(outward), *outward),
+        )
+
+
+_PRECISION = 80  # decimal digits
+_ROOT_TAU = Decimal(  # √(2π)
+    "2.50662827463100050241576528481104525300698674060993831662992357634229365460784197494659582"
+)
+
+
+def _densities(deviation: int, step: int, count: int) -> list[Decimal]:
+    """Return the probabilities that N_ℤ(0, deviation²) gives the places 0, step, 2·step, …
+
+    Its normaliser is deviation·√(2π), but for a factor of 1 + 2·exp(−2π²·deviation²).
+    """
+    at, ratio = 1 / (_ROOT_TAU * deviation), (-((Decimal(step) / deviation) ** 2) / 2).exp()
+    change, found = ratio * ratio, []
+    for _ in range(count):
+        found.append(at)
+        at, ratio = at * ratio, ratio * change
+    return found
+
+
+def alias_table(masses: Sequence[int], coin_bits: int) -> tuple[list[int], list[int]]:
+    """Return the slots of an alias table, each of mass 2^coin_bits, with at most two items each.
+
+    Walker 1977, as Vose 1991 makes it, in whole numbers: what is drawn has exactly these masses.
 
     Args:
-        total: (n,), a clipped sum.
-        draws: words of every draw whose sum is the noise, each (3, ⌈n/2⌉); at least one.
-        stddev: of one draw, positive.
-        divisor: what the noised sum is divided by.
-        out: (n,), where the mean goes.
+        masses: of every item, which add up to 2^coin_bits times their number.
+        coin_bits: of the coin that chooses within a slot.
+
+    Returns:
+        For every slot the threshold below which a coin chooses the item of the slot's number, and
+        the item that it chooses otherwise.
     """
-    noise, words = None, iter(draws)
-    last = next(words)
-    for following in words:  # one at a time: there may be thousands
-        if noise is None:
-            noise = np.zeros(2 * last.shape[1], np.float32)
-        _add_normals(last, _f(stddev), noise)
-        last = following
-    step = grid(stddev)
-    _add_last_and_round(total, noise, last, _f(stddev), _f(1 / step), _f(step / divisor), out)
+    full, mass = 1 << coin_bits, list(masses)
+    threshold, other = [0] * len(mass), list(range(len(mass)))
+    light = [i for i, m in enumerate(mass) if m < full]
+    heavy = [i for i, m in enumerate(mass) if m > full]
+    while light:
+        i, j = light.pop(), heavy[-1]
+        threshold[i], other[i] = mass[i], j
+        mass[j] -= full - mass[i]
+        if mass[j] <= full:
+            heavy.pop()
+            if mass[j] < full:
+                light.append(j)
+    return threshold, other
 
 
-def grid(stddev: float) -> float:
-    """Return the power of two that noised sums are multiples of."""
-    return math.ldexp(_GRID, math.frexp(_f(stddev))[1] - 1)
+def _first_stream(table: Table) -> Words:
+    """Return (slots,) the threshold of each slot, and in the lowest bits the other item."""
+    slots = len(table.inside)
+    rest = (slots << table.coin_bits) - sum(table.inside)
+    threshold, other = alias_table([rest, *table.inside[1:]], table.coin_bits)
+    return np.array([t * slots + o for t, o in zip(threshold, other, strict=True)], _i)
+
+
+def _second_stream(table: Table) -> NDArray[np.uint64]:
+    """Return the slots for bins of the rest, as `_first_stream`; items beyond mean: try again."""
+    items = 1 << 64 - _REST_COIN
+    spare = items - len(table.weights)
+    again, over = divmod((1 << 64) - sum(table.weights), spare)
+    masses = [*table.weights, *([again] * (spare - 1)), again + over]
+    threshold, other = alias_table(masses, _REST_COIN)
+    return np.array([t * items + o for t, o in zip(threshold, other, strict=True)], np.uint64)
+
+
+_TABLE = Table.of(
+    DEVIATION,
+    bin_bits=_BIN,
+    coin_bits=_COIN,
+    slots=_SLOTS,
+    farthest=_FARTHEST,
+    fine_bits=_FINE,
+)
+_SLOT = _first_stream(_TABLE)
+_REST_SLOT = _second_stream(_TABLE)
+_REST_BIN = np.zeros((len(_TABLE.weights), 2))  # of each its weight, and the rectangle below
+_REST_BIN[:, 0] = _TABLE.weights
+_REST_BIN[_FARTHEST - _SIDE : _FARTHEST + _SIDE, 1] = _TABLE.inside
+_PEAK = float(_SLOTS << _COIN + _BIN) / (DEVIATION * math.sqrt(2 * math.pi))
+
+
+# --- the second stream
+
+
+def _rest(key: NDArray[np.uint8], block: int, count: int) -> Places:
+    """Return `count` draws from what the rectangles leave: by rejection, from the second stream."""
+    drawn, done = np.empty(count, np.int64), 0
+    while done < count:
+        block += _REST
+        trials = _TRIALS * (count - done) + 64
+        words, at, doubtful = keystream(key, 2 * _TRIAL * trials, block).view("<u8"), 0, True
+        while doubtful:
+            done, at, doubtful = _reject(words, at, _REST_SLOT, _REST_BIN, drawn, done)
+            if doubtful:
+                coin, *more = (int(word) for word in words[at - 1 : at + _TRIAL])
+                done += decide(int(drawn[done]), [coin >> _BIN, *more])
+                at += _TRIAL
+    return drawn
+
+
+def decide(place: int, coin: Sequence[int]) -> bool:
+    """Whether a place of the rest is taken, to the digits that float64 has not got.
+
+    Args:
+        place: that was tried.
+        coin: digits of a uniform number: those of the trial itself, then 64 bits each.
+    """
+    number = (place >> _BIN) + _FARTHEST
+    uniform = functools.reduce(lambda high, low: high << 64 | low, coin)
+    with decimal.localcontext(prec=_PRECISION):
+        density = (-((Decimal(place) / DEVIATION) ** 2) / 2).exp() / (_ROOT_TAU * DEVIATION)
+        height = density * (_SLOTS << _COIN + _BIN) - int(_REST_BIN[number, 1])
+        asked = Decimal(uniform) / (1 << 64 * len(coin) - _BIN) * _TABLE.weights[number]
+        return asked < height * (1 << _FINE)
+
+
+# --- compiled
 
 
 def _compiled(function: _Compiled) -> _Compiled:
-    """Compile for this processor, at the first call; other threads run while it is at work.
-
-    "contract": a product may be added to something without being rounded before, where the
-    processor can: no less exact, and a third faster. Nothing else is reordered.
-    """
-    return cast(_Compiled, numba.njit(function, nogil=True, fastmath={"contract"}))
+    """Compile for this processor, at the first call; other threads run while it is at work."""
+    return cast(_Compiled, numba.njit(function, nogil=True))
 
 
 @_compiled
-def _add_normals(words: Words, stddev: np.float32, noise: Vector) -> None:
-    """(3, n) words: add N(0, stddev²) to each of the (2n,) values."""
-    n = words.shape[1]
-    coarse, fine, turn = words[0], words[1], words[2]
-    low, high = noise[:n], noise[n:]
-    for i in range(n):
-        x, y = _pair(coarse[i], fine[i], turn[i])
-        low[i] += stddev * x
-        high[i] += stddev * y
-
-
-@_compiled
-def _add_last_and_round(
-    total: Vector,
-    noise: Vector | None,
+def _add_settled(
     words: Words,
-    stddev: np.float32,
-    places: np.float32,
-    factor: np.float32,
+    table: Words,
+    total: Vector,
+    places: float,
+    factor: float,
     out: Vector,
-) -> None:
-    """(n,) total: set out = round((total + (noise + one more draw)) · places) · factor."""
-    n = words.shape[1]
-    coarse, fine, turn = words[0], words[1], words[2]
-    low, high = total[:n], total[n:]
-    low_out, high_out = out[:n], out[n:]
-    for i in range(len(high)):
-        x, y = _pair(coarse[i], fine[i], turn[i])
-        x, y = stddev * x, stddev * y
-        if noise is not None:
-            x, y = noise[i] + x, noise[n + i] + y
-        low_out[i] = np.rint((low[i] + x) * places) * factor
-        high_out[i] = np.rint((high[i] + y) * places) * factor
-    if len(high) < n:  # an odd number of values: the last pair's second normal is not wanted
-        x, _ = _pair(coarse[n - 1], fine[n - 1], turn[n - 1])
-        x = stddev * x
-        if noise is not None:
-            x = noise[n - 1] + x
-        low_out[n - 1] = np.rint((low[n - 1] + x) * places) * factor
+    which: Words,
+) -> int:
+    """Set out = (round(total · places) + noise) · factor; return how many await the rest.
 
-
-@_compiled
-def _pair(coarse: np.int32, fine: np.int32, turn: np.int32) -> tuple[np.float32, np.float32]:
-    """Three words -> two standard normals by Box and Muller (1958).
-
-    The uniform of the radius is (a + (b + ½)·2⁻³¹)·2⁻³¹ with 31-bit a and b: never 0, and as fine
-    near 0, where the tail is, as 62 bits can be. The angle is a quarter turn by two bits of its
-    word and the rest of ±π/4. On these ranges short polynomials are logarithm, sine and cosine
-    (6·10⁻⁸); a library's would be called value by value.
+    Args:
+        words: from `noise_words`.
+        table: the slots.
+        total: (n,).
+        out: (n,).
+        which: (n,), filled with the numbers of the values that await it.
     """
-    a, b = _f(_i(coarse & _LOW_31)), _f(_i(fine & _LOW_31))
-    uniform = _f(a * _f(2.0**-31) + (b + _f(0.5)) * _f(2.0**-62))
-    bits = _f(uniform).view(_i)
-    exponent = _i(_i(bits - _ROOT_HALF) >> _i(23))
-    m = _i(bits - _i(exponent << _i(23))).view(_f) - _f(1)  # uniform = 2^exponent · (1 + m)
-    log = _f(exponent) * _LN_2 + (m + m * m * (m * _polynomial(m, _LOG) - _f(0.5)))
-    radius = np.sqrt(_f(-2) * log)
-    angle = _f(_i(turn >> _i(2))) * _f(math.pi / 4 * 2.0**-29)
-    square = angle * angle
-    sine = angle + angle * square * _polynomial(square, _SINE)
-    cosine = _f(1) - _f(0.5) * square + square * square * _polynomial(square, _COSINE)
-    if _i(turn & _i(2)) != 0:
-        radius = -radius
-    if _i(turn & _i(1)) != 0:
-        sine, cosine = cosine, -sine
-    return radius * cosine, radius * sine
+    memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
+    for half in range(2):
+        end = min(total.size, (half + 1) * pairs)
+        for start in range(half * pairs, end, _CHUNK):
+            stop = min(start + _CHUNK, end)
+            noise, sums, means = memory[0, : stop - start], total[start:stop], out[start:stop]
+            _fill(words, half, start, table, memory[1], noise)
+            count = _unsettled(noise, start, which, count)
+            for i in range(sums.size):
+                place = np.rint(np.float64(sums[i]) * places)
+                place = min(max(place, -_LARGEST), _LARGEST) + np.float64(noise[i])
+                means[i] = np.float32(place * factor)
+    return count
 
 
 @_compiled
-def _polynomial(x: np.float32, coefficients: tuple[np.float32, ...]) -> np.float32:
-    value = coefficients[0]
-    for c in coefficients[1:]:
-        value = value * x + c
-    return value
+def _draw_settled(words: Words, table: Words, drawn: Places, which: Words) -> int:
+    """Set drawn = noise; return how many await the rest, and fill `which` with their numbers."""
+    memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
+    for half in range(2):
+        end = min(drawn.size, (half + 1) * pairs)
+        for start in range(half * pairs, end, _CHUNK):
+            stop = min(start + _CHUNK, end)
+            noise = memory[0, : stop - start]
+            _fill(words, half, start, table, memory[1], noise)
+            count = _unsettled(noise, start, which, count)
+            drawn[start:stop] = noise
+    return count
+
+
+@_compiled
+def _add_rest(
+    total: Vector, which: Words, rest: Places, places: float, factor: float, out: Vector
+) -> None:
+    """Set out for the values `which`, with the noise `rest`."""
+    for i in range(which.size):
+        place = np.rint(np.float64(total[which[i]]) * places)
+        place = min(max(place, -_LARGEST), _LARGEST) + np.float64(rest[i])
+        out[which[i]] = np.float32(place * factor)
+
+
+@_compiled
+def _fill(words: Words, half: int, start: int, table: Words, entries: Words, noise: Words) -> None:
+    """Set noise to that of the values of a half from number `start`; see `_unsettled`.
+
+    Two loops: looked up value by value and then computed many at a time is faster than gathering.
+    It stays two loops because the compiler cannot know that `entries` is no part of `table`.
+    """
+    first = start - half * words.shape[1]
+    own, shared = words[half, first : first + noise.size], words[2, first : first + noise.size]
+    shift = _i(16 * half)
+    for i in range(noise.size):
+        entries[i] = table[np.uint64(own[i] & _i(_SLOTS - 1))]
+    # Numba would widen operations on 32 bits to 64, half as many at a time: each is narrowed again.
+    for i in range(noise.size):
+        word, entry = own[i], entries[i]
+        coin = _i(_i(word >> _i(12)) & _i(0xFFFF))
+        here, there = _i(word & _i(_SLOTS - 1)), _i(entry & _i(_SLOTS - 1))
+        number = here if coin < _i(entry >> _i(12)) else there
+        upper, lower = _i(_i(word >> _i(12)) & _i(0x70000)), _i(_i(shared[i] >> shift) & _i(0xFFFF))
+        noise[i] = _i(_i(_i(number - _i(_SIDE)) << _i(_BIN)) + _i(upper | lower))
+
+
+@_compiled
+def _unsettled(noise: Words, start: int, which: Words, count: int) -> int:
+    """Append the numbers of values that await the rest to `which`; return how many it has now."""
+    for early in range(0, noise.size, _LOOK):
+        some = noise[early : early + _LOOK]
+        least = _SETTLED
+        for i in range(some.size):
+            least = min(least, some[i])
+        if least < _SETTLED:
+            for i in range(some.size):
+                if some[i] < _SETTLED:
+                    which[count] = start + early + i
+                    count += 1
+    return count
+
+
+@_compiled
+def _reject(
+    words: NDArray[np.uint64],
+    at: int,
+    slots: NDArray[np.uint64],
+    bins: NDArray[np.float64],
+    drawn: Places,
+    done: int,
+) -> tuple[int, int, bool]:
+    """Try places until all are drawn, the words are used up, or float64 cannot decide.
+
+    Returns:
+        How many are drawn, the next word, and whether drawn[that many] waits for `decide`.
+    """
+    while done < drawn.size and at + 2 * _TRIAL <= words.size:
+        pick, low = words[at], words[at + 1]
+        at += _TRIAL
+        number = np.int64(pick >> np.uint64(_REST_COIN))
+        slot, coin = slots[number], pick & np.uint64((1 << _REST_COIN) - 1)
+        if coin >= slot >> np.uint64(64 - _REST_COIN):
+            number = np.int64(slot & np.uint64((1 << 64 - _REST_COIN) - 1))
+        if number >= len(bins):
+            continue
+        weight, inside = bins[number, 0], bins[number, 1]
+        place = ((number - _FARTHEST) << _BIN) + np.int64(low & np.uint64((1 << _BIN) - 1))
+        deviations = np.float64(place) / DEVIATION
+        density = _PEAK * math.exp(-deviations * deviations / 2)
+        asked = np.float64(low >> np.uint64(_BIN)) * 2.0 ** (_BIN - 64) * weight
+        above = (density - inside) * 2.0**_FINE - asked
+        drawn[done] = place
+        if abs(above) <= _DOUBT * (density * 2.0**_FINE + weight):
+            return done, at, True
+        if above > 0:
+            done += 1
+    return done, at, False

@@ -18,17 +18,13 @@ _ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy 
 _NO_TEXT = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
 
 
-def noise_key(
-    seed: PrivacySeed, manifest: bytes, t: int, variable: str, draw: int = 0
-) -> NDArray[np.uint8]:
+def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> NDArray[np.uint8]:
     """Return the key [32] of the noise that variable `variable` gets in update `t`.
 
-    HMAC-SHA256 of (manifest, t, variable, draw) under the seed: it depends on nothing of the
-    layout, so that a resumed run, or one on other devices, draws the very same noise. `draw`
-    numbers the streams where the plan adds several (one per shard and micro-batch, the paper's
-    way).
+    HMAC-SHA256 of (manifest, t, variable) under the seed: it depends on nothing of the layout, so
+    that a resumed run, or one on other devices, draws the very same noise.
     """
-    digest = seed.derive("noise", manifest, t, variable, draw)
+    digest = seed.derive("noise", manifest, t, variable)
     return np.frombuffer(digest[:KEY_BYTES], dtype=np.uint8)
 
 

@@ -1,6 +1,6 @@
 """Noise on all parameters' sums: block by block, on every core.
 
-A parameter's noise has a key of (seed, manifest, update, name, draw), and block j of its values has
+A parameter's noise has a key of (seed, manifest, update, name), and block j of its values has
 the key's stream j; parameters of few values are one, in order of name. So the noise is a function
 of the model and the update alone: neither the number of threads nor which of them draws a block can
 change it. A block is small enough that its bits are still in cache when they are used, and large
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.bert.layers import Tensor
-from dp_core.privacy.gaussian_noise import noise_words, noised_mean
+from dp_core.privacy.gaussian_noise import lattice_places, noised_mean
 from dp_core.privacy.noise import aligned_bytes, noise_key
 from dp_core.privacy.seeds import PrivacySeed
 
@@ -32,32 +32,34 @@ _TOGETHER = "parameters of few values"
 
 @dataclass(frozen=True)
 class UpdateNoise:
-    """The noise of one update: for every parameter the sum of `draws` draws from N(0, stddev²).
+    """The noise of one update: independent Gaussian noise on every value of every parameter.
+
+    Where the plan adds noise per shard and micro-batch (the paper's way), what is drawn is their
+    sum: only that is ever seen, and a sum of P·T Gaussians of σ/√(P·T) is one of σ.
 
     Attributes:
         seed: of the reservation; all noise is drawn from it.
         manifest: what the noise is drawn for.
         t: number of the update.
-        stddev: of one draw, positive.
-        draws: how many are added.
+        noise_multiplier: σ of the whole update, in units of the clip norm.
+        clip_norm: bound on what one unit adds to the sum.
     """
 
     seed: PrivacySeed = field(repr=False)
     manifest: bytes = field(repr=False)
     t: int
-    stddev: float
-    draws: int = 1
+    noise_multiplier: float
+    clip_norm: float
 
-    def keys(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        """Yield the key (32,) of each draw for a parameter. They are secret."""
-        for draw in range(self.draws):
-            yield noise_key(self.seed, self.manifest, self.t, name, draw)
+    def key(self, name: str) -> NDArray[np.uint8]:
+        """Return the key (32,) of a parameter's noise. It is secret."""
+        return noise_key(self.seed, self.manifest, self.t, name)
 
 
 def noised_means(
     totals: Mapping[str, Tensor], noise: UpdateNoise, divisor: float
 ) -> dict[str, Tensor]:
-    """Return (sum + noise) / divisor of every parameter, each noised sum rounded to the grid.
+    """Return (sum + noise) / divisor of every parameter, noised as whole places of a lattice.
 
     It is done by the processor of the machine that trains, whatever the devices, so that they
     cannot differ in how they draw or round.
@@ -80,6 +82,9 @@ def noised_means(
 
 
 def _drawn(sums: Mapping[str, Vector], noise: UpdateNoise, divisor: float) -> dict[str, Vector]:
+    values = sum(own.size for own in sums.values())
+    places = lattice_places(noise.noise_multiplier, noise.clip_norm, values)
+    keys = {name: noise.key(name) for name in sums}
     means = {name: aligned_bytes(own.nbytes).view(np.float32) for name, own in sums.items()}
     blocks = deque((name, j) for name, own in sums.items() for j in range(-(-own.size // _BLOCK)))
 
@@ -90,9 +95,7 @@ def _drawn(sums: Mapping[str, Vector], noise: UpdateNoise, divisor: float) -> di
             except IndexError:  # all are taken
                 return
             own = slice(j * _BLOCK, (j + 1) * _BLOCK)
-            total, mean = sums[name][own], means[name][own]
-            draws = (noise_words(key, total.size, j) for key in noise.keys(name))
-            noised_mean(total, draws, noise.stddev, divisor, mean)
+            noised_mean(sums[name][own], keys[name], j, places, divisor, means[name][own])
 
     workers = max(1, min(os.cpu_count() or 1, len(blocks)))
     with ThreadPoolExecutor(workers) as threads:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from dp_core.bert.parameters import Arrays
-from dp_core.privacy.gaussian_noise import noise_words, noised_mean
+from dp_core.privacy.adaptive_clipping import HALF
+from dp_core.privacy.gaussian_noise import lattice_places, noised_mean
 from dp_core.privacy.noise import noise_key
 from dp_core.privacy.plan import TrainingPlan
 from dp_core.privacy.seeds import PrivacySeed
@@ -42,8 +43,8 @@ class PrivateUpdates:
 
     def move(self, trainer: Trainer, t: int, rate: float) -> None:
         """Make update t: noise on the sum, divided by the expected batch; learn the clip norm."""
-        stddev = self._plan.noise_multiplier_per_draw() * self.clip_norm
-        noise = UpdateNoise(self._seed, self._manifest, t, stddev, self._plan.noise_draws())
+        multiplier = self._plan.gradient_noise_multiplier()
+        noise = UpdateNoise(self._seed, self._manifest, t, multiplier, self.clip_norm)
         trainer.move(t=t, rate=rate, divisor=self._plan.expected_batch(t), noise=noise)
         self._learn(trainer, t)
 
@@ -71,7 +72,7 @@ class PrivateUpdates:
 
 
 def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stddev: float) -> float:
-    """Return update t's count plus N(0, stddev²), on the grid that noised sums lie on.
+    """Return update t's count plus N(0, stddev²), on a lattice as noised sums are.
 
     Args:
         count: Σ (bᵢ − 1/2).
@@ -82,5 +83,6 @@ def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stdde
     """
     key = noise_key(seed, manifest, t, "units within the clip norm")
     noised = np.empty(1, np.float32)
-    noised_mean(np.array([count], np.float32), [noise_words(key, 1)], stddev, 1.0, noised)
+    places = lattice_places(stddev / HALF, HALF, values=1)
+    noised_mean(np.array([count], np.float32), key, 0, places, 1.0, noised)
     return float(noised[0])

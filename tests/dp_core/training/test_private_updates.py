@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dp_core.privacy.adaptive_clipping import AdaptiveClipping
 from dp_core.privacy.seeds import PrivacySeed
 from dp_core.training.noised_means import UpdateNoise
-from dp_core.training.private_updates import PrivateUpdates
+from dp_core.training.private_updates import PrivateUpdates, noised_count
 
 SEED = PrivacySeed.fixed(5)
 
@@ -40,13 +41,28 @@ def test_every_update_gets_the_noise_of_its_own_number(updates, plan_of):
     trainer, plan = Watched(), plan_of()
     for t in range(3):
         updates.move(trainer, t, 0.1)
-    stddev = plan.noise_multiplier_per_draw() * plan.clip_norm
     assert trainer.moved == [
         {
             "t": t,
             "rate": 0.1,
             "divisor": plan.expected_batch(t),
-            "noise": UpdateNoise(SEED, b"manifest", t, stddev, plan.noise_draws()),
+            "noise": UpdateNoise(SEED, b"manifest", t, plan.noise_multiplier, plan.clip_norm),
         }
         for t in range(3)
     ]
+
+
+def test_the_clip_norm_is_learned_from_the_noised_count(plan_of):
+    """As accounted: the next norm is a function of count + N(0, σ_b²), noise and all."""
+    adaptive = AdaptiveClipping(0.5, 3.0)
+    plan = plan_of(adaptive=adaptive)
+    updates = PrivateUpdates(plan, SEED, b"manifest")
+    trainer, count, norm = Watched(), 1.5, plan.clip_norm
+    trainer.noised_below = lambda stddev: count
+    for t in range(3):
+        updates.move(trainer, t, 0.1)
+        seen = noised_count(count, SEED, b"manifest", t, 3.0)
+        assert abs(seen - count) > 1e-3
+        share = adaptive.share_within(seen, plan.expected_batch(t))
+        norm = adaptive.next_norm(norm, share, plan.clip_norm)
+        assert updates.clip_norm == pytest.approx(norm, rel=1e-12)

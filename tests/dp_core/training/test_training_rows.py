@@ -9,6 +9,7 @@ from dp_core.training.rows import (
     PrivateBatches,
     choose_rows,
     predictions_per_row,
+    row_keys,
 )
 
 
@@ -112,3 +113,9 @@ def test_an_update_can_be_asked_for_out_of_order(store):
         list(used.update(t))
     for a, b in zip(fresh.update(19), used.update(19), strict=True):
         np.testing.assert_array_equal(a.ids, b.ids)
+
+
+def test_a_row_is_masked_afresh_in_every_update(store):
+    units, rows = np.arange(4), store.unit_rows[:4, None]
+    first, second = (row_keys(store, units, rows, 7, t) for t in (0, 1))
+    assert not np.any(first == second)
