@@ -12,10 +12,8 @@ from scipy.optimize import brentq
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld
 from dp_core.privacy.events import MechanismEvent, PoissonGaussian
-from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.plan import LEAST_NOISE, MOST_NOISE, TrainingPlan
 
-_MOST_NOISE = 1e6
-_LEAST_NOISE = 1e-2
 _MOST_STEPS = 10_000_000
 _DIGITS = 5  # significant digits of a calibrated σ, rounded up
 
@@ -72,7 +70,7 @@ def noise_for(
     low = high = 1.0
     while excess(high) > 0:
         low, high = high, 2 * high
-        if high > _MOST_NOISE:
+        if high > MOST_NOISE:
             raise BadInput(
                 f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
                 where="epsilon",
@@ -82,7 +80,7 @@ def noise_for(
             )
     while low == high or excess(low) <= 0:
         low, high = low / 2, min(low, high)
-        if low < _LEAST_NOISE:
+        if low < LEAST_NOISE:
             return _round_up(high)
     root = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=2e-6)
     sigma = _round_up(math.exp(root))

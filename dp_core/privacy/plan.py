@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dp_core.errors import PlanError
+from dp_core.privacy.accounting.relations import refuse_large_delta
 from dp_core.privacy.adaptive_clipping import AdaptiveClipping
 from dp_core.privacy.events import (
     FixedSizeGaussian,
@@ -36,6 +37,8 @@ from dp_core.privacy.units import PrivacyUnit
 
 NoisePlacement = Literal["update", "per-draw"]
 Denominator = Literal["expected", "realised"]
+
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6  # below, ε is in the thousands; above, nothing is learned
 
 
 @dataclass(frozen=True)
@@ -222,17 +225,17 @@ class TrainingPlan:
 
     def _check_numbers(self) -> None:
         _refuse(self.declared_units < 1, "declared_units must be 1 or more", "declared_units")
-        _refuse(
-            not 0 < self.delta * self.declared_units < 1,
-            f"delta {self.delta} is not between 0 and 1/declared_units: at 1/n and above, "
-            "publishing one unit whole would count as private",
-            "delta",
-        )
+        refuse_large_delta([self.delta], self.declared_units, "plan.delta")
         for name in ("clip_norm", "noise_multiplier"):
             value = getattr(self, name)
             _refuse(
                 not (math.isfinite(value) and value > 0), f"{value} is not finite and > 0", name
             )
+        _refuse(
+            not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE,
+            f"{self.noise_multiplier:g} is not from {LEAST_NOISE:g} to {MOST_NOISE:g}",
+            "noise_multiplier",
+        )
         for name in ("shards", "accumulation", "examples_per_step"):
             _refuse(getattr(self, name) < 1, f"{getattr(self, name)} is below 1", name)
         kept = self.max_examples_per_unit

@@ -1,5 +1,8 @@
 """Noise and threshold of the word histogram for a wanted (ε, δ): exact, for the noise drawn.
 
+What is calibrated is what will be charged: the ε that the ledger's accounting gives the plan's
+event is at most the ε asked for, so a budget equal to the wish holds it.
+
 Exact mode finds the smallest threshold that any σ allows, because a smaller threshold releases
 more words. Paper mode (`dp_core.vocab.paper_mode`) reproduces Hoory et al. 2021, Corollary 1.
 The mathematics is in `dp_core.privacy.accounting.histogram`.
@@ -17,6 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting import epsilon_pld, refuse_large_delta
 from dp_core.privacy.accounting.discrete_gaussian import upper_tail
 from dp_core.privacy.accounting.gaussian import gaussian_delta
 from dp_core.privacy.accounting.histogram import (
@@ -28,6 +32,12 @@ from dp_core.privacy.events import ThresholdedHistogram
 from dp_core.privacy.units import PrivacyUnit
 
 _DIGITS = 5  # significant digits of a calibrated σ: what a person can copy
+MOST_EPSILON = 500.0  # e^ε is a number still; what it promises is nothing
+MOST_WORDS = 100_000  # distinct words of one unit
+LEAST_DELTA = 1e-30  # tails far beyond it are not summed
+_LEAST_SIGMA, _MOST_SIGMA = 1e-2, 1e7
+_ACCOUNTING = 1 - 1e-5  # share of δ that is spent; the rest is more than the accounting rounds up
+_NUDGES = 12  # doubling from one last digit of σ: up to 4%
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class HistogramPlan:
         declared_units: public upper bound on the number of units, if the plan states one.
 
     Raises:
-        PlanError: sigma and threshold do not earn (ε, δ).
+        PlanError: sigma and threshold do not earn (ε, δ), or δ is not below 1/declared_units.
     """
 
     words_per_unit: int
@@ -61,6 +71,8 @@ class HistogramPlan:
     def __post_init__(self) -> None:
         if self.unit is not None:
             object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        if self.declared_units is not None:
+            refuse_large_delta([self.delta], self.declared_units, "histogram plan, delta")
         earned = delta_of(self.words_per_unit, self.sigma, self.threshold, self.epsilon)
         if earned > self.delta:
             raise PlanError(
@@ -89,17 +101,21 @@ def calibrate(
     unit: PrivacyUnit | None = None,
     declared_units: int | None = None,
 ) -> HistogramPlan:
-    """Return the plan with the smallest threshold that earns (ε, δ), and its smallest σ.
+    """Return the plan with the smallest threshold that is charged at most ε, and its smallest σ.
+
+    The charge is within 0.5% of the wish, unless σ is so small (below 2) that the few values of
+    the noise give the privacy loss few values as well: then it is the next one below.
 
     Args:
         epsilon: target ε > 0. delta: target δ in (0, 1).
         words_per_unit: N, the most distinct words of a unit that count.
 
     Raises:
-        BadInput: a target or N out of range.
+        BadInput: a target or N out of range, or one that no noise reaches.
+        PlanError: δ is not below 1/declared_units.
     """
     check_target(epsilon, delta, words_per_unit)
-    sigma, threshold = _sigma_of_smallest_threshold(epsilon, delta, words_per_unit)
+    sigma, threshold = _charged_at_most(epsilon, delta, words_per_unit)
     return HistogramPlan(
         words_per_unit, sigma, threshold, epsilon, delta, unit=unit, declared_units=declared_units
     )
@@ -111,12 +127,14 @@ def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
     Raises:
         BadInput: ε, δ or N out of range.
     """
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise BadInput(f"{epsilon} is not above 0", where="epsilon")
-    if not 0 < delta < 1:
-        raise BadInput(f"{delta} is not between 0 and 1", where="delta")
+    if not 0 < epsilon <= MOST_EPSILON:
+        raise BadInput(f"{epsilon:g} is not above 0, at most {MOST_EPSILON:g}", where="epsilon")
+    if not LEAST_DELTA <= delta < 1:
+        raise BadInput(f"{delta:g} is not from {LEAST_DELTA:g} to 1", where="delta")
     if words_per_unit < 1:
         raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit")
+    if words_per_unit > MOST_WORDS:
+        raise BadInput(f"more than {MOST_WORDS:,}", where="words_per_unit")
 
 
 def smallest_threshold(
@@ -151,6 +169,33 @@ def _largest_tail(
 
 
 @functools.lru_cache(maxsize=256)  # a run asks again in every step that names its mechanism
+def _charged_at_most(epsilon: float, delta: float, words_per_unit: int) -> tuple[float, int]:
+    """Return σ and the threshold at which the accounting charges at most ε at δ.
+
+    The accounting bounds the profile from above (by chords on a grid), so what earns ε by the
+    profile may be charged a hair more; a little more noise makes up for it.
+    """
+    within = delta * _ACCOUNTING
+    sigma, threshold = _sigma_of_smallest_threshold(epsilon, within, words_per_unit)
+    nudged: int | None = threshold
+    for nudge in range(_NUDGES):
+        if nudged is not None:
+            event = ThresholdedHistogram(words_per_unit, sigma, nudged)
+            if epsilon_pld(event, delta) <= epsilon:
+                return sigma, nudged
+        sigma = _round_up(sigma * (1 + 2.0**nudge * 10.0**-_DIGITS))
+        nudged = smallest_threshold(epsilon, within, words_per_unit, sigma)
+    raise _unreached(epsilon, delta)
+
+
+def _unreached(epsilon: float, delta: float) -> BadInput:
+    return BadInput(
+        f"no noise of the histogram reaches ε={epsilon:g} at δ={delta:g}",
+        where="epsilon, delta",
+        fix="Ask for another ε, a larger δ, or fewer words per unit.",
+    )
+
+
 def _sigma_of_smallest_threshold(
     epsilon: float, delta: float, words_per_unit: int
 ) -> tuple[float, int]:
@@ -162,7 +207,12 @@ def _sigma_of_smallest_threshold(
     found = [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in places]
     reached = [(c, s) for c, s in found if c is not None]
     if not reached:
-        raise BadInput("no noise that was tried reaches this target", where="epsilon, delta")
+        # Integer noise hides less than the continuous formulas say: a little more of it may do.
+        further = [_round_up(places[-1] * (1 + 2.0**i * 1e-4)) for i in range(14)]
+        found += [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in further]
+        reached = [(c, s) for c, s in found if c is not None]
+    if not reached:
+        raise _unreached(epsilon, delta)
     best, sigma = min(reached)
     below = max((s for _, s in found if s < sigma), default=0.99 * sigma)
     while (middle := _round_up((below + sigma) / 2)) < sigma:
@@ -178,11 +228,14 @@ def _sigma_of_smallest_threshold(
 
 def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[float]:
     """Return the σ near which the continuous formulas put the smallest threshold."""
-    root = brentq(
-        lambda x: float(gaussian_delta(epsilon, math.sqrt(words_per_unit) / math.exp(x))) - delta,
-        math.log(1e-4),
-        math.log(1e9),
-    )
+
+    def excess(x: float) -> float:
+        return float(gaussian_delta(epsilon, math.sqrt(words_per_unit) / math.exp(x))) - delta
+
+    low, high = math.log(_LEAST_SIGMA), math.log(_MOST_SIGMA)
+    if excess(low) <= 0 or excess(high) >= 0:
+        raise _unreached(epsilon, delta)
+    root = brentq(excess, low, high)
     sigmas = np.exp(root) * np.geomspace(1.0, 16.0, 400)
     blocks = lone_word_blocks(words_per_unit)
     shared = np.array([words_per_unit - first for first, _ in blocks])

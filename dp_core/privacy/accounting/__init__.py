@@ -9,7 +9,7 @@ from dp_core.privacy.accounting.pld import (
     without_pld,
 )
 from dp_core.privacy.accounting.rdp import epsilon_paper_conversion, epsilon_rdp, rdp_curve
-from dp_core.privacy.accounting.relations import under
+from dp_core.privacy.accounting.relations import refuse_large_delta, stated_delta, under
 from dp_core.privacy.accounting.unamplified import (
     epsilon_shuffled_replace_one,
     epsilon_unamplified,
@@ -29,6 +29,8 @@ __all__ = [
     "group_privacy",
     "is_unaccounted",
     "rdp_curve",
+    "refuse_large_delta",
+    "stated_delta",
     "under",
     "without_pld",
 ]

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import dataclass
 
 import dp_accounting as dpa
 import numpy as np
@@ -19,7 +20,9 @@ from dp_core.privacy.accounting import (
     epsilon_shuffled_replace_one,
     epsilon_unamplified,
     gaussian_epsilon,
+    pld,
 )
+from dp_core.privacy.accounting.profiles import Floats, Profile
 from dp_core.privacy.events import (
     FixedSizeGaussian,
     Gaussian,
@@ -296,3 +299,32 @@ def test_a_million_small_steps_follow_the_central_limit() -> None:
     event = single(0.001, 1.0, 1_000_000)
     limit = gaussian_epsilon(1e-6, 0.001 * math.sqrt(1e6 * math.expm1(1.0)))
     assert epsilon_pld(event, 1e-6) == pytest.approx(limit, rel=0.02)
+
+
+@dataclass(frozen=True)
+class _Reversed:
+    """A profile whose two directions have changed places."""
+
+    profile: Profile
+
+    def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
+        with_unit, without = self.profile.directions(epsilon)
+        return without, with_unit
+
+    def reach(self) -> float:
+        return self.profile.reach()
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_the_worse_direction_counts_whichever_it_is(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Of a subsampled Gaussian, to remove a unit is the worse; in the mirror, to add one is."""
+    event = PoissonGaussian.single(0.1, 0.8, steps)
+    sides = [side.epsilon(1e-5) for side in pld._sides(event, 1e-3)]
+    assert sides[0] > 1.1 * sides[1]
+    epsilon, delta = epsilon_pld(event, 1e-5), delta_pld(event, sides[0])
+    straight = pld._steps
+    monkeypatch.setattr(pld, "_steps", lambda e: ((_Reversed(p), n) for p, n in straight(e)))
+    assert epsilon_pld(event, 1e-5) == pytest.approx(epsilon, rel=1e-6)
+    assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)

@@ -279,3 +279,19 @@ def test_candidates_are_uniform_independent_and_repeatable() -> None:
     wanted = 2999 / 9
     assert chi2.sf(sum((n - wanted) ** 2 / wanted for n in pairs.values()), 8) > 1e-3
     assert draw_count(selection, seed) == draw_count(selection, seed)
+
+
+@pytest.mark.parametrize(("eta", "gamma"), LAWS)
+def test_the_negative_binomial_bound_is_the_theorems_term_by_term(eta: float, gamma: float) -> None:
+    """Theorem 2, each term by its own definition: what the expected count costs is among them."""
+    base = 0.05 * ORDERS
+    law = negative_binomial(eta, gamma)
+    mean = math.fsum(k * p for k, p in enumerate(law))
+    hats = [
+        (1 + eta) * (1 - 1 / hat) * at_hat + (1 + eta) * math.log(1 / gamma) / hat
+        for hat, at_hat in zip(ORDERS, base, strict=True)
+    ]
+    least = min(*hats, (1 + eta) * math.log(1 / gamma))
+    curve = negative_binomial_curve(ORDERS, base, eta, gamma)
+    for order, own, bound in zip(ORDERS, base, curve, strict=True):
+        assert bound == pytest.approx(own + least + math.log(mean) / (order - 1), rel=1e-6)

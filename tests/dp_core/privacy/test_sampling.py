@@ -250,3 +250,19 @@ def test_more_units_than_declared_are_refused_without_saying_how_many() -> None:
         sampler_for(plan(PoissonSampling(), 10), SEED, 4321)
     assert "4321" not in str(caught.value)
     assert "100" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        PoissonSampling(),
+        TruncatedPoissonSampling(30),
+        FixedSizeSampling(10),
+        ShuffledSampling(10),
+    ],
+)
+def test_the_declared_bound_admits_as_many_units_and_not_one_more(sampling: Sampling) -> None:
+    bounded = plan(sampling, 10, declared=100)
+    sampler_for(bounded, SEED, 100).batch(0)
+    with pytest.raises(BadInput, match="more units than declared"):
+        sampler_for(bounded, SEED, 101)

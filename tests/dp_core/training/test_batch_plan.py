@@ -88,6 +88,12 @@ def test_what_others_can_reach_is_not_used(written, key, what):
         list(BatchPlan(written, key).update(0))
 
 
+def test_a_group_is_others_too(written, key):
+    written.chmod(0o750)
+    with pytest.raises(BadInput, match="others than its owner"):
+        BatchPlan(written, key)
+
+
 def test_nothing_is_written_where_others_can_reach(tmp_path, key, drawn):
     umask = os.umask(0)
     try:

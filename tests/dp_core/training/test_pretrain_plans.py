@@ -215,7 +215,8 @@ def test_a_learned_clip_norm_scales_clipping_and_noise_alike(train, plan_of, rec
     clips = []
     for update in seen[:-1]:
         [clip] = update.clips
-        assert update.noise.stddev == pytest.approx(z_delta * clip)
+        assert update.noise.noise_multiplier == pytest.approx(z_delta)
+        assert update.noise.clip_norm == clip
         clips.append(clip)
     assert clips[0] == 0.1
     assert len(set(clips)) == 4  # every update learned

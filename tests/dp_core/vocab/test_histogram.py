@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,7 +123,7 @@ def test_nothing_present_releases_nothing() -> None:
 
 def test_the_plans_bound_on_units_must_have_been_checked() -> None:
     units = [Unit("1", ["a"])]
-    bound = replace(plan(1.0, 1), declared_units=100)
+    bound = HistogramPlan(10, 40.0, 300, epsilon=2.0, delta=1e-3, declared_units=100)
     with pytest.raises(PlanError, match="bound of 100"):
         release(set_counts(units, 10, b"k"), bound, SEED, b"x")
     with pytest.raises(PlanError, match="bound of 100"):
