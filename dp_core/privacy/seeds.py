@@ -16,13 +16,17 @@ import os
 import re
 import secrets
 import stat
+import time
 from pathlib import Path
+from typing import TextIO
 
 from dp_core.errors import BadInput
 
 SECRET_BYTES = 32
 _SALT_BYTES = 16
 _FILE_VERSION = 1
+_LEDGER = "ledger"  # no key's file: those end in .json
+_STALE_SECONDS = 3600
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Context = bytes | int | str
@@ -102,7 +106,8 @@ def _encode(part: Context) -> bytes:
 class SeedStore:
     """A folder (mode 0700) with one file (mode 0600) per seed, written once and never changed.
 
-    Beside a seed may lie the digest of what was made with it.
+    The folder remembers the ledger under which its seeds were drawn: one that was deleted or
+    exchanged is known by it.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -120,7 +125,7 @@ class SeedStore:
         path = self._path(key)
         self._prepare_directory()
         if not path.exists():
-            self._put(path, PrivacySeed.draw()._to_json(), over=False)
+            self._put(path, PrivacySeed.draw()._to_json())
         return self.get(key)
 
     def get(self, key: str) -> PrivacySeed:
@@ -153,46 +158,69 @@ class SeedStore:
                 f"{key} is not a seed file of this version", where="seed store"
             ) from None
 
-    def leave_digest(self, key: str, digest: bytes) -> None:
-        """Leave beside the seed what was made with it, as a digest; atomic, the last one counts.
+    def drawn(self) -> set[str]:
+        """Return the keys of all seeds that were drawn."""
+        return {file.stem for file in self._directory.glob("[!.]*.json")}
 
-        It lives and dies with the seed: without the one, nothing can be made again; without the
-        other, nothing may.
-
-        Args:
-            key: of the seed.
-            digest: of the release, keyed by the seed.
+    def remember_ledger(self, identity: str) -> None:
+        """Write down, once, under which ledger the seeds are drawn; a later call changes nothing.
 
         Raises:
-            BadInput: a key that is no file name, or a folder that others can read.
+            BadInput: a folder that others can read.
         """
-        path = self._digest_path(key)
-        self._prepare_directory()
-        self._put(path, digest.hex(), over=True)
+        if self.remembered_ledger() is None:
+            self._prepare_directory()
+            self._put(self._directory / _LEDGER, f"{identity}\n")
 
-    def digest_left(self, key: str) -> bytes | None:
-        """Return the digest that was left beside the seed; None if there is none."""
+    def remembered_ledger(self) -> str | None:
+        """Return the identity of the ledger under which the seeds were drawn; None if unknown."""
         try:
-            return bytes.fromhex(self._digest_path(key).read_text("ascii"))
-        except (FileNotFoundError, ValueError):
+            return (self._directory / _LEDGER).read_text("ascii").strip()
+        except FileNotFoundError:
             return None
 
-    def _put(self, path: Path, text: str, *, over: bool) -> None:
-        """Write a file whole, then give it its name: over another's, or unless it is taken."""
+    def _put(self, path: Path, text: str) -> None:
+        """Write a file whole, then give it its name, unless that is taken."""
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            try:
+                self._link_nameless(directory, path.name, text)
+            except OSError:  # not every file system can; what else is wrong shows again
+                self._link_named(path, text)
+            self._remove_stale()
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _link_nameless(self, directory: int, name: str, text: str) -> None:
+        """Write into a file without a name: a kill leaves nothing of it."""
+        if not hasattr(os, "O_TMPFILE"):
+            raise OSError
+        file = os.open(self._directory, os.O_WRONLY | os.O_TMPFILE, 0o600)
+        with os.fdopen(file, "w") as stream:
+            _write(stream, text)
+            with contextlib.suppress(FileExistsError):
+                os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=directory)
+
+    def _link_named(self, path: Path, text: str) -> None:
+        """Write into a file with another name first, where the file system knows no other way."""
         temporary = self._directory / f".{path.stem[:64]}.{secrets.token_hex(8)}"
         try:
-            _write_private(temporary, text)
-            if over:
-                temporary.replace(path)
-            else:
-                with contextlib.suppress(FileExistsError):
-                    os.link(temporary, path)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "w") as stream:
+                _write(stream, text)
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_directory(self._directory)
 
-    def _digest_path(self, key: str) -> Path:
-        return self._path(key).with_suffix(".released")
+    def _remove_stale(self) -> None:
+        """Remove what a killed process left: a second name of a seed, or one that was not used."""
+        for file in self._directory.glob(".*"):
+            with contextlib.suppress(OSError):
+                found = file.stat()
+                if found.st_nlink > 1 or time.time() - found.st_mtime > _STALE_SECONDS:
+                    file.unlink()
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -206,20 +234,10 @@ class SeedStore:
         _refuse_shared(self._directory, self._directory.stat().st_mode)
 
 
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _refuse_shared(path: Path, mode: int) -> None:

@@ -1,12 +1,13 @@
 """The privacy ledger: every release of private data is an entry, reserved before the data is read.
 
-    ledger = Ledger.open("sqlite:///ledger.db")
+    ledger = Ledger.open("sqlite:////srv/confide/ledger.db")
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, budget_epsilon=8.0, budget_delta=1e-5)
     entry = ledger.reserve(Reservation("notes", unit, event, delta, spec_hash))
     ...                                      # only now may the data be read
     seed = ledger.seed(entry, seed_store, manifest)
     ...                                      # sample, clip, add noise
-    ledger.settle(entry.id)
+    ledger.settle(entry.id, seed.derive("released", digest))
+    ...                                      # only now may anybody see it
 
 What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
 """
@@ -14,6 +15,17 @@ What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
 from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State
 from dp_core.privacy.ledger.filter import Cost, Remaining
 from dp_core.privacy.ledger.renyi import Charge
+from dp_core.privacy.ledger.sources import PublicSource
 from dp_core.privacy.ledger.store import Ledger
 
-__all__ = ["Budget", "Charge", "Cost", "Entry", "Ledger", "Remaining", "Reservation", "State"]
+__all__ = [
+    "Budget",
+    "Charge",
+    "Cost",
+    "Entry",
+    "Ledger",
+    "PublicSource",
+    "Remaining",
+    "Reservation",
+    "State",
+]

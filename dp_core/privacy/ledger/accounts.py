@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -13,11 +14,17 @@ from dp_core.errors import BadInput
 from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.ledger import checks, rows
 from dp_core.privacy.ledger import filter as privacy_filter
+from dp_core.privacy.ledger.damage import RESTORE
 from dp_core.privacy.ledger.database import Database
 from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, check_budget
 from dp_core.privacy.ledger.filter import Cost, Remaining
-from dp_core.privacy.ledger.schema import BUDGETS, DATASETS
+from dp_core.privacy.ledger.integrity import faults
+from dp_core.privacy.ledger.schema import BUDGETS, DATASETS, ENTRIES, identity_of
+from dp_core.privacy.ledger.sources import Sources
+from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
+
+_ENTRY_KEY = re.compile(r"[0-9a-f]{32}")  # the deployment keeps other secrets among its seeds
 
 
 class Accounts:
@@ -33,8 +40,57 @@ class Accounts:
         Raises:
             BadInput: not such a URL, or a newer release's ledger.
             LedgerUnavailable: the database does not answer; may be retried.
+            LedgerDamaged: what is there is no whole ledger.
         """
         return cls(Database(url))
+
+    @property
+    def sources(self) -> Sources:
+        """What is known of the files that data are read from."""
+        return Sources(self._database)
+
+    # --- what must not be forgotten
+
+    def identity(self) -> str:
+        """Return what no other ledger has: random, made with it, the same in its copies."""
+        with self._database.transaction() as db:
+            return identity_of(db)
+
+    def confirm_memory(self, seeds: SeedStore) -> str:
+        """Refuse a ledger that does not hold every release for which the store drew a seed.
+
+        A ledger that was deleted, emptied, exchanged or put back to an older copy would let the
+        same budget be spent again. An entry is committed before its seed is drawn, and no entry
+        is ever deleted: a seed without its entry tells that the ledger forgot.
+
+        Returns:
+            The ledger's identity, for others to remember.
+
+        Raises:
+            BadInput: it has forgotten some, or the seeds were drawn under another one.
+        """
+        drawn = {key for key in seeds.drawn() if _ENTRY_KEY.fullmatch(key)}  # before the entries
+        remembered = seeds.remembered_ledger()
+        with self._database.transaction() as db:
+            own = identity_of(db)
+            held = set(db.execute(select(ENTRIES.c.seed_key)).scalars())
+        where = f"privacy ledger {self._database.place}"
+        if remembered not in (None, own):
+            raise BadInput(
+                "the seeds beside it were drawn under another ledger", where=where, fix=RESTORE
+            )
+        if forgotten := len(drawn - held):
+            raise BadInput(
+                f"seeds were drawn for {forgotten} releases that it does not hold",
+                where=where,
+                fix=RESTORE,
+            )
+        return own
+
+    def faults(self, seeds: SeedStore) -> list[str]:
+        """Look through the whole ledger, and say what is wrong with it: a line for each fault."""
+        with self._database.transaction() as db:
+            return list(faults(db, seeds))
 
     # --- data sets and budgets
 
@@ -78,7 +134,7 @@ class Accounts:
         return self._register(name, wanted, shares_budget_with)
 
     def register_made_up(self, name: str) -> Budget:
-        """Register a data set of made-up people: entries are kept, nothing is limited."""
+        """Register a data set that is made up or public: entries are kept, nothing is limited."""
         return self._register(name, Budget(0, name, None, None, None, None, math.inf), None)
 
     def datasets(self) -> dict[str, Budget]:
@@ -94,6 +150,7 @@ class Accounts:
         with self._database.alone() as db:
             found = rows.find_budget(db, name)
             if found is None:
+                checks.refuse_alike(name, db.scalars(select(DATASETS.c.name)))
                 return rows.insert_dataset(db, name, wanted, shared)
         alike = replace(wanted, id=found.id, name=found.name) == found
         if not alike or (shared is None) != (found.name == name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from dp_core.errors import BadInput
@@ -14,6 +15,25 @@ from dp_core.privacy.ledger.entry import (
     canonical,
     is_accounted,
 )
+
+
+def refuse_alike(name: str, registered: Iterable[str]) -> None:
+    """Refuse a name that people cannot tell from a registered one: case, or form of Unicode.
+
+    Raises:
+        BadInput: `Ward` beside `ward` would be a second budget for the same people by a slip.
+    """
+    for other in registered:
+        if other != name and _folded(other) == _folded(name):
+            raise BadInput(
+                f"{name} differs from the registered data set {other} by its spelling alone",
+                where="ledger register",
+                fix=f"Use {other}, or a name that nobody confuses with it.",
+            )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def refuse_foreign(reservation: Reservation, budget: Budget) -> None:
@@ -104,3 +124,35 @@ def refuse_rebinding(entry: Entry, seed_hash: str, manifest_hash: str) -> None:
                 where=f"ledger entry {entry.id}",
                 fix="One charge pays for one noise: reserve a new attempt, which is charged.",
             )
+
+
+def refuse_unrecorded(entry: Entry) -> None:
+    """Refuse to make again what was released without a record: it could not be handed out.
+
+    Raises:
+        BadInput: an older version settled it, and kept no digest of what came out.
+    """
+    if entry.state is State.SETTLED and entry.accounted and not entry.released_hash:
+        raise BadInput(
+            "this was released before, and nothing tells any more what came out",
+            where=f"ledger entry {entry.id}",
+            fix="Restore the output from a copy, or use another seed: a new charge.",
+        )
+
+
+def refuse_other_release(entry: Entry, released_hash: str) -> None:
+    """Refuse a second release under one noise and one charge.
+
+    Two models that share their noise and differ by the rounding of their sums, two histograms
+    that share it and differ by a word: the difference is the data's own, without noise.
+
+    Raises:
+        BadInput: something else came out before.
+    """
+    refuse_unrecorded(entry)
+    if entry.released_hash and entry.released_hash != released_hash:
+        raise BadInput(
+            "this was released before, and came out otherwise this time",
+            where=f"ledger entry {entry.id}",
+            fix="Restore the output from a copy, or use another seed: a new charge.",
+        )

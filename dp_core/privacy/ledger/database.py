@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,18 +11,22 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    MultipleResultsFound,
+    NoResultFound,
+    NoSuchModuleError,
+)
 from sqlalchemy.pool import NullPool
 
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput, without_password
+from dp_core.privacy.ledger.damage import RESTORE, LedgerDamaged, in_words
 from dp_core.privacy.ledger.schema import CURRENT, migrate, version_of
 
 WAIT_SECONDS = 120
+_DRIVER = "postgresql+psycopg2"  # the one that is installed
 _CREATION_LOCK = 0x636F6E66  # "conf": any number that other programs do not use
-
-
-class LedgerUnavailable(ConfideError):
-    """The database did not answer. Trying again may help: nothing was reserved, or it is found."""
 
 
 class Database:
@@ -28,6 +34,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = _checked(url)
+        self.place = without_password(url)
         # NullPool: a connection belongs to one transaction, so a fork shares none
         self._engine = create_engine(self._url, poolclass=NullPool, connect_args=self._arguments())
         if self._url.get_backend_name() == "sqlite":
@@ -42,16 +49,17 @@ class Database:
         cannot change before it writes. On PostgreSQL the caller locks the budget's row.
 
         Raises:
-            LedgerUnavailable: the database is not there, or was busy for two minutes.
+            LedgerUnavailable: the database is not there, is full, or was busy for two minutes.
+            LedgerDamaged: what is there is no whole ledger.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except OperationalError as error:
-            raise LedgerUnavailable(
-                f"the database does not answer ({type(error.orig).__name__})",
-                where=f"privacy ledger {self._url.render_as_string(hide_password=True)}",
-                fix="Check that it runs and can be reached, then retry: nothing is charged twice.",
+        except DBAPIError as error:
+            raise in_words(error, self.place) from error
+        except (NoResultFound, MultipleResultsFound) as error:  # a table that has one row always
+            raise LedgerDamaged(
+                "a table of it was emptied", where=f"privacy ledger {self.place}", fix=RESTORE
             ) from error
 
     @contextmanager
@@ -76,24 +84,64 @@ class Database:
 
 
 def _checked(url: str) -> URL:
+    """Return the URL of a database that can hold a ledger, with the driver that is installed.
+
+    Raises:
+        BadInput: it is none. The cause is not kept: it may quote the URL, and with it a password.
+    """
     try:
         parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername=_DRIVER)
         backend = parsed.get_backend_name()
-        parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError, DBAPIError):
-        # `from None`: the cause may quote the URL, and with it a password
+        parsed.get_dialect().import_dbapi()
+    except ImportError:
         raise BadInput(
-            "not a database URL", where="CONFIDE_LEDGER", fix="Example: sqlite:///ledger.db"
+            f"the driver of {parsed.drivername} is not installed",
+            where="CONFIDE_LEDGER",
+            fix="Write postgresql://<USER>:<PASSWORD>@<HOST>/<DATABASE>.",
+        ) from None
+    except (ArgumentError, NoSuchModuleError, DBAPIError, ValueError):
+        raise BadInput(
+            "not a database URL",
+            where="CONFIDE_LEDGER",
+            fix="Examples: sqlite:////srv/confide/ledger.db, "
+            "postgresql://<USER>:<PASSWORD>@<HOST>/<DATABASE>.",
         ) from None
     if backend not in ("sqlite", "postgresql"):
         raise BadInput(
             f"a ledger lives on SQLite or PostgreSQL, not on {backend}", where="CONFIDE_LEDGER"
         )
     if backend == "sqlite":
-        if parsed.database in (None, "", ":memory:"):
-            raise BadInput("a ledger in memory forgets", where="CONFIDE_LEDGER", fix="Name a file.")
-        Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+        _check_file(parsed.database)
     return parsed
+
+
+def _check_file(name: str | None) -> None:
+    """Refuse a place that is not one and the same file for every process; make its folder.
+
+    Raises:
+        BadInput: in memory, or relative to wherever a command is started.
+    """
+    if name in (None, "", ":memory:"):
+        raise BadInput("a ledger in memory forgets", where="CONFIDE_LEDGER", fix="Name a file.")
+    file = Path(str(name))
+    if not file.is_absolute():  # `file:` with options is refused with it
+        raise BadInput(
+            "a relative place is another ledger in every folder",
+            where="CONFIDE_LEDGER",
+            fix="Write the whole path, after four slashes: sqlite:////srv/confide/ledger.db.",
+        )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BadInput(
+            f"{file.parent} cannot be made ({os.strerror(error.errno or 0)})",
+            where="CONFIDE_LEDGER",
+            fix="Name a folder that you may write.",
+        ) from None
 
 
 def _prepare_sqlite(engine: Engine) -> None:

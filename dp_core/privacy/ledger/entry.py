@@ -106,6 +106,8 @@ class Entry:
         seed_key: name of its privacy seed in the seed store.
         seed_hash: salted hash of that seed; empty until it is bound.
         manifest_hash: keyed digest of everything the seed was used with; empty until bound.
+        released_hash: digest of what was released, keyed by the seed; empty until it is settled,
+            and for a release without guarantee.
         known_seed: the seed was not secret: not private.
         whole_plan: registered together with all entries of the same plan_key before any ran.
     """
@@ -128,6 +130,7 @@ class Entry:
     reserved_at: str
     settled_at: str
     withdrawn_at: str
+    released_hash: str
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -175,6 +178,7 @@ class Entry:
             "reserved_at": self.reserved_at,
             "settled_at": self.settled_at,
             "withdrawn_at": self.withdrawn_at,
+            "released_hash": self.released_hash,
         }
 
 

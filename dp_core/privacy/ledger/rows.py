@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +14,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from dp_core.errors import BadInput
 from dp_core.privacy.events import MechanismEvent, Relation
+from dp_core.privacy.ledger.damage import RESTORE, LedgerDamaged
 from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical
 from dp_core.privacy.ledger.schema import BUDGETS, DATASETS, ENTRIES
 from dp_core.privacy.units import PrivacyUnit
@@ -153,6 +156,7 @@ def insert_entry(db: Connection, reservation: Reservation, budget: Budget, whole
         "reserved_at": now(),
         "settled_at": "",
         "withdrawn_at": "",
+        "released_hash": "",
     }
     db.execute(insert(ENTRIES).values(values))
 
@@ -163,37 +167,56 @@ def change_entry(db: Connection, entry_id: str, **values: Any) -> None:
 
 
 def as_budget(row: Row[Any]) -> Budget:
-    """Return a row of `budgets` as a value."""
-    return Budget(
-        id=row.id,
-        name=row.name,
-        unit=None if row.unit is None else PrivacyUnit(row.unit),
-        relation=None if row.relation is None else Relation(row.relation),
-        epsilon=row.epsilon,
-        delta=row.delta,
-        order=row.renyi_order,
-    )
+    """Return a row of `budgets` as a value.
+
+    Raises:
+        LedgerDamaged: it holds no budget.
+    """
+    with _readable(f"budget {row.id}"):
+        return Budget(
+            id=row.id,
+            name=row.name,
+            unit=None if row.unit is None else PrivacyUnit(row.unit),
+            relation=None if row.relation is None else Relation(row.relation),
+            epsilon=row.epsilon,
+            delta=row.delta,
+            order=row.renyi_order,
+        )
 
 
 def as_entry(row: Row[Any]) -> Entry:
-    """Return a row of `entries` as a value."""
-    return Entry(
-        id=row.id,
-        dataset=row.dataset,
-        unit=PrivacyUnit(row.unit),
-        event=MechanismEvent.from_json(json.loads(row.event)),
-        delta=row.delta,
-        spec_hash=row.spec_hash,
-        attempt=row.attempt,
-        state=State(row.state),
-        plan_key=row.plan_key,
-        whole_plan=row.whole_plan,
-        run=row.run,
-        seed_key=row.seed_key,
-        seed_hash=row.seed_hash,
-        manifest_hash=row.manifest_hash,
-        known_seed=row.known_seed,
-        reserved_at=row.reserved_at,
-        settled_at=row.settled_at,
-        withdrawn_at=row.withdrawn_at,
-    )
+    """Return a row of `entries` as a value.
+
+    Raises:
+        LedgerDamaged: it holds no entry.
+    """
+    with _readable(f"entry {row.id}"):
+        return Entry(
+            id=row.id,
+            dataset=row.dataset,
+            unit=PrivacyUnit(row.unit),
+            event=MechanismEvent.from_json(json.loads(row.event)),
+            delta=row.delta,
+            spec_hash=row.spec_hash,
+            attempt=row.attempt,
+            state=State(row.state),
+            plan_key=row.plan_key,
+            whole_plan=row.whole_plan,
+            run=row.run,
+            seed_key=row.seed_key,
+            seed_hash=row.seed_hash,
+            manifest_hash=row.manifest_hash,
+            known_seed=row.known_seed,
+            reserved_at=row.reserved_at,
+            settled_at=row.settled_at,
+            withdrawn_at=row.withdrawn_at,
+            released_hash=row.released_hash,
+        )
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise LedgerDamaged("it cannot be read", where=f"ledger {what}", fix=RESTORE) from error

@@ -6,6 +6,7 @@ database from version v to v + 1 in one transaction; a database from a newer rel
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from sqlalchemy import (
@@ -35,6 +36,12 @@ VERSION = Table(
     "ledger_schema",
     METADATA,
     Column("version", Integer, nullable=False),
+)
+
+IDENTITY = Table(
+    "ledger_identity",
+    METADATA,
+    Column("id", String(32), nullable=False),  # one row; random, made with the ledger
 )
 
 BUDGETS = Table(
@@ -81,7 +88,25 @@ ENTRIES = Table(
     Column("reserved_at", String(40), nullable=False),
     Column("settled_at", String(40), nullable=False),
     Column("withdrawn_at", String(40), nullable=False, server_default=""),
+    Column("released_hash", String(128), nullable=False, server_default=""),
     UniqueConstraint("dataset", "spec_hash", "attempt"),
+)
+
+PUBLIC_SOURCES = Table(
+    "public_sources",
+    METADATA,
+    Column("digest", String(64), primary_key=True),  # keyed, of the content
+    Column("label", String(200), nullable=False),  # for people: the file's own name
+    Column("declared_at", String(40), nullable=False),
+    Column("known_private", Boolean, nullable=False),  # declared though it had been read as private
+)
+
+PRIVATE_SOURCES = Table(
+    "private_sources",
+    METADATA,
+    Column("digest", String(64), primary_key=True),
+    Column("dataset", ForeignKey("datasets.name"), primary_key=True),
+    Column("read_at", String(40), nullable=False),  # for the first time
 )
 
 
@@ -94,7 +119,30 @@ def _version_2(db: Connection) -> None:
     db.execute(text("ALTER TABLE entries ADD COLUMN withdrawn_at VARCHAR(40) NOT NULL DEFAULT ''"))
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_version_1, _version_2)
+def _version_3(db: Connection) -> None:
+    """An entry holds the digest of its release; a ledger has an identity, and knows sources."""
+    for command in (
+        "ALTER TABLE entries ADD COLUMN released_hash VARCHAR(128) NOT NULL DEFAULT ''",
+        "CREATE TABLE ledger_identity (id VARCHAR(32) NOT NULL)",
+        """CREATE TABLE public_sources (
+            digest VARCHAR(64) NOT NULL PRIMARY KEY,
+            label VARCHAR(200) NOT NULL,
+            declared_at VARCHAR(40) NOT NULL,
+            known_private BOOLEAN NOT NULL
+        )""",
+        """CREATE TABLE private_sources (
+            digest VARCHAR(64) NOT NULL,
+            dataset VARCHAR(200) NOT NULL REFERENCES datasets (name),
+            read_at VARCHAR(40) NOT NULL,
+            PRIMARY KEY (digest, dataset)
+        )""",
+    ):
+        db.execute(text(command))
+    drawn = secrets.token_hex(16)
+    db.execute(text("INSERT INTO ledger_identity (id) VALUES (:id)"), {"id": drawn})
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_version_1, _version_2, _version_3)
 CURRENT = len(MIGRATIONS)
 
 
@@ -103,6 +151,14 @@ def version_of(db: Connection) -> int:
     if not inspect(db).has_table(VERSION.name):
         return 0
     return int(db.execute(select(VERSION.c.version)).scalar_one())
+
+
+def identity_of(db: Connection) -> str:
+    """Return what no other ledger has: by it the seeds and the store know the one they belong to.
+
+    A copy of a ledger has the identity of the original.
+    """
+    return str(db.execute(select(IDENTITY.c.id)).scalar_one())
 
 
 def migrate(db: Connection) -> None:

@@ -134,8 +134,10 @@ class Ledger(Accounts):
 
         Raises:
             BadInput: seed or manifest are not those of the first call, or the seed is known
-                and the data are not made up.
+                and the data are not made up; the release was made and nothing tells what came
+                out; or the store remembers releases that this ledger does not hold.
         """
+        seeds.remember_ledger(self.confirm_memory(seeds))  # on disk before the first seed is
         secret = seeds.get(entry.seed_key) if entry.seed_hash else seeds.create(entry.seed_key)
         return self.bind(entry.id, secret, manifest)
 
@@ -149,6 +151,7 @@ class Ledger(Accounts):
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
                 raise BadInput("a known seed protects nobody", where=f"ledger entry {entry_id}")
+            checks.refuse_unrecorded(entry)
             checks.refuse_rebinding(entry, seed_hash, manifest_digest)
             rows.change_entry(
                 db,
@@ -159,12 +162,21 @@ class Ledger(Accounts):
             )
         return seed
 
-    def settle(self, entry_id: str) -> Entry:
-        """Record that the release was made. Settling again changes nothing.
+    def settle(self, entry_id: str, released: bytes = b"") -> Entry:
+        """Record what the release is; only then may it be handed out.
+
+        The first call decides, inside its transaction: of two processes that worked under one
+        seed and came to different results, one is accepted. Settling the same again changes
+        nothing.
+
+        Args:
+            entry_id: of the entry.
+            released: digest of what is about to be handed out, keyed by the seed; empty for a
+                release without guarantee, which has none.
 
         Raises:
             BadInput: no such entry, or it was planned and never reserved, or it is a private
-                release that no seed was bound to.
+                release that no seed was bound to; or another result was accepted before.
         """
         with self._database.transaction() as db:
             _, entry = rows.lock_entry(db, entry_id)
@@ -176,8 +188,20 @@ class Ledger(Accounts):
                     where=f"ledger entry {entry_id}",
                     fix="Take the seed by Ledger.seed, which records what it was used for.",
                 )
+            if entry.accounted != bool(released):
+                raise BadInput(
+                    "what is released with a guarantee, and only that, has a digest",
+                    where=f"ledger entry {entry_id}",
+                )
+            checks.refuse_other_release(entry, released.hex())
             if entry.state is State.RESERVED:
-                rows.change_entry(db, entry_id, state=State.SETTLED.value, settled_at=rows.now())
+                rows.change_entry(
+                    db,
+                    entry_id,
+                    state=State.SETTLED.value,
+                    settled_at=rows.now(),
+                    released_hash=released.hex(),
+                )
             return rows.find_entry(db, entry_id)
 
     def _warm(self, asked: Sequence[Reservation]) -> None:

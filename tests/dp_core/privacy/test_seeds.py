@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import signal
 import stat
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -61,6 +62,15 @@ def test_many_processes_create_one_seed(tmp_path: Path, other_processes: ForkSer
         process.join(PATIENCE)
     assert len(set(hashes)) == 1
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["contended.json"]
+
+
+def test_of_two_that_find_no_seed_the_first_draw_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SeedStore(tmp_path / "seeds")
+    first = store.create("a").salted_hash()
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # as who looked before it was there
+    assert store.create("a").salted_hash() == first
 
 
 def test_the_secret_does_not_show(tmp_path: Path) -> None:
@@ -151,14 +161,56 @@ def test_derived_bytes_do_not_change_between_releases() -> None:
     assert derived.hex() == "4f9982721147012903da9546f4b153d3a780e7609030ec3ef718dbf4ad451be9"
 
 
-def test_a_digest_lies_beside_its_seed_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_the_folder_remembers_the_first_ledger_and_no_other(tmp_path: Path) -> None:
     seeds = SeedStore(tmp_path / "seeds")
-    seed = seeds.create("entry")
-    assert seeds.digest_left("entry") is None
-    for content in (b"one", b"another"):
-        seeds.leave_digest("entry", seed.derive("released", content))
-    assert seeds.digest_left("entry") == seed.derive("released", b"another")
-    assert {f.name for f in (tmp_path / "seeds").iterdir()} == {"entry.json", "entry.released"}
-    assert all(f.stat().st_mode & 0o077 == 0 for f in (tmp_path / "seeds").iterdir())
-    with pytest.raises(BadInput, match="key"):
-        seeds.leave_digest("../entry", b"d")
+    assert seeds.remembered_ledger() is None
+    seeds.create("entry")
+    for identity in ("one", "another"):
+        seeds.remember_ledger(identity)
+    assert seeds.remembered_ledger() == "one"
+    assert seeds.drawn() == {"entry"}
+    assert all(mode(file) == 0o600 for file in (tmp_path / "seeds").iterdir())
+
+
+def die_at_link(directory: Path, nameless: bool, after: bool) -> None:
+    link = os.link
+
+    def linking(*arguments: Any, **more: Any) -> None:
+        if nameless and "/proc/" not in str(arguments[0]):
+            raise OSError
+        if after:
+            link(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.link = linking
+    if not nameless:
+        del os.O_TMPFILE
+    SeedStore(directory).create("a")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("nameless", [True, False])
+def test_a_kill_leaves_no_second_copy_of_a_seed(
+    tmp_path: Path, other_processes: ForkServerContext, nameless: bool, after: bool
+) -> None:
+    folder = tmp_path / "seeds"
+    process = other_processes.Process(target=die_at_link, args=(folder, nameless, after))
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    if nameless:
+        assert [f.name for f in folder.iterdir()] == ["a.json"] * after
+        return
+    # Where a file system makes no file without a name, the next seed that is drawn takes it away.
+    for left in folder.glob(".*"):
+        os.utime(left, (0, 0))
+    SeedStore(folder).create("b")
+    assert {f.name for f in folder.iterdir()} - {"a.json"} == {"b.json"}
+    assert (folder / "a.json").exists() == after
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "seeds").mkdir(mode=0o700)
+    (tmp_path / "seeds" / ".a.0123456789abcdef").touch()
+    SeedStore(tmp_path / "seeds").create("b")
+    assert (tmp_path / "seeds" / ".a.0123456789abcdef").exists()

@@ -83,6 +83,7 @@ KILL_POINTS = (
     "before the reservation commits",
     "after the reservation",
     "before the seed has its name",
+    "after the seed has its name",
     "after the seed is created",
     "before the binding commits",
     "after the binding",
@@ -114,16 +115,20 @@ def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
     @sqlalchemy_event.listens_for(Engine, "commit")
     def committing(_connection: Any) -> None:
         last = passed[-1:]
-        stage = {0: KILL_POINTS[1], 3: KILL_POINTS[5], 5: KILL_POINTS[8]}
+        stage = {0: KILL_POINTS[1], 4: KILL_POINTS[6], 6: KILL_POINTS[9]}
         done = len([p for p in passed if p in KILL_POINTS])
         if last == ["wrote"] and stage.get(done) == kill_at:
             die()
 
     link = os.link
 
-    def linking(*arguments: Any) -> None:
-        reach("before the seed has its name")
-        link(*arguments)
+    def linking(*arguments: Any, **more: Any) -> None:
+        seed = str(arguments[1]).endswith(".json")  # and not the folder's memory of the ledger
+        if seed:
+            reach("before the seed has its name")
+        link(*arguments, **more)
+        if seed:
+            reach("after the seed has its name")
 
     os.link = linking
     ledger = Ledger.open(url)
@@ -138,5 +143,5 @@ def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
     with (home / "released").open("a") as file:
         file.write(f"{noise}\n")
     reach("after the release")
-    ledger.settle(entry.id)
+    ledger.settle(entry.id, seed.derive("released", repr(noise).encode()))
     reach("after the settlement")

@@ -16,7 +16,7 @@ from dp_core.privacy.events import (
     Unaccounted,
 )
 from dp_core.privacy.ledger import Ledger, State, renyi
-from dp_core.privacy.ledger.database import LedgerUnavailable
+from dp_core.privacy.ledger.damage import LedgerUnavailable
 from dp_core.privacy.seeds import PrivacySeed, SeedStore
 from dp_core.privacy.units import PrivacyUnit
 
@@ -113,10 +113,10 @@ def test_a_reservation_counts_before_it_is_settled(ledger: Ledger) -> None:
     assert before > 0
     assert ledger.remaining("notes").unsettled == 1
     ledger.bind(entry.id, PrivacySeed.draw(), b"manifest")
-    settled = ledger.settle(entry.id)
+    settled = ledger.settle(entry.id, b"released")
     assert settled.state is State.SETTLED
     assert settled.settled_at >= settled.reserved_at
-    assert ledger.settle(entry.id) == settled
+    assert ledger.settle(entry.id, b"released") == settled
     assert spent(ledger) == before
     assert ledger.remaining("notes").unsettled == 0
     assert ledger.history("notes") == [settled]
@@ -128,7 +128,7 @@ def test_the_same_reservation_is_the_same_entry_however_often(ledger: Ledger, ur
     again = Ledger.open(url).reserve(reservation(run="two"))
     assert again == first
     ledger.bind(first.id, PrivacySeed.draw(), b"manifest")
-    ledger.settle(first.id)
+    ledger.settle(first.id, b"released")
     retried = ledger.reserve(reservation())
     assert (retried.id, retried.seed_key) == (first.id, first.seed_key)
     assert retried.state is State.SETTLED
@@ -344,7 +344,7 @@ def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger: Ledger, tmp_
 def test_the_ledger_holds_no_secret(ledger: Ledger, tmp_path: Path, url: str) -> None:
     entry = ledger.reserve(reservation())
     ledger.seed(entry, SeedStore(tmp_path / "seeds"), b"manifest of private content")
-    ledger.settle(entry.id)
+    ledger.settle(entry.id, b"released")
     secret = json.loads((tmp_path / "seeds" / f"{entry.seed_key}.json").read_text())["secret"]
     with create_engine(url).connect() as db:
         rows = str(db.execute(text("SELECT * FROM entries")).all())
@@ -362,7 +362,7 @@ def test_a_known_seed_is_for_made_up_data_and_marks_them(ledger: Ledger) -> None
     ledger.register_made_up("synthetic-notes")
     entry = ledger.reserve(reservation(dataset="synthetic-notes"))
     ledger.bind(entry.id, PrivacySeed.fixed(1), b"manifest")
-    assert ledger.settle(entry.id).known_seed
+    assert ledger.settle(entry.id, b"released").known_seed
 
 
 def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> None:

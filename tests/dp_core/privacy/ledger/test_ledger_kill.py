@@ -32,8 +32,11 @@ def test_a_kill_never_loses_a_charge_nor_redraws_noise(
     # reserved before anything can be read or released; unknown counts as spent
     committed = KILL_POINTS.index(point) >= 2
     assert len(entries) == committed
-    assert len(out) == (KILL_POINTS.index(point) >= 7)
+    assert len(out) == (KILL_POINTS.index(point) >= KILL_POINTS.index("after the release"))
     assert ledger.remaining("notes").unsettled == (committed and point != "after the settlement")
+    # a seed has one file, and no second copy under a name that nobody looks for
+    seeds = {file.name for file in (tmp_path / "seeds").glob("*")}
+    assert seeds <= {"ledger", *(f"{entry.seed_key}.json" for entry in entries)}
     before = ledger.remaining("notes").spent
     # the retry finishes: one entry, one charge, and the noise that was drawn already
     assert run(other_processes, url, tmp_path, "never") == 0

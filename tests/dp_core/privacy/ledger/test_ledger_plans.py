@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.events import Gaussian
 from dp_core.privacy.ledger import Ledger, Reservation, State
-from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.seeds import PrivacySeed, SeedStore
 from dp_core.privacy.units import PrivacyUnit
 
 RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
@@ -95,15 +95,20 @@ def test_what_began_stays_charged(ledger: Ledger) -> None:
         ledger.withdraw_plan("notes", "dp_bert/one")
 
 
-def test_a_plan_charged_as_one_is_given_back_whole_or_not_at_all(url: str) -> None:
+@pytest.mark.parametrize("begun", [State.RESERVED, State.SETTLED])
+def test_a_plan_charged_as_one_is_given_back_whole_or_not_at_all(url: str, begun: State) -> None:
     ledger = Ledger.open(url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
     ledger.register_plan(plan())
     spent = ledger.remaining("notes").spent
-    ledger.reserve(plan()[0])
+    first = ledger.reserve(plan()[0])
+    if begun is State.SETTLED:
+        ledger.bind(first.id, PrivacySeed.draw(), b"manifest")
+        ledger.settle(first.id, b"released")
     with pytest.raises(BadInput, match="charged as one"):
         ledger.withdraw_plan("notes", "dp_bert/one")
     assert ledger.remaining("notes").spent == spent
+    assert states(ledger) == [begun, State.PLANNED]
     other = [reservation("later", TRAINING, plan_key="later", run="later")]
     ledger.register_plan(other)
     ledger.withdraw_plan("notes", "later")

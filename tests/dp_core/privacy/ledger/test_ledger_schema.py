@@ -1,17 +1,21 @@
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from golden.make_every_kind import told
 from ledger_examples import GAUSSIAN, HISTOGRAM, reservation
 from sqlalchemy import Connection, MetaData, Table, create_engine, inspect, select, text, update
 
 from dp_core.errors import BadInput
+from dp_core.privacy.events.base import _REGISTRY
 from dp_core.privacy.ledger import Ledger, State, schema
 from dp_core.privacy.ledger.schema import CURRENT, METADATA, MIGRATIONS, VERSION
 from dp_core.privacy.units import PrivacyUnit
 
 GOLDEN = Path(__file__).parent / "golden"
-BOOLEANS = ("whole_plan", "known_seed")
+BOOLEANS = ("whole_plan", "known_seed", "known_private")
 
 
 def test_opening_again_changes_nothing(url: str) -> None:
@@ -43,18 +47,20 @@ def test_the_migrations_lead_to_the_tables_that_the_code_uses(url: str) -> None:
     assert ["dataset", "spec_hash", "attempt"] in [u["column_names"] for u in unique]
 
 
-def _golden(version: int, folder: Path) -> Path:
+def _golden(version: int, folder: Path, name: str = "ledger") -> Path:
     """Return a SQLite ledger as that version left it."""
     file = folder / "old.db"
     raw = create_engine(f"sqlite:///{file}").raw_connection()
-    raw.executescript((GOLDEN / f"ledger_v{version}.sql").read_text())
+    raw.executescript((GOLDEN / f"{name}_v{version}.sql").read_text())
     raw.close()
     return file
 
 
 def _copied(file: Path, version: int, url: str) -> None:
     """Make another database of the same version with the same rows, as that release made it."""
-    tables = ("budgets", "datasets", "entries")
+    tables = ["budgets", "datasets", "entries"]
+    if version >= 3:
+        tables += ["public_sources", "private_sources"]
     with create_engine(url).begin() as db:
         for step in MIGRATIONS[:version]:
             step(db)
@@ -91,6 +97,8 @@ def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
     withdrawn = [State.WITHDRAWN] * (version >= 2)
     assert states == [State.SETTLED, State.RESERVED, State.SETTLED, *withdrawn]
     assert ledger.datasets()["synthetic-notes"].made_up
+    kept = [(s.label, s.known_private, s.private_in) for s in ledger.sources.public()]
+    assert kept == ([("wiki", False, ()), ("notes", True, ("notes",))] if version >= 3 else [])
     # and it goes on: what was reserved is found again, what is new is charged and can be withdrawn
     before = ledger.history("notes")
     assert ledger.reserve(reservation("vocabulary", HISTOGRAM)).id == before[1].id
@@ -101,6 +109,38 @@ def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
     assert ledger.remaining("notes").spent == remaining.spent
     with create_engine(url).connect() as db:
         assert db.execute(text("SELECT version FROM ledger_schema")).all() == [(CURRENT,)]
+
+
+def _alike(found: Any, recorded: Any) -> bool:
+    """Whether everything recorded is found again; later versions may tell more."""
+    if isinstance(recorded, dict):
+        return all(_alike(found[key], value) for key, value in recorded.items())
+    if isinstance(recorded, list):
+        return len(found) == len(recorded) and all(map(_alike, found, recorded))
+    if isinstance(recorded, float):
+        return bool(found == pytest.approx(recorded, rel=1e-9, abs=0))
+    return bool(found == recorded)
+
+
+@pytest.mark.parametrize("version", range(2, len(MIGRATIONS) + 1))
+def test_every_kind_of_entry_costs_what_it_cost_when_it_was_recorded(
+    tmp_path: Path, version: int, url: str
+) -> None:
+    file = _golden(version, tmp_path, "every_kind")
+    if url.startswith("sqlite"):
+        url = f"sqlite:///{file}"
+    else:
+        _copied(file, version, url)
+    recorded = json.loads((GOLDEN / f"every_kind_v{version}.json").read_text())
+    found = told(Ledger.open(url))
+    assert found.keys() == recorded.keys()
+    for name, account in recorded.items():
+        assert _alike(found[name]["stands"], account["stands"]), name
+        for now, then in zip(found[name]["entries"], account["entries"], strict=True):
+            assert _alike(now, then), (name, then["id"])
+    kinds = {e["event"]["kind"] for account in recorded.values() for e in account["entries"]}
+    assert kinds == {kind for kind, _ in _REGISTRY}
+    assert {e["state"] for e in recorded["notes"]["entries"]} == {*State}
 
 
 def test_an_upgrade_that_breaks_off_leaves_the_old_ledger(

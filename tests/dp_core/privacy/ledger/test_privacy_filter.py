@@ -49,6 +49,7 @@ def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
         reserved_at="",
         settled_at="",
         withdrawn_at="",
+        released_hash="",
     )
 
 
