@@ -36,6 +36,10 @@ CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
 _SHARDS = "model.safetensors.index.json"
 _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
+_UNUSABLE = (
+    *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
+    RecursionError,  # JSON of a hundred thousand brackets
+)
 _FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
@@ -118,7 +122,7 @@ def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
             files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
         return {k: v for name in files for k, v in load_file(_inside(folder, name)).items()}
-    except (OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except _UNUSABLE as error:
         raise BadInput(
             f"{WEIGHTS} cannot be read",
             where=str(folder),
@@ -134,7 +138,7 @@ def _inside(folder: Path, name: str) -> Path:
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{CONFIG} cannot be read", where=str(folder)) from error
     if not isinstance(about, dict):
         raise BadInput(f"{CONFIG} is no JSON object", where=str(folder))

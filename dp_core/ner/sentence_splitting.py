@@ -25,11 +25,24 @@ def sentence_spans(
     """
     cuts = {0, len(text), *breaks}
     for match in _END.finditer(text):
-        stop = text[: match.start() + 1]
-        if not _NOT_AN_END.search(stop[-12:]):
+        stop = match.start() + 1
+        if not _NOT_AN_END.search(text[max(0, stop - 12) : stop]):
             cuts.add(match.end())
-    kept = [c for c in sorted(cuts) if not any(start < c < end for start, end in entities)]
+    kept = _outside(sorted(cuts), sorted(entities))
     return [(a, b) for a, b in pairwise(kept) if text[a:b].strip()]
+
+
+def _outside(cuts: list[int], entities: list[tuple[int, int]]) -> list[int]:
+    """Return the cuts that lie in no entity; both lists are sorted."""
+    kept = []
+    number = reach = 0
+    for cut in cuts:
+        while number < len(entities) and entities[number][0] < cut:
+            reach = max(reach, entities[number][1])
+            number += 1
+        if reach <= cut:
+            kept.append(cut)
+    return kept
 
 
 def token_spans(

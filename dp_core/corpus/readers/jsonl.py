@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.corpus.document import Document
+from dp_core.corpus.document import Document, normalised_id
 from dp_core.corpus.readers.files import (
     BOM,
     LONGEST,
@@ -23,7 +23,7 @@ from dp_core.corpus.readers.quarantine import Quarantine, Reason
 
 @dataclass(frozen=True)
 class JsonlFields:
-    """What the fields are called. Only `text` must be there; ids may be strings or integers."""
+    """What the fields are called. Only `text` must be there; ids are strings or whole numbers."""
 
     text: str = "text"
     document_id: str = "document_id"
@@ -36,7 +36,7 @@ def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Itera
 
     A document without an id is named by its file and line.
     """
-    for file in input_files(path, ".jsonl"):
+    for file in input_files(path, ".jsonl", quarantine):
         with damage_told(path, file, quarantine), open_bytes(file) as stream:
             for number, line in enumerate(bounded_lines(stream), 1):
                 place = f"{bare_name(file)}:{number}"
@@ -60,28 +60,22 @@ def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document |
         return None
     try:
         row = json.loads(decoded)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # also a number of thousands of digits
         return Reason.NOT_JSON
     if not isinstance(row, dict):
         return Reason.NOT_JSON
     text = row.get(fields.text)
-    ids = [_id(row.get(f)) for f in (fields.document_id, fields.patient_id, fields.admission_id)]
-    if not isinstance(text, str) or None in ids:
+    names = (fields.document_id, fields.patient_id, fields.admission_id)
+    try:
+        document, patient, admission = (normalised_id(row.get(name)) for name in names)
+    except ValueError:
+        return Reason.WRONG_FIELD
+    if not isinstance(text, str):
         return Reason.WRONG_FIELD
     if not text.strip():
         return Reason.EMPTY
-    document, patient, admission = (i or "" for i in ids)
     if not is_unicode(text + document + patient + admission):
         return Reason.ENCODING
     if len(text) > LONGEST:
         return Reason.TOO_LONG
     return Document(document or place, patient, text.replace("\r\n", "\n"), admission)
-
-
-def _id(value: object) -> str | None:
-    """Return an id as text, empty where there is none; None if it is not a string or integer."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value)

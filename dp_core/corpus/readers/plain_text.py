@@ -2,7 +2,7 @@
 
 A file directly in the folder names no patient; in a subfolder, the subfolder at the top is the
 patient (`folder/patient/note.txt`). A file in WikiText's layout (it begins with a heading
-` = Title = `) holds many documents, and is cut at such headings.
+` = Title = `) holds many documents, and is cut at such headings; memory holds one at a time.
 """
 
 from __future__ import annotations
@@ -14,59 +14,91 @@ from pathlib import Path
 from dp_core.corpus.document import Document
 from dp_core.corpus.readers.files import (
     BOM,
-    LONGEST,
-    UNREADABLE,
     bare_name,
+    bounded_lines,
+    damage_told,
     input_files,
     open_bytes,
+    place_of,
 )
+from dp_core.corpus.readers.packed import DAMAGED
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 
-_TITLE = re.compile(r"^ = [^=\s][^=]* = *$", re.MULTILINE)
+LARGEST = 128_000_000  # bytes of a document: a novel has one million
+_TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
 
 
 def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
-    for file in input_files(path, ".txt"):
-        place = file.relative_to(path).as_posix() if path.is_dir() else file.name
-        text = _text(file, place, quarantine)
-        if text is None:
-            continue
+    for file in input_files(path, ".txt", quarantine):
+        place = place_of(file, path)
         folders = Path(place).parts[:-1]
         name = Path(place).with_name(bare_name(file)).as_posix()
-        for part, piece in _documents(text):
-            if not piece.strip():
-                quarantine.reject(Reason.EMPTY, place)
-                continue
-            quarantine.take()
-            yield Document(name + part, folders[0] if folders else "", piece)
+        with damage_told(path, file, quarantine):
+            for part, piece in _documents(file):
+                if isinstance(piece, Reason):
+                    quarantine.reject(piece, place)
+                    continue
+                quarantine.take()
+                yield Document(name + part, folders[0] if folders else "", piece)
 
 
-def _text(file: Path, place: str, quarantine: Quarantine) -> str | None:
-    """Return a file's text with `\\n` line ends, or None after quarantining it."""
+def _documents(file: Path) -> Iterator[tuple[str, str | Reason]]:
+    """Yield (suffix of the document id, text or why there is none): one, or WikiText's articles."""
+    piece, number = _Piece(), 0
+    for line in _lines(file):
+        if (number or piece.is_blank) and isinstance(line, str) and _TITLE.fullmatch(line):
+            if number:
+                yield f"#{number}", piece.text()
+            piece, number = _Piece(), number + 1
+        piece.add(line)
+    yield f"#{number}" if number else "", piece.text()
+
+
+def _lines(file: Path) -> Iterator[str | Reason]:
+    """Yield the lines with `\\n` at their ends, or what is wrong with them."""
+    first = True
     try:
         with open_bytes(file) as stream:
-            raw = stream.read()
-    except UNREADABLE:
-        quarantine.reject(Reason.UNREADABLE, place)
-        return None
+            for raw in bounded_lines(stream, keep_ends=True):
+                yield Reason.TOO_LONG if raw is None else _decoded(raw, first)
+                first = False
+    except DAMAGED:
+        yield Reason.UNREADABLE
+
+
+def _decoded(raw: bytes, first: bool) -> str | Reason:
     try:
-        text = raw.decode()
+        line = raw.decode()
     except UnicodeDecodeError:
-        quarantine.reject(Reason.ENCODING, place)
-        return None
-    text = text.removeprefix(BOM).replace("\r\n", "\n").replace("\r", "\n")
-    if max(map(len, text.split("\n"))) > LONGEST:
-        quarantine.reject(Reason.TOO_LONG, place)
-        return None
-    return text
+        return Reason.ENCODING
+    line = line.removeprefix(BOM) if first else line
+    return line.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _documents(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (suffix of the document id, text): one, or WikiText's articles."""
-    titles = [m.start() for m in _TITLE.finditer(text)]
-    if not titles or text[: titles[0]].strip():
-        yield "", text
-        return
-    for number, (begin, end) in enumerate(zip(titles, [*titles[1:], len(text)], strict=True), 1):
-        yield f"#{number}", text[begin:end]
+class _Piece:
+    """The lines of one document, until one of them cannot be used."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+        self._problem: Reason | None = None
+        self.is_blank = True
+
+    def add(self, line: str | Reason) -> None:
+        """Add a line, or what is wrong with one."""
+        if isinstance(line, Reason):
+            self._problem = self._problem or line
+        else:
+            self._size += len(line)
+            self._lines.append(line)
+            if self._size > LARGEST:
+                self._problem = self._problem or Reason.TOO_LONG
+        if self._problem:
+            self._lines, self.is_blank = [], False
+        elif self.is_blank:
+            self.is_blank = not self._lines[-1].strip()
+
+    def text(self) -> str | Reason:
+        """Return the whole, or why there is none."""
+        return self._problem or ("".join(self._lines) if not self.is_blank else Reason.EMPTY)

@@ -17,6 +17,8 @@ class Reason(StrEnum):
     ENCODING = "not UTF-8"
     TOO_LONG = "longer than any note"
     UNREADABLE = "unreadable or half-written"
+    TOO_MUCH = "unpacks to far more than text does"
+    TWICE = "two files of one name"
     NOT_JSON = "not a JSON object"
     WRONG_FIELD = "a field is missing or of the wrong type"
     WRONG_COLUMNS = "wrong number of columns, or broken quoting"
@@ -38,8 +40,10 @@ class Quarantine:
         self.largest_share = largest_share
         self.taken = 0
         self.left_out = 0  # marked by the source itself as not to be used
+        self.passed_over = 0  # files that are no input of this format
         self.counts: Counter[Reason] = Counter()
         self.places: dict[Reason, list[str]] = {}
+        self.passed_places: list[str] = []
 
     @property
     def rejected(self) -> int:
@@ -53,6 +57,12 @@ class Quarantine:
     def leave_out(self) -> None:
         """Count an item that its source marks as an error."""
         self.left_out += 1
+
+    def pass_over(self, place: str) -> None:
+        """List a file whose name says that it is something else: no item, so it counts for none."""
+        self.passed_over += 1
+        if len(self.passed_places) < _PLACES_KEPT:
+            self.passed_places.append(place)
 
     def reject(self, reason: Reason, place: str) -> None:
         """Count an item that was not taken.
@@ -92,4 +102,6 @@ class Quarantine:
             "left_out": self.left_out,
             "rejected": {str(r): n for r, n in sorted(self.counts.items())},
             "places": {str(r): list(p) for r, p in sorted(self.places.items())},
+            "passed_over": self.passed_over,
+            "places_passed_over": list(self.passed_places),
         }

@@ -31,7 +31,8 @@ def read_corpus(
         fields: names of the fields of `jsonl`.
 
     Raises:
-        BadInput: a wrong path, format or header; a damaged .csv or .jsonl file; or, at the end,
+        BadInput: a wrong path, format or header; a source that holds something else than files
+            and folders, or what may not be read; a damaged .csv or .jsonl file; or, at the end,
             too large a share in quarantine. Never with any text in it.
     """
     quarantine = Quarantine() if quarantine is None else quarantine

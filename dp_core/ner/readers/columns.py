@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dp_core.corpus.readers.files import bare_name, damage_told, input_files
+from dp_core.corpus.readers.files import LONGEST, bare_name, damage_told, input_files
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.ner.readers.text_lines import text_lines
 from dp_core.ner.sentence import Sentence
@@ -21,7 +21,7 @@ def read_columns(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     IOB tags become IOB2. A sentence with a bad line is quarantined whole: a sentence with a hole
     would teach, and score, something else.
     """
-    for file in input_files(path, ".tsv"):
+    for file in input_files(path, ".tsv", quarantine):
         with damage_told(path, file, quarantine):
             yield from _sentences(file, quarantine)
 
@@ -31,6 +31,7 @@ def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     tokens: list[str] = []
     tags: list[str] = []
     problem: tuple[Reason, str] | None = None
+    size = 0  # characters of the sentence's lines
     # A blank line after the last one ends the last sentence as any other.
     for number, line in _with_end(file):
         if isinstance(line, str) and not line.strip():
@@ -39,9 +40,12 @@ def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:
             elif tokens:
                 quarantine.take()
                 yield Sentence(tuple(tokens), iob2(tags), f"{name}#{document}")
-            tokens, tags, problem = [], [], None
+            tokens, tags, problem, size = [], [], None, 0
             continue
+        size += len(line)
         read = line if isinstance(line, Reason) else _token_and_tag(line)
+        if size > LONGEST:
+            read, tokens, tags = Reason.TOO_LONG, [], []
         if isinstance(read, Reason):
             problem = problem or (read, f"{name}:{number}")
         elif read[0] == _DOCUMENT:

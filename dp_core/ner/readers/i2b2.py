@@ -1,7 +1,8 @@
 """The i2b2/VA 2010 form: `name.txt`, a tokenised sentence a line, and `name.con`, its concepts.
 
 A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, both ends included.
-The two files lie side by side, or in folders of their own (`txt/` and `concept/`).
+Lines that share a concept are one sentence. The two files lie side by side, or in folders of their
+own (`txt/` and `concept/`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.corpus.readers.files import UNREADABLE, bare_name, input_files
+from dp_core.corpus.readers.files import LONGEST, bare_name, damage_told, input_files
+from dp_core.corpus.readers.packed import DAMAGED
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
-from dp_core.ner.readers.text_lines import text_lines
+from dp_core.ner.readers.text_lines import offset, text_lines
 from dp_core.ner.sentence import Sentence
 
 _FOLDERS = ("txt", "concept")
@@ -25,29 +27,40 @@ _CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"\s]+)"\s*')
 @dataclass(frozen=True)
 class _Concept:
     text: str
-    first: int
-    last: int
+    begin: tuple[int, int]  # line and token
+    end: tuple[int, int]
     kind: str
 
 
 def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of all documents under a folder; see `read_sentences`.
 
-    A concept whose offsets do not give its own text puts its sentence into quarantine, and a
-    text without concepts file (or the reverse) the document.
+    A concept whose offsets do not give its own text puts its sentence into quarantine, every line
+    of it; a text without concepts file (or the reverse), or with two of them, the document.
     """
+    texts = _by_name(path, ".txt", quarantine, ".con")
+    concepts = _by_name(path, ".con", Quarantine(), ".txt")
     if not path.is_dir():
         raise BadInput("i2b2 is read from a folder", where=str(path), fix="Give the folder.")
-    texts = {_name(p, path): p for p in input_files(path, ".txt")}
-    concepts = {_name(p, path): p for p in input_files(path, ".con")}
     for name in sorted(texts.keys() | concepts.keys()):
         if name not in texts or name not in concepts:
             quarantine.reject(Reason.UNREADABLE, f"{name}: .txt or .con is missing")
-            continue
-        try:
-            yield from _document(name, texts[name], concepts[name], quarantine)
-        except UNREADABLE:
-            quarantine.reject(Reason.UNREADABLE, name)
+        elif len(texts[name]) + len(concepts[name]) > 2:
+            quarantine.reject(Reason.TWICE, name)
+        else:
+            [text], [con] = texts[name], concepts[name]
+            with damage_told(path, text, quarantine):
+                try:
+                    yield from _document(name, text, con, quarantine)
+                except DAMAGED:
+                    quarantine.reject(Reason.UNREADABLE, name)
+
+
+def _by_name(path: Path, suffix: str, quarantine: Quarantine, other: str) -> dict[str, list[Path]]:
+    found = defaultdict(list)
+    for file in input_files(path, suffix, quarantine, other):
+        found[_name(file, path)].append(file)
+    return found
 
 
 def _name(file: Path, folder: Path) -> str:
@@ -63,56 +76,107 @@ def _name(file: Path, folder: Path) -> str:
 
 
 def _document(name: str, text: Path, concepts: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    by_line, bad = _concepts(name, concepts, quarantine)
+    by_line = _concepts(name, concepts, quarantine)
+    if by_line is None:
+        return
+    sentence = _Lines()
     number = 0
     for number, line in text_lines(text):
-        place = f"{name}.txt:{number}"
-        if isinstance(line, Reason):
-            quarantine.reject(line, place)
-        elif line.strip():
-            tagged = None if number in bad else _tagged(line, by_line[number])
-            if tagged is None:
-                quarantine.reject(Reason.OFFSETS, place)
-            else:
-                quarantine.take()
-                yield Sentence(*tagged, name)
-    for beyond in by_line.keys() | bad:
-        if beyond > number:
-            quarantine.reject(Reason.OFFSETS, f"{name}.con, line {beyond} of the text")
+        sentence.add(number, line, by_line.pop(number, []))
+        if number >= sentence.last:
+            yield from sentence.end(name, quarantine)
+            sentence = _Lines()
+    yield from sentence.end(name, quarantine)  # the text ended before its last concept
+    for beyond in by_line:
+        quarantine.reject(Reason.OFFSETS, f"{name}.con, line {beyond} of the text")
 
 
-def _concepts(
-    name: str, file: Path, quarantine: Quarantine
-) -> tuple[defaultdict[int, list[_Concept]], set[int]]:
-    """Return concepts by line of the text, and the lines whose concepts cannot be used."""
+def _concepts(name: str, file: Path, quarantine: Quarantine) -> dict[int, list[_Concept]] | None:
+    """Return concepts by the first of their lines in the text; None for more than a text has."""
     by_line: defaultdict[int, list[_Concept]] = defaultdict(list)
-    bad: set[int] = set()
+    size = 0
     for number, line in text_lines(file):
+        size += len(line)
+        if size > LONGEST:
+            quarantine.reject(Reason.TOO_LONG, f"{name}.con")
+            return None
         if isinstance(line, str) and not line.strip():
             continue
-        match = None if isinstance(line, Reason) else _CONCEPT.fullmatch(line)
-        if match is None:
-            reason = line if isinstance(line, Reason) else Reason.WRONG_FIELD
-            quarantine.reject(reason, f"{name}.con:{number}")
-            continue
-        text, start, first, end, last, kind = match.groups()
-        if start != end:
-            bad |= {int(start), int(end)}
+        concept = line if isinstance(line, Reason) else _concept(line)
+        if isinstance(concept, Reason):
+            quarantine.reject(concept, f"{name}.con:{number}")
         else:
-            by_line[int(start)].append(_Concept(text, int(first), int(last), kind))
-    return by_line, bad
+            by_line[min(concept.begin[0], concept.end[0])].append(concept)
+    return by_line
 
 
-def _tagged(line: str, concepts: list[_Concept]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return tokens and tags, or None if a concept does not fit or overlaps another."""
-    tokens = line.split()
-    tags = ["O"] * len(tokens)
-    for c in concepts:
-        span = range(c.first, c.last + 1)
-        if not span or c.last >= len(tokens) or any(tags[i] != "O" for i in span):
-            return None
-        if " ".join(tokens[i] for i in span).lower() != " ".join(c.text.split()).lower():
-            return None
-        for i in span:
-            tags[i] = f"{'B' if i == c.first else 'I'}-{c.kind}"
-    return tuple(tokens), tuple(tags)
+def _concept(line: str) -> _Concept | Reason:
+    match = _CONCEPT.fullmatch(line)
+    if match is None:
+        return Reason.WRONG_FIELD
+    numbers = [offset(digits) for digits in match.groups()[1:5]]
+    begin, first, end, last = (-1 if number is None else number for number in numbers)
+    if -1 in (begin, first, end, last):
+        return Reason.OFFSETS
+    return _Concept(match[1], (begin, first), (end, last), match[6])
+
+
+class _Lines:
+    """The lines of one sentence: one, or all on which a concept lies."""
+
+    def __init__(self) -> None:
+        self.last = 0  # line
+        self._tokens: list[str] = []
+        self._of_line: dict[int, range] = {}  # the tokens of each line
+        self._concepts: list[_Concept] = []
+        self._problem: Reason | None = None
+        self._size = 0  # characters
+
+    def add(self, number: int, line: str | Reason, concepts: list[_Concept]) -> None:
+        """Add a line, or why it cannot be read, and the concepts that begin there."""
+        self._concepts += concepts
+        # One that ends before it begins, or where nothing is, claims all lines between and fits
+        # none: what they should be labelled, nobody knows.
+        self.last = max([self.last, *(max(c.begin[0], c.end[0]) for c in concepts)])
+        if isinstance(line, Reason):
+            self._problem = self._problem or line
+        elif not line.strip() and not concepts:
+            return
+        self._size += len(line)
+        if self._size > LONGEST:
+            self._problem = self._problem or Reason.TOO_LONG
+        before = len(self._tokens)
+        if self._problem:
+            self._tokens = []
+        else:
+            self._tokens += line.split()
+        self._of_line[number] = range(before, len(self._tokens))
+
+    def end(self, name: str, quarantine: Quarantine) -> Iterator[Sentence]:
+        """Yield the sentence, or put its lines into quarantine."""
+        tags = None if self._problem else self._tags()
+        if tags is None:
+            for number in self._of_line:
+                quarantine.reject(self._problem or Reason.OFFSETS, f"{name}.txt:{number}")
+        elif tags:
+            quarantine.take()
+            yield Sentence(tuple(self._tokens), tags, name)
+
+    def _tags(self) -> tuple[str, ...] | None:
+        """Return the tags, or None if a concept does not fit or overlaps another."""
+        tags = ["O"] * len(self._tokens)
+        for c in self._concepts:
+            span = range(self._place(c.begin), self._place(c.end) + 1)
+            if span.start < 0 or not span or any(tags[i] != "O" for i in span):
+                return None
+            if " ".join(self._tokens[i] for i in span).lower() != " ".join(c.text.split()).lower():
+                return None
+            for i in span:
+                tags[i] = f"{'B' if i == span.start else 'I'}-{c.kind}"
+        return tuple(tags)
+
+    def _place(self, where: tuple[int, int]) -> int:
+        """Return the place in the sentence of a line's token; -1 if there is none."""
+        line, token = where
+        tokens = self._of_line.get(line, range(0))
+        return tokens[token] if token < len(tokens) else -1

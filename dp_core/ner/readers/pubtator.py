@@ -7,27 +7,32 @@ Offsets count characters of the title, one separator, and the abstract. Lines of
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp_core.corpus.readers.files import bare_name, damage_told, input_files
+from dp_core.corpus.readers.files import LONGEST, bare_name, damage_told, input_files
 from dp_core.corpus.readers.quarantine import Quarantine, Reason
-from dp_core.ner.readers.text_lines import text_lines
+from dp_core.ner.readers.text_lines import offset, text_lines
 from dp_core.ner.sentence import Sentence
 from dp_core.ner.sentence_splitting import sentence_spans, token_spans
 
 _TEXT = re.compile(r"([^|\t]+)\|([ta])\|(.*)", re.DOTALL)
 _SPACES = re.compile(r"\s")
 
+Span = tuple[int, int]
+
 
 @dataclass
 class _Article:
     place: str
     parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
-    spans: dict[tuple[int, int], str] = field(default_factory=dict)
+    spans: dict[Span, str] = field(default_factory=dict)
+    text: str = ""  # both parts, once the first entity closes them
     document_id: str = ""
     problem: Reason | None = None
+    size: int = 0  # characters of its lines
 
 
 def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
@@ -36,7 +41,7 @@ def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     Of overlapping entities the longer one stays (on a tie the first). An entity whose offsets do
     not give its own text puts its article into quarantine.
     """
-    for file in input_files(path, ".txt"):
+    for file in input_files(path, ".txt", quarantine):
         with damage_told(path, file, quarantine):
             for article in _articles(file):
                 yield from _sentences(article, quarantine)
@@ -58,24 +63,36 @@ def _articles(file: Path) -> Iterator[_Article]:
 
 
 def _read_line(article: _Article, line: str | Reason) -> None:
-    """Add a line to its article, or note what is wrong with it."""
+    """Add a line to its article, or note what is wrong with it; then nothing more is kept."""
+    if article.problem:
+        return
     if isinstance(line, Reason):
-        article.problem = article.problem or line
+        article.problem = line
+        return
+    article.size += len(line)
+    if article.size > LONGEST:
+        article.problem = Reason.TOO_LONG
         return
     if not article.spans and (match := _TEXT.fullmatch(line)):
         article.document_id, article.parts[match[2]] = match[1], match[3]
         return
     cells = line.split("\t")
     if len(cells) >= 5 and cells[1].isdecimal() and cells[2].isdecimal():
-        start, end = int(cells[1]), int(cells[2])
-        if (
-            _SPACES.sub(" ", _whole(article)[start:end]) != _SPACES.sub(" ", cells[3])
-            or not cells[3]
-        ):
-            article.problem = article.problem or Reason.OFFSETS
+        if not article.spans:
+            article.text = _whole(article)
+        start, end = offset(cells[1]), offset(cells[2])
+        if start is None or end is None or not _is_at(article.text, start, end, cells[3]):
+            article.problem = Reason.OFFSETS
+            return
         article.spans.setdefault((start, end), cells[4].strip())
     elif len(cells) < 3:
-        article.problem = article.problem or Reason.WRONG_COLUMNS
+        article.problem = Reason.WRONG_COLUMNS
+
+
+def _is_at(text: str, start: int, end: int, mention: str) -> bool:
+    if not mention or min(end, len(text)) - start != len(mention):
+        return False
+    return _SPACES.sub(" ", text[start:end]) == _SPACES.sub(" ", mention)
 
 
 def _whole(article: _Article) -> str:
@@ -89,33 +106,44 @@ def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
     if article.problem is not None:
         quarantine.reject(article.problem, article.place)
         return
-    kinds = _without_overlaps(article.spans)
-    entities = sorted(kinds)
+    entities = _without_overlaps(article.spans)
+    first = 0
     for begin, end in sentence_spans(text, entities, [len(article.parts.get("t", "")) + 1]):
-        tokens = token_spans(text, begin, end, entities)
-        tags = _tags(tokens, entities, kinds)
+        # No sentence cuts an entity: those of this one begin within it.
+        first = bisect_left(entities, (begin, begin), first)
+        inside = entities[first : bisect_left(entities, (end, end), first)]
+        tokens = token_spans(text, begin, end, inside)
         quarantine.take()
-        yield Sentence(tuple(text[a:b] for a, b in tokens), tags, article.document_id)
+        yield Sentence(
+            tuple(text[a:b] for a, b in tokens),
+            _tags(tokens, inside, article.spans),
+            article.document_id,
+        )
 
 
-def _without_overlaps(spans: dict[tuple[int, int], str]) -> dict[tuple[int, int], str]:
-    kept: dict[tuple[int, int], str] = {}
+def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
+    """Return the spans that stay, sorted: none overlaps another."""
+    kept: list[Span] = []
     for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
-        if all(end <= a or b <= start for a, b in kept):
-            kept[start, end] = spans[start, end]
+        place = bisect_left(kept, (start, end))
+        if (not place or kept[place - 1][1] <= start) and (
+            place == len(kept) or end <= kept[place][0]
+        ):
+            kept.insert(place, (start, end))
     return kept
 
 
-def _tags(
-    tokens: list[tuple[int, int]],
-    entities: list[tuple[int, int]],
-    kinds: dict[tuple[int, int], str],
-) -> tuple[str, ...]:
+def _tags(tokens: list[Span], entities: list[Span], kinds: dict[Span, str]) -> tuple[str, ...]:
+    """Return a tag for each token; both lists are sorted and free of overlaps."""
     tags = []
+    number = 0
     for start, end in tokens:
-        inside = next((e for e in entities if e[0] <= start and end <= e[1]), None)
-        if inside is None:
+        while number < len(entities) and entities[number][1] <= start:
+            number += 1
+        if number == len(entities) or start < entities[number][0] or entities[number][1] < end:
             tags.append("O")
         else:
-            tags.append(f"{'B' if start == inside[0] else 'I'}-{kinds[inside].replace(' ', '_')}")
+            entity = entities[number]
+            kind = kinds[entity].replace(" ", "_")
+            tags.append(f"{'B' if start == entity[0] else 'I'}-{kind}")
     return tuple(tags)

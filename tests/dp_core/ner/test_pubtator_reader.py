@@ -1,6 +1,7 @@
 """PubTator: sentences and tokens from offsets."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,8 @@ def test_entities_cut_tokens(tmp_path: Path) -> None:
         ("one\t900\t907\tLithium\tChemical\tD1", Reason.OFFSETS),
         ("one\t8\t3\tsecretword\tChemical\tD1", Reason.OFFSETS),
         ("secretword", Reason.WRONG_COLUMNS),
+        (f"one\t{'1' * 5000}\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
+        (f"one\t1\t{'1' * 5000}\tLithium\tChemical\tD1", Reason.OFFSETS),
     ],
 )
 def test_a_bad_line_costs_its_article(tmp_path: Path, line: str, reason: Reason) -> None:
@@ -106,3 +109,67 @@ def test_no_sentence_or_token_cuts_an_entity_and_nothing_is_lost(
     assert "".join(text[a:b] for a, b in tokens) == "".join(text.split())
     for a, b in marked:
         assert not any(s < edge < e for s, e in tokens for edge in (a, b))
+
+
+def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
+    """What the reader means, in as few words as possible, and in quadratic time."""
+    kept: dict[tuple[int, int], str] = {}
+    for a, b in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):
+        if all(b <= start or end <= a for start, end in kept):
+            kept[a, b] = spans[a, b]
+    found = []
+    for begin, end in sentence_spans(text, sorted(kept), [2]):
+        tokens = token_spans(text, begin, end, sorted(kept))
+        tags = []
+        for a, b in tokens:
+            [inside] = [s for s in kept if s[0] <= a and b <= s[1]] or [None]
+            tags.append(f"{'B' if a == inside[0] else 'I'}-{kept[inside]}" if inside else "O")
+        found.append(Sentence(tuple(text[a:b] for a, b in tokens), tuple(tags), "1"))
+    return found
+
+
+@given(
+    st.text(st.sampled_from("aB. 1"), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.sampled_from("XY")), max_size=9),
+)
+def test_nested_and_overlapping_spans_mean_what_they_meant(
+    tmp_path_factory: pytest.TempPathFactory, text: str, marks: list[tuple[int, int, str]]
+) -> None:
+    whole = f"A {text}"
+    spans: dict[tuple[int, int], str] = {}
+    for start, size, kind in marks:
+        if start < len(whole):
+            spans.setdefault((start, min(start + size, len(whole))), kind)
+    lines = [f"1\t{a}\t{b}\t{whole[a:b]}\t{kind}" for (a, b), kind in spans.items()]
+    content = f"1|t|A\n1|a|{text}\n" + "".join(f"{line}\n" for line in lines)
+    sentences, q = read(tmp_path_factory.mktemp("p"), content)
+    assert q.rejected == 0
+    assert sentences == plain(whole, spans)
+
+
+def test_the_work_grows_as_the_article(tmp_path: Path) -> None:
+    """Four times the spans: about four times the lines that Python runs, not sixteen times."""
+
+    def lines_run(count: int) -> int:
+        words = " ".join(["pain"] * (count // 2) + ["Pain."] * (count // 2))
+        places = [i * 5 for i in range(count // 2)]
+        places += [5 * (count // 2) + i * 6 for i in range(count // 2)]
+        spans = "".join(f"1\t{a}\t{a + 4}\t{words[a : a + 4]}\tD\n" for a in places)
+        ran = 0
+
+        def trace(*_: object) -> object:
+            nonlocal ran
+            ran += 1
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            sentences, q = read(tmp_path, f"1|t|{words}\n1|a|\n{spans}")
+        finally:
+            sys.settrace(before)
+        assert q.rejected == 0
+        assert sum(tag == "B-D" for s in sentences for tag in s.tags) == count
+        return ran
+
+    assert lines_run(800) < 6 * lines_run(200)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -66,15 +67,12 @@ def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (b'2,10,1,"c",,"secretword",extra', Reason.WRONG_COLUMNS),
-        (b'2,10,1,"c"', Reason.WRONG_COLUMNS),
-        (b'2,10,1,"c",,"' + b"secretword " * 900_000 + b'"', Reason.WRONG_COLUMNS),  # 10 MB
-        (b'2,10,1,"c",,"secretword" oops', Reason.WRONG_COLUMNS),
+        (b'2,10,1,"c",,"' + b"secretword " * 900_000 + b'"', Reason.TOO_LONG),  # 10 MB
         (b'2,10,1,"c",," \n "', Reason.EMPTY),
         (b'2,,1,"c",,"secretword"', Reason.NO_PATIENT),
         (b'2,10,1,"c",,"secretword \xff"', Reason.ENCODING),
     ],
-    ids=range(7),
+    ids=range(4),
 )
 def test_bad_rows_are_counted_where_they_stand(tmp_path: Path, row: bytes, reason: Reason) -> None:
     good = b'1,10,1,"c",,"x"\n'
@@ -85,17 +83,72 @@ def test_bad_rows_are_counted_where_they_stand(tmp_path: Path, row: bytes, reaso
     assert q.places[reason] == ["NOTEEVENTS.csv:3"]
 
 
-def test_an_unclosed_quote_costs_its_neighbour_alone(tmp_path: Path) -> None:
-    rows = "\n".join(f'{i},10,1,"c",,"note {i}"' for i in range(50))
-    docs, q = read(write(tmp_path, f'{HEADER}\n99,10,1,"c",,"open\n{rows}'))
-    assert [d.text for d in docs] == [f"note {i}" for i in range(1, 50)]
-    assert q.counts == {Reason.WRONG_COLUMNS: 1}
-
-
-def test_a_quote_that_never_closes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        '2,10,1,"c",,"secretword",extra',
+        '2,10,1,"c"',
+        '2,10,1,"c",,"secretword" oops',
+        '2,10,1,"c",,"said "secretword" twice"',
+        '2,10,1,"c",,"secretword',
+        '2,10,1,"c",,secretword"',
+        '2,1"0,1,"c",,"secretword"',
+        '2, "10",1,"c",,"secretword"',
+        '2,"10\n",1,"c",,"secretword"',
+        '2,10,1,"c",,secret\rword',
+        '2,10,1,"c",,secretword\nPt stable, on room air',
+        '2,10,1,"c",,"' + "secretword\n" * 2_000_000 + '"',  # 22 MB
+    ],
+    ids=range(12),
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -> None:
+    """Once a quote is out of place, what looks like a row may be a line of a note."""
+    good = [f'{i},10,1,"c",,"x"' for i in range(60)]
+    text = end.join([HEADER, *good, row, *good, ""])
+    q = Quarantine()
     with pytest.raises(BadInput, match="broken quoting") as caught:
-        read(write(tmp_path, f'{HEADER}\n99,10,1,"c",,"secretword\n' + "secretword\n" * 50))
+        list(read_corpus("noteevents", write(tmp_path, text), q))
     assert "secretword" not in str(caught.value)
+    assert q.counts == {Reason.WRONG_COLUMNS: 1}
+    at = 63 if "Pt stable" in row else 62  # the first row without quotes is whole
+    assert q.places[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="broken quoting"):
+        read(write(tmp_path, "SUBJECT_ID,subject_id,TEXT\n1,2,x\n"))
+
+
+NOTES = (
+    "ROW_ID,SUBJECT_ID,HADM_ID,ISERROR,TEXT\r\n"
+    '1,10,,,"Said ""ok"",\r\nPt stable, on air, 2, 3"\r\n'
+    "2,11,5,0,plain\r\n"
+    '3,12,,,"x, y\nPt stable,Pt stable,1,,again\n"\r\n'
+)
+
+
+def letters(document: Document) -> str:
+    return "".join(re.findall(r"\w", document.text))
+
+
+@pytest.mark.parametrize("mark", ['"', '""', '"\n', ',"', '",', '"\r\n"'])
+def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mark: str) -> None:
+    """After any mark at any place: refused, or nobody new and no word with another patient."""
+    true = {d.patient_id: letters(d) for d in read(write(tmp_path, NOTES))[0]}
+    assert set(true) == {"10", "11", "12"}
+    refused = 0
+    for at in range(len(NOTES) + 1):
+        file = write(tmp_path, NOTES[:at] + mark + NOTES[at:])
+        try:
+            docs, _ = read(file)
+        except BadInput:
+            refused += 1
+            continue
+        assert mark != '"', at  # an odd number of quotes can never be right
+        for d in docs:
+            assert letters(d) in true.get(d.patient_id, ""), at
+    assert refused > len(NOTES) // 3
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a,b\n1,2\n", HEADER.replace("TEXT", "NOTE")])
