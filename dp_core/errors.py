@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z0-9+.-]+:/{2})"
+    r"(?:[^@/?#]*@)?"  # user and password
+    r"(?P<place>[^@/?#:]*(?::\d+)?(?:/[^@?#]*)?)"
+    r"(?:[?#][^@]*)?"  # options, which may hold a password too
+)
+
 
 class ConfideError(Exception):
     """Root of the errors that Confide raises on purpose.
@@ -43,3 +52,14 @@ class Unfinished(ConfideError):
     """
 
     exit_code = 75
+
+
+def without_password(url: str) -> str:
+    """Return a URL without user, password and options; only its scheme, where it is unclear."""
+    found = _URL.fullmatch(url)
+    if found:
+        return found["scheme"] + found["place"]
+    scheme, colon, _ = url.partition("://")
+    if colon and scheme.replace("+", "").isalnum():
+        return f"{scheme}://…"
+    return "…" if "@" in url or "=" in url else url

@@ -31,6 +31,7 @@ class Release:
         delta: δ set aside for it. ledger_id: its entry.
         seed_known: the noise came from a fixed, known seed (in tests).
         plan: names what it was registered with before the first release; empty if by itself.
+        declared_units: public upper bound on the number of units; 0 if it is not known.
     """
 
     dataset: str
@@ -40,6 +41,23 @@ class Release:
     ledger_id: str
     seed_known: bool = False
     plan: str = ""
+    declared_units: int = 0
+
+
+@dataclass(frozen=True)
+class DatasetTotal:
+    """What releases of one data set come to together.
+
+    Attributes:
+        dataset: its name. unit: what is protected; None where the releases differ in it.
+        epsilon: by PLD at δ; ∞ without a guarantee, None where the parts do not compose.
+        delta: the sum of theirs.
+    """
+
+    dataset: str
+    unit: PrivacyUnit | None
+    epsilon: float | None
+    delta: float
 
 
 @dataclass(frozen=True)
@@ -76,11 +94,11 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
             where="privacy statement",
             fix="State the privacy of each data set by itself.",
         )
-    delta = math.fsum(release.delta for release in releases)
-    epsilon = total_epsilon([r.event.stating(r.unit) for r in releases], delta)
-    if any(r.event.unit not in (None, r.unit) for r in releases):
-        epsilon = None
-    private = epsilon is not None and math.isfinite(epsilon) and bool(releases)
+    (total,) = dataset_totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+    epsilon, delta = total.epsilon, total.delta
+    units = max((release.declared_units for release in releases), default=0)
+    large = delta * units >= 1
+    private = epsilon is not None and math.isfinite(epsilon) and bool(releases) and not large
     data = {
         "version": VERSION,
         "dataset": releases[0].dataset if releases else None,
@@ -88,6 +106,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "neighbours": releases[0].event.relation.value if releases else None,
         "epsilon": _json_number(epsilon),
         "delta": delta,
+        "declared_units": units or None,
         "accounting": _accounting(releases),
         "private": private and not any(r.seed_known for r in releases),
         "seed_known": any(r.seed_known for r in releases),
@@ -97,9 +116,28 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "assumptions": _rests_on(releases, epsilon),
         "ledger_ids": [release.ledger_id for release in releases],
     }
-    return PrivacyStatement(
-        "\n\n".join(_paragraphs(releases, epsilon, delta, made_up)) + "\n", data
-    )
+    paragraphs = _paragraphs(releases, epsilon, delta, made_up, units if large else 0)
+    return PrivacyStatement("\n\n".join(paragraphs) + "\n", data)
+
+
+def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
+    """Return what each data set's releases come to, in the order of first appearance.
+
+    Data sets hold other people: their ε are guarantees beside each other. No sum of them is
+    anybody's, and the largest hides the others.
+    """
+    names = dict.fromkeys(release.dataset for release in releases)
+    return tuple(_total([r for r in releases if r.dataset == name]) for name in names)
+
+
+def _total(releases: Sequence[Release]) -> DatasetTotal:
+    delta = math.fsum(release.delta for release in releases)
+    units = {release.unit for release in releases}
+    epsilon = total_epsilon([r.event.stating(r.unit) for r in releases], delta)
+    if any(r.event.unit not in (None, r.unit) for r in releases):
+        epsilon = None
+    unit = releases[0].unit if len(units) == 1 else None
+    return DatasetTotal(releases[0].dataset, unit, epsilon, delta)
 
 
 def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:
@@ -122,14 +160,21 @@ def _accounting(releases: Sequence[Release]) -> str:
     return "PLD"
 
 
+def _own_epsilon(release: Release) -> float:
+    if is_unaccounted(release.event):  # at whatever δ, also 0
+        return math.inf
+    return epsilon_pld(release.event, release.delta)
+
+
 def _release_data(release: Release) -> dict[str, Any]:
+    lost = is_unaccounted(release.event)
     return {
         "ledger_id": release.ledger_id,
         "unit": release.unit.value,
         "mechanism": describe(release.event),
         "event": release.event.to_json(),
-        "epsilon": _json_number(epsilon_pld(release.event, release.delta)),
-        "epsilon_rdp": _json_number(epsilon_rdp(release.event, release.delta)),
+        "epsilon": _json_number(_own_epsilon(release)),
+        "epsilon_rdp": None if lost else _json_number(epsilon_rdp(release.event, release.delta)),
         "delta": release.delta,
     }
 
@@ -139,7 +184,11 @@ def _json_number(value: float | None) -> float | str | None:
 
 
 def _paragraphs(
-    releases: Sequence[Release], epsilon: float | None, delta: float, made_up: bool
+    releases: Sequence[Release],
+    epsilon: float | None,
+    delta: float,
+    made_up: bool,
+    too_few_units: int,
 ) -> list[str]:
     lines = ["# Privacy of this model"]
     if made_up:
@@ -166,6 +215,12 @@ def _paragraphs(
             "**No total is claimed.** Its releases protect different things, or by different "
             "notions of neighbouring data, and such guarantees do not add up. Each is below."
         )
+    elif too_few_units:
+        lines.append(
+            f"**No claim is made.** δ = {delta:.3g} in total is not below 1/{too_few_units}, "
+            f"one in the declared number of units: publishing one {unit} whole would count as "
+            "private."
+        )
     elif any(release.seed_known for release in releases):
         lines.append(
             f"With a secret seed the same steps would have been ({epsilon:.4g}, {delta:.3g})-"
@@ -179,12 +234,19 @@ def _paragraphs(
     return lines
 
 
+_REFUSALS = (
+    "whether the texts could be read at all was told to the operator alone: a source is refused,"
+    " before its units are protected, where too much of it is broken, where texts or lists name no"
+    " patient, and where there are more units than declared"
+)
 _SEED = "the seed of noise and sampling is secret and was used for nothing else"
 _FINETUNING = "whatever is done with the model later is covered only if it reads no private text"
 _MARKED = {
-    PrivacyUnit.PATIENT: "a patient's whole text bore one identifier: whoever has two is two units",
+    PrivacyUnit.PATIENT: "a patient's whole text bore one identifier (labelled text by a list of"
+    " whose each document is): whoever has two is two units",
     PrivacyUnit.DOCUMENT: "a whole document bore one identifier: a copy of it is a unit of its own",
-    PrivacyUnit.EXAMPLE: "a unit is one stretch of words: whose text fills many has many units",
+    PrivacyUnit.EXAMPLE: "a unit is one stretch of words (of labelled text, a sentence): whose text"
+    " fills many has many units",
 }
 _PLANNED = "all these releases were registered as one plan before the first of them was made"
 _UNPLANNED = (
@@ -203,7 +265,7 @@ def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
     if not facts:
         return []
     marked = dict.fromkeys(_MARKED[release.unit] for release in releases)
-    said = [*marked, *facts]
+    said = [*marked, _REFUSALS, *facts]
     if epsilon is not None and len(releases) > 1:
         said.append(_PLANNED if _one_plan(releases) else _UNPLANNED)
     if not any(release.seed_known for release in releases):
@@ -229,7 +291,7 @@ def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[
         "what they give away together, which the data set's budget bounds."
     )
     if epsilon > 10:
-        limits += " With an ε above 10 the formal promise is weak; rely on the audits as well."
+        limits += " With an ε above 10 the formal promise is weak, and it is all that is promised."
     return [
         f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the "
         f"data set “{release.dataset}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where "
@@ -240,7 +302,7 @@ def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[
 
 
 def _release_line(release: Release) -> str:
-    epsilon = epsilon_pld(release.event, release.delta)
+    epsilon = _own_epsilon(release)
     said = "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"
     return (
         f"{describe(release.event)} (by itself ε = {said} at δ = {release.delta:.3g}; "

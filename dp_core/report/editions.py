@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from dp_core.privacy.labels import Label
+from dp_core.privacy.statement import DatasetTotal
 from dp_core.report.model import (
+    Cost,
     Edition,
     Exposures,
     Fact,
@@ -22,6 +25,7 @@ from dp_core.report.model import (
 )
 
 Labels = frozenset[Label]
+Row = TypeVar("Row", ModelRow, SweepRow)
 
 
 def job_edition(report: JobReport, edition: Edition) -> JobReport:
@@ -94,9 +98,29 @@ def _exposures(
     return Withheld() if exposures is not None and exposures.label in hidden else exposures
 
 
-def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
+def _shown(row: Row, hidden: Labels) -> Row:
+    """Return the row without the cost of a fine-tuning whose model is not shown.
+
+    Fine-tuned without privacy, a model stays with the operator, and its F1 is withheld: what is
+    left in the row is the pre-trained model's.
+    """
+    whole = Cost(DatasetTotal("", None, row.epsilon_total, row.delta), row.others)
+    withheld = isinstance(_value(row.f1, hidden), Withheld)
+    if row.untuned is None or not withheld or not whole.infinite:
+        return row
+    own = row.untuned.corpus
     return replace(
         row,
+        epsilon_total=own.epsilon,
+        delta=own.delta,
+        others=row.untuned.others,
+        untuned=None,
+    )
+
+
+def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
+    return replace(
+        _shown(row, hidden),
         mlm_public=_value(row.mlm_public, hidden),
         mlm_private=_private(row.mlm_private, hidden),
         perplexity_public=_value(row.perplexity_public, hidden),
@@ -109,7 +133,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
 
 def _point(point: SweepRow, hidden: Labels) -> SweepRow:
     return replace(
-        point,
+        _shown(point, hidden),
         f1=_value(point.f1, hidden),
         mlm_public=_value(point.mlm_public, hidden),
         mlm_private=_private(point.mlm_private, hidden),

@@ -5,6 +5,7 @@ Free text (notes, statements, facts' notes) is shown in every edition: keep figu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.privacy.labels import Label, Labelled
+from dp_core.privacy.statement import DatasetTotal
 from dp_core.privacy.units import PrivacyUnit
 
 
@@ -43,8 +45,25 @@ class Exposures:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a model has cost by its whole ancestry: the private corpus, and other data sets."""
+
+    corpus: DatasetTotal
+    others: tuple[DatasetTotal, ...] = ()
+
+    @property
+    def infinite(self) -> bool:
+        """Whether something of it had no guarantee at all."""
+        return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
+
+
+@dataclass(frozen=True)
 class ModelRow:
-    """One model of the comparison. ε may be `math.inf`; accuracies and F1 are within 0 … 1."""
+    """One model of the comparison. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
+
+    Its totals are those of everything that its figures cost: of the pre-trained model, and of the
+    fine-tuned one that gives F1.
+    """
 
     kind: Kind
     name: str
@@ -52,6 +71,8 @@ class ModelRow:
     epsilon_training: float  # 0 for a model that never read private rows
     epsilon_total: float | None  # composed, at `delta`; None: the parts have no total
     delta: float  # of the total
+    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
+    untuned: Cost | None = None  # before fine-tuning, where that cost something
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
     perplexity_public: Value = None  # of a causal model, by piece, on the same texts
@@ -59,6 +80,12 @@ class ModelRow:
     f1: Value = None  # strict entity F1, micro
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None
+
+    @property
+    def pretrained(self) -> Cost:
+        """What the model had cost before it was fine-tuned."""
+        own = DatasetTotal("", None, self.epsilon_total, self.delta)  # the report has its unit
+        return self.untuned or Cost(own, self.others)
 
 
 @dataclass(frozen=True)
@@ -160,8 +187,10 @@ class SweepRow:
     batch_size: int
     epochs: float
     epsilon_training: float  # the paper's ε_T
-    epsilon_total: float | None  # with the vocabulary, at `delta`; None: no total
+    epsilon_total: float | None  # with vocabulary and fine-tuning, at `delta`; None: no total
     delta: float
+    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
+    untuned: Cost | None = None  # before fine-tuning, where that cost something
     f1: Value = None
     mlm_public: Value = None
     mlm_private: Value = None

@@ -148,6 +148,9 @@ def _job_marks(report: JobReport) -> list[dict[str, str]]:
     found = [_mark(total.text, total.detail or f"ε in total, per {report.unit}")]
     if private.epsilon_total is not None:
         found.append(_mark(cells.significant(private.delta, 2), "δ in total"))
+    for other in private.others:
+        spent = cells.total(other.epsilon)
+        found.append(_mark(spent.text, spent.detail or f"ε of “{other.dataset}”, per {other.unit}"))
     for text, value in (
         ("entity F1, strict", private.f1),
         ("MLM accuracy, public text", private.mlm_public),
@@ -160,12 +163,12 @@ def _job_marks(report: JobReport) -> list[dict[str, str]]:
 
 
 def _sweep_marks(report: SweepReport) -> list[dict[str, str]]:
-    epsilons = [point.epsilon_training for point in report.points]
+    epsilons = [p.epsilon_total for p in report.points if p.epsilon_total is not None]
     scores = [share for point in report.points if (share := _share(point.f1)) is not None]
     found = [_mark(str(len(report.points)), "points")]
     if epsilons:
         span = f"{cells.significant(min(epsilons))} – {cells.significant(max(epsilons))}"
-        found.append(_mark(span, f"ε of DP training, per {report.unit}"))
+        found.append(_mark(span, f"ε in total, per {report.unit}"))
     if scores:
         found.append(
             _mark(f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %", "entity F1, strict")

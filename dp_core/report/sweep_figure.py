@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     middle = _middle(list(grid))
     figure, panels = drawing.canvas(len(_PANELS), 3, 4.1)
     # F1 is compared across panels, and so is ε: each has one scale.
-    top_epsilon = max(p.epsilon_training for p in points)
+    top_epsilon = max((e for p in points if (e := _cost(p)) is not None), default=1.0)
     for place, (axes, panel) in enumerate(zip(panels, _PANELS, strict=True)):
         right = drawing.twin(axes)
         _lines(axes, right, panel, grid, middle)
@@ -62,17 +63,17 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _score_limits(right, points)
         if place == 0:
-            axes.set_ylabel("ε of DP training", color=EPSILON_RED)
+            axes.set_ylabel("ε in total", color=EPSILON_RED)
         if place == len(_PANELS) - 1:
             right.set_ylabel("Strict entity F1", color=SCORE_BLUE)
     return drawing.finish(
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        "ε of the DP training (red circles, left axes) and strict entity F1 (blue squares, right "
-        "axes) against noise multiplier, batch size and epochs. Strong lines hold the other two "
-        "settings at the middle of the grid, given above each panel; pale lines are the rest. "
-        "After Hoory et al. 2021, Fig. 1.",
+        "ε of all that each model cost (red circles, left axes) and strict entity F1 (blue "
+        "squares, right axes) against noise multiplier, batch size and epochs. Strong lines hold "
+        "the other two settings at the middle of the grid, given above each panel; pale lines are "
+        "the rest. After Hoory et al. 2021, Fig. 1, which shows the ε of training alone.",
     )
 
 
@@ -100,9 +101,10 @@ def _lines(
     for others in sorted(held, key=lambda o: o == own):  # the strong line last, on top
         strength = 1.0 if others == own else 0.22
         line = sorted(c for c in grid if c[: panel.axis] + c[panel.axis + 1 :] == others)
+        costs = [(c[panel.axis], _cost(grid[c])) for c in line]
         axes.plot(
-            [c[panel.axis] for c in line],
-            [grid[c].epsilon_training for c in line],
+            [x for x, cost in costs if cost is not None],
+            [cost for _, cost in costs if cost is not None],
             color=EPSILON_RED,
             marker="o",
             alpha=strength,
@@ -122,6 +124,12 @@ def _lines(
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(places, [significant(x) for x in places])
     axes.margins(x=0.12)
+
+
+def _cost(point: SweepRow) -> float | None:
+    """Return the total ε, if there is a finite one to draw."""
+    total = point.epsilon_total
+    return total if total is not None and math.isfinite(total) else None
 
 
 def _score(point: SweepRow) -> float | None:

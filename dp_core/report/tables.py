@@ -72,26 +72,77 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
             Header("Model", numeric=False),
             Header("ε_V", "vocabulary"),
             Header("ε_T", "training"),
-            Header("ε", f"in total, per {unit}"),
-            Header("δ", "in total"),
+            *_cost_headers(models, unit),
             *(_CAUSAL if causal else (*_MASKED, _ENTITIES)),
             Header("Exposure", "mean, bits"),
             Header("Exposure", "largest, bits"),
         ),
-        rows=tuple(_closing_row(model, causal) for model in models),
+        rows=tuple(_closing_row(model, causal, _charged(models)) for model in models),
         notes=_exposure_notes(models),
     )
 
 
-def _closing_row(model: ModelRow, causal: bool) -> tuple[Cell, ...]:
-    total = model.epsilon_total
-    delta = model.delta if total is not None and math.isfinite(total) else None
+@dataclass(frozen=True)
+class _Charged:
+    """Which columns of cost a table needs beside the total of the private corpus."""
+
+    tuned: bool  # some row's fine-tuning was charged to the corpus
+    others: tuple[tuple[str, str], ...]  # data sets, each with its unit in words
+
+
+def _charged(rows: Sequence[ModelRow | SweepRow]) -> _Charged:
+    others = {
+        total.dataset: "" if total.unit is None else f", per {total.unit}"
+        for row in rows
+        for total in row.others
+    }
+    tuned = any(
+        row.untuned is not None and row.untuned.corpus.epsilon != row.epsilon_total for row in rows
+    )
+    return _Charged(tuned, tuple(others.items()))
+
+
+def _cost_headers(rows: Sequence[ModelRow | SweepRow], unit: PrivacyUnit) -> tuple[Header, ...]:
+    """Return the columns of the totals: no sum over data sets is anybody's guarantee."""
+    charged = _charged(rows)
+    return (
+        *((Header("ε", "before fine-tuning"),) if charged.tuned else ()),
+        Header("ε", f"in total, per {unit}"),
+        Header("δ", "in total"),
+        *(
+            header
+            for name, per in charged.others
+            for header in (Header("ε", f"of “{name}”{per}"), Header("δ", f"of “{name}”"))
+        ),
+    )
+
+
+def _cost_cells(row: ModelRow | SweepRow, charged: _Charged) -> tuple[Cell, ...]:
+    before = row.epsilon_total if row.untuned is None else row.untuned.corpus.epsilon
+    others = {total.dataset: (total.epsilon, total.delta) for total in row.others}
+    return (
+        *((cells.total(before),) if charged.tuned else ()),
+        *_total_cells(row.epsilon_total, row.delta),
+        *(
+            cell
+            for name, _ in charged.others
+            for cell in _total_cells(*others.get(name, (0.0, 0.0)))
+        ),
+    )
+
+
+def _total_cells(epsilon: float | None, delta: float) -> tuple[Cell, Cell]:
+    finite = epsilon is not None and math.isfinite(epsilon)
+    told = cells.number(delta, Label.PUBLIC, 2) if finite else Cell(cells.NOT_MEASURED)
+    return cells.total(epsilon), told
+
+
+def _closing_row(model: ModelRow, causal: bool, charged: _Charged) -> tuple[Cell, ...]:
     return (
         cells.name(model.name),
         cells.number(model.epsilon_vocabulary, Label.PUBLIC),
         cells.number(model.epsilon_training, Label.PUBLIC),
-        cells.total(total),
-        Cell(cells.NOT_MEASURED) if delta is None else cells.number(delta, Label.PUBLIC, 2),
+        *_cost_cells(model, charged),
         *cells.knowledge(model, causal=causal),
         *(() if causal else (cells.percentage(model.f1),)),
         *_exposure_cells(model.exposures),
@@ -269,8 +320,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             Header("Batch size", "expected units"),
             Header("Epochs"),
             Header("ε_T", f"training, per {unit}"),
-            Header("ε", "with the vocabulary"),
-            Header("δ", "in total"),
+            *_cost_headers(points, unit),
             Header("Entity F1", "strict, micro, %"),
             *_MASKED,
         ),
@@ -280,8 +330,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
                 cells.number(point.batch_size, Label.PUBLIC),
                 cells.number(point.epochs, Label.PUBLIC),
                 cells.number(point.epsilon_training, Label.PUBLIC),
-                cells.total(point.epsilon_total),
-                cells.number(point.delta, Label.PUBLIC, 2),
+                *_cost_cells(point, _charged(points)),
                 cells.percentage(point.f1),
                 cells.percentage(point.mlm_public),
                 cells.percentage(point.mlm_private),

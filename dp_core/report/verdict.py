@@ -73,12 +73,17 @@ def verdict(report: JobReport) -> Verdict:
 
 
 def _claim(private: ModelRow, unit: str) -> str:
-    if private.epsilon_total is None:
+    """Return what the audited model cost: exposure is read before it is fine-tuned."""
+    cost = private.pretrained
+    if cost.corpus.epsilon is None:
         return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
-    return (
-        f"ε = {cells.significant(private.epsilon_total)}, "
-        f"δ = {cells.significant(private.delta, 2)} for every {unit}"
-    )
+    said = [
+        f"ε = {cells.significant(total.epsilon)}, δ = {cells.significant(total.delta, 2)} for every"
+        f" {total.unit or unit}" + (f" of “{total.dataset}”" if total in cost.others else "")
+        for total in (cost.corpus, *cost.others)
+        if total.epsilon is not None
+    ]
+    return " and ".join(said)
 
 
 def _summary(model: ModelRow | None) -> ExposureSummary | None:

@@ -133,3 +133,11 @@ def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
     assert row in ([2, *CANARY.pieces, 3], [2, *OTHER.pieces, 3])
     assert plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 3) == [[2, 7, 3]]
     assert plant([], [CANARY], "u", 1, 16) == []
+
+
+@pytest.mark.statistical
+def test_canaries_are_carried_independently_of_each_other() -> None:
+    one, other = (Canary(name, "HS", 0.3, (1, 2), 1) for name in ("one", "other"))
+    units = [str(number) for number in range(5000)]
+    both = sum(carries(one, unit, 3) and carries(other, unit, 3) for unit in units)
+    assert abs(both - 5000 * 0.09) < 6 * np.sqrt(5000 * 0.09 * 0.91)

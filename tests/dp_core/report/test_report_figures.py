@@ -125,7 +125,7 @@ def test_fig_1_has_three_panels_with_epsilon_and_f1() -> None:
     texts = _texts(DRAWN["sweep"])
     for name in ("Noise multiplier σ", "Batch size, expected units", "Epochs"):
         assert texts.count(name) == 1
-    assert "ε of DP training" in texts
+    assert "ε in total" in texts
     assert "Strict entity F1" in texts
     assert "batch 128, 10 epochs" in texts
     for value in ("0.6", "128", "256", "20"):
@@ -137,12 +137,12 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
     for points in ([point], [dataclasses.replace(point, f1=Withheld())], [_flat(point)]):
         drawing = sweep_figure.sweep_figure(points)
         assert drawing is not None
-        assert "ε of DP training" in _texts(drawing)
+        assert "ε in total" in _texts(drawing)
     assert sweep_figure.sweep_figure([]) is None
 
 
 def _flat(point: SweepRow) -> SweepRow:
-    return dataclasses.replace(point, epsilon_training=math.pi)
+    return dataclasses.replace(point, epsilon_total=math.pi)
 
 
 @pytest.mark.parametrize("key", sorted(DRAWN))
