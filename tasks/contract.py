@@ -181,7 +181,7 @@ def _work(module: StepModule, spec: StepSpec, bench: Workbench) -> StepResult:
         spec_hash=bench.spec_hash,
         outputs={n: f"{spec.output}/{p}".rstrip("/") for n, p in answer.outputs.items()},
         metrics=bench.measured(),
-        releases=answer.releases,
+        releases=bench.releases,
         facts={
             **answer.facts,
             "made_up": spec.made_up,

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, without_password
+from tasks.specs.needs import WITHHELD
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+# A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
+_OWN = (
+    "ledger.db",
+    "seeds",
+    "keys",
+    "store",
+    "work",
+    "cache",
+    "outbox",
+    "logs",
+    "mlflow.db",
+    "airflow",
+)
 LAUNCHERS = ("process", "docker", "kubernetes")
 
 Launcher = Literal["process", "docker", "kubernetes"]
@@ -25,7 +40,8 @@ class Deployment:
         home: folder for everything that the deployment writes on this machine.
         store: URI under which every step writes; no step writes anywhere else.
         ledger: SQLAlchemy URL of the privacy ledger.
-        seeds: folder of the secret privacy seeds (mode 0700).
+        seeds: folder of the secret privacy seeds (mode 0700), for the steps that charge.
+        keys: folder of the key of content digests (mode 0700), for every step.
         tracking: MLflow tracking URI.
         tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
         launcher: how Airflow starts steps.
@@ -36,6 +52,7 @@ class Deployment:
     store: str
     ledger: str
     seeds: Path
+    keys: Path
     tracking: str
     tracking_ui: str
     launcher: Launcher
@@ -46,10 +63,11 @@ class Deployment:
         """Return the deployment that the `CONFIDE_*` variables describe.
 
         Raises:
-            BadInput: a variable holds a value that cannot be meant.
+            BadInput: a variable holds a value that cannot be meant, or a place that would be
+                another one in every folder from which a command is started.
         """
         env = os.environ if environment is None else environment
-        home = Path(env.get("CONFIDE_HOME") or CHECKOUT / ".confide").expanduser().resolve()
+        home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
         launcher = env.get("CONFIDE_LAUNCHER") or "process"
         if launcher not in LAUNCHERS:
             raise BadInput(
@@ -59,13 +77,22 @@ class Deployment:
             )
         tracking = env.get("CONFIDE_TRACKING") or f"sqlite:///{home}/mlflow.db"
         served = tracking if tracking.startswith(("http://", "https://")) else ""
+        store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
+        ledger = env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db"
+        for name, place in (
+            ("CONFIDE_STORE", store),
+            ("CONFIDE_LEDGER", ledger),
+            ("CONFIDE_TRACKING", tracking),
+        ):
+            _refuse_relative(name, place)
         return cls(
             home=home,
-            store=(env.get("CONFIDE_STORE") or (home / "store").as_uri()).rstrip("/"),
-            ledger=env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db",
-            seeds=Path(env.get("CONFIDE_SEEDS") or home / "seeds").expanduser().resolve(),
+            store=store.rstrip("/"),
+            ledger=ledger,
+            seeds=_folder(env, "CONFIDE_SEEDS", home / "seeds"),
+            keys=_folder(env, "CONFIDE_KEYS", home / "keys"),
             tracking=tracking,
-            tracking_ui=(env.get("CONFIDE_TRACKING_UI") or served).rstrip("/"),
+            tracking_ui=(env.get("CONFIDE_TRACKING_UI") or without_password(served)).rstrip("/"),
             launcher=launcher,  # type: ignore[arg-type]  # checked above
             task_python=env.get("CONFIDE_TASK_PYTHON")
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
@@ -74,8 +101,11 @@ class Deployment:
     def prepare(self) -> None:
         """Make the home folder, for its owner alone: it will hold private text.
 
+        One that others can reach is closed to them, if it is Confide's and ours.
+
         Raises:
-            BadInput: a file is in its place, or it may not be made or written.
+            BadInput: a file is in its place, it may not be made or written, or others can reach
+                a folder that has something else in it.
         """
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,6 +117,24 @@ class Deployment:
                 where="CONFIDE_HOME",
                 fix="Name a folder that you may write.",
             )
+        found = self.home.stat()
+        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():
+            self._close(found.st_mode)
+
+    def _close(self, mode: int) -> None:
+        inside = {entry.name for entry in self.home.iterdir()}
+        if mode & stat.S_ISVTX or (inside and inside.isdisjoint(_OWN)):
+            raise BadInput(
+                f"others can reach {self.home}, and it holds more than Confide's files",
+                where="CONFIDE_HOME",
+                fix=f"Name a folder of its own, or: chmod 700 {self.home}",
+            )
+        self.home.chmod(0o700)
+
+    @property
+    def holds_seeds(self) -> bool:
+        """Whether this process was given the seeds: steps that read files from outside are not."""
+        return str(self.seeds) != WITHHELD
 
     @property
     def work(self) -> Path:
@@ -112,6 +160,37 @@ class Deployment:
     def logs(self) -> Path:
         """Logs of the steps that the CLI started."""
         return self.home / "logs"
+
+
+def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
+    value = env.get(name) or str(default)
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise BadInput(f"no home folder is known for {value!r}", where=name) from None
+    if not path.is_absolute():
+        raise _relative(name)
+    return path.resolve()
+
+
+def _refuse_relative(name: str, place: str) -> None:
+    scheme, separator, path = place.partition("://")
+    if not separator:
+        relative = not place.startswith(("/", "~"))
+    elif scheme.startswith("sqlite"):
+        relative = path.startswith("/") and not path.startswith("//")
+    else:
+        relative = scheme == "file" and not path.startswith("/")
+    if relative:
+        raise _relative(name)
+
+
+def _relative(name: str) -> BadInput:
+    return BadInput(
+        "a relative place is another one in every folder that a command is started in",
+        where=name,
+        fix="Write the whole path, from / on (sqlite:////srv/confide/ledger.db: four slashes).",
+    )
 
 
 def is_full_disk(error: OSError) -> bool:

@@ -7,11 +7,11 @@ what the next run would cost can be told.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import under
-from dp_core.privacy.accounting.relations import stated_delta
+from dp_core.privacy.accounting import refuse_large_delta, stated_delta, under
 from dp_core.privacy.adaptive_clipping import AdaptiveClipping
 from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.plan import BatchPhase, TrainingPlan
@@ -26,19 +26,30 @@ from dp_core.privacy.selection import selection_of
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.recipe import Recipe, growing
 from dp_core.vocab.calibration import HistogramPlan, calibrate
-from tasks.specs import FinetuneSpec, PretrainSpec, PrivacyPlan, SelectSpec, VocabularySpec
+from tasks.specs import (
+    FinetuneSpec,
+    PretrainSpec,
+    PrivacyPlan,
+    ReleaseRecord,
+    SelectSpec,
+    VocabularySpec,
+)
 
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """What a step will charge: to whom, and which mechanism at which δ."""
+    """What a step will charge: to whom, and which mechanism at which δ.
+
+    Made from the spec alone, before anything is read; `charge` compares it with what is read.
+    """
 
     dataset: str
     unit: PrivacyUnit
+    declared_units: int
     event: MechanismEvent
-    delta: float
+    delta: float  # as stated: for the neighbours of `event`
 
 
 def planned_release(
@@ -47,33 +58,71 @@ def planned_release(
     """Return what a step with this spec charges.
 
     Raises:
-        BadInput: a plan that contradicts itself, or a target that no noise reaches.
+        BadInput: a plan that contradicts itself, a target that no noise reaches, or a δ that is
+            not below one in the declared number of units.
     """
+    planned = _planned(spec)
+    refuse_large_deltas([planned])
+    return planned
+
+
+def _planned(
+    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+) -> PlannedRelease:
     if isinstance(spec, VocabularySpec):
         plan = histogram_plan(spec)
         event = under(plan.event(), Relation(spec.relation), spec.delta)
         assert event is not None  # noqa: S101 - a histogram is restated under every relation
         delta = stated_delta(event, spec.delta)
-        return PlannedRelease(spec.dataset, PrivacyUnit(spec.unit), event, delta)
+        unit = PrivacyUnit(spec.unit)
+        return PlannedRelease(spec.dataset, unit, spec.declared_units, event, delta)
     if isinstance(spec, PretrainSpec) and spec.plan is not None:
-        training = training_plan(spec)
-        return PlannedRelease(spec.plan.dataset, training.unit, training.event(), training.delta)
+        return _training(spec.plan.dataset, training_plan(spec))
     if isinstance(spec, SelectSpec):
         return _selection(spec)
     if isinstance(spec, FinetuneSpec) and spec.plan is not None:
-        tuning = finetuning_plan(spec)
-        return PlannedRelease(spec.plan.dataset, tuning.unit, tuning.event(), tuning.delta)
+        return _training(spec.plan.dataset, finetuning_plan(spec))
     raise AssertionError("the step charges nothing")
+
+
+def refuse_large_deltas(
+    planned: Iterable[PlannedRelease], inherited: Iterable[ReleaseRecord] = ()
+) -> None:
+    """Refuse releases whose δ, added up for each data set, is not below one in its units.
+
+    A step asks for what it will charge with all that its inputs were charged; a run's first step
+    for the whole run. All points of a sweep count: they are released together.
+
+    Args:
+        planned: what is to be charged.
+        inherited: what was charged on the way to it, each entry once.
+
+    Raises:
+        PlanError: it is at 1/n or above.
+    """
+    planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
+    for dataset in dict.fromkeys(release.dataset for release in planned):
+        every: list[PlannedRelease | ReleaseRecord] = [*planned, *inherited]
+        own = [r for r in every if r.dataset == dataset]
+        units = max(r.declared_units for r in own)
+        refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
+
+
+def _training(dataset: str, plan: TrainingPlan) -> PlannedRelease:
+    return PlannedRelease(dataset, plan.unit, plan.declared_units, plan.event(), plan.delta)
 
 
 def _selection(spec: SelectSpec) -> PlannedRelease:
     points = [planned_release(candidate) for candidate in spec.candidates]
     first = points[0]
     events = [point.event for point in points]
-    if len({(point.dataset, point.unit) for point in points}) > 1:
-        raise BadInput("the candidates are of several data sets or units", where="select spec")
+    if len({(point.dataset, point.unit, point.declared_units) for point in points}) > 1:
+        raise BadInput(
+            "the candidates are of several data sets, units or declared bounds",
+            where="select spec",
+        )
     event = selection_of(events, spec.law, spec.mean, spec.delta)
-    return PlannedRelease(first.dataset, first.unit, event, spec.delta)
+    return PlannedRelease(first.dataset, first.unit, first.declared_units, event, spec.delta)
 
 
 def histogram_plan(spec: VocabularySpec) -> HistogramPlan:

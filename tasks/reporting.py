@@ -14,11 +14,12 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.labels import Label, Labelled
-from dp_core.privacy.ledger import Entry, Ledger
+from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanism_words import describe
-from dp_core.privacy.statement import total_epsilon
+from dp_core.privacy.statement import DatasetTotal, dataset_totals
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.model import (
+    Cost,
     Curve,
     Exposures,
     Kind,
@@ -26,9 +27,11 @@ from dp_core.report.model import (
     LedgerView,
     ModelRow,
 )
+from tasks.one_ledger import open_ledger
+from tasks.provenance import operator_only
 from tasks.specs import JobSettings, ReleaseRecord, StepResult
-from tasks.statements import release_in_words
-from tasks.workbench import Input, Workbench, labelled
+from tasks.statements import as_releases, release_in_words
+from tasks.workbench import Input, Workbench, labelled, merged
 
 KINDS: tuple[Kind, ...] = ("public", "dp", "nonprivate")
 NAMES: dict[Kind, str] = {
@@ -51,41 +54,52 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
     return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
 
 
-def total(releases: Sequence[ReleaseRecord]) -> tuple[float | None, float]:
-    """Return (ε, δ) of all releases together, composed by PLD at the sum of their δ.
+def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
+    """Return (ε, δ) of all releases of each data set, composed by PLD at the sum of their δ.
 
-    Their parameters were all fixed before the first of them, by one job's settings: so the
-    composition is not adaptive. ε is None where they protect different units or have unlike
-    neighbours: then there is no total, and each release's own ε is all that may be said.
+    ε is None where they protect different units or have unlike neighbours: then there is no
+    total, and each release's own ε is all that may be said.
     """
-    delta = math.fsum(r.delta for r in releases)
-    return _total(json.dumps([r.event for r in releases], sort_keys=True), delta), delta
+    return _totals(tuple(r.model_dump_json() for r in releases))
 
 
 @cache
-def _total(events: str, delta: float) -> float | None:
-    parts = [MechanismEvent.from_json(event) for event in json.loads(events)]
-    return total_epsilon(parts, delta)
+def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
+    found = [ReleaseRecord.model_validate_json(record) for record in records]
+    return dataset_totals(as_releases(found))
+
+
+def cost(dataset: str, *results: Input | None) -> Cost:
+    """Return what models cost together, by the ancestry of all of them.
+
+    Args:
+        dataset: the private corpus, whose total is told first.
+        results: of the steps whose figures are shown beside it.
+    """
+    found = totals(merged(r for one in results if one for r in one.result.releases))
+    own = [t for t in found if t.dataset == dataset]
+    corpus = own[0] if own else DatasetTotal(dataset, None, 0.0, 0.0)
+    return Cost(corpus, tuple(t for t in found if t.dataset != dataset))
 
 
 def model_row(
     kind: Kind, vocabulary: Input, model: Input, finetuned: Input | None, audited: Input | None
 ) -> ModelRow:
-    """Return one model of the comparison."""
-    private = kind != "nonprivate"
-    epsilon: float | None = math.inf
-    delta = 0.0
-    if private:
-        epsilon, delta = total(model.result.releases)
+    """Return one model of the comparison: its ε is that of everything that its figures cost."""
+    dataset = vocabulary.facts["dataset"]
+    pretrained, whole = cost(dataset, model, audited), cost(dataset, model, audited, finetuned)
+    training = model.facts["epsilon_training"]
     values = last_values(model.result)
     scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(
         kind=kind,
         name=NAMES[kind],
         epsilon_vocabulary=vocabulary.result.releases[0].epsilon,
-        epsilon_training=model.facts["epsilon_training"] if private else math.inf,
-        epsilon_total=epsilon,
-        delta=delta,
+        epsilon_training=math.inf if training is None else training,
+        epsilon_total=whole.corpus.epsilon,
+        delta=whole.corpus.delta,
+        others=whole.others,
+        untuned=pretrained if whole != pretrained else None,
         mlm_public=values.get("mlm_accuracy_public"),
         mlm_private=values.get("mlm_accuracy_private"),
         perplexity_public=values.get("perplexity_public"),
@@ -99,7 +113,7 @@ def model_row(
 def _exposures(audited: Input | None) -> Exposures | None:
     if audited is None:
         return None
-    label = Label.OPERATOR if audited.facts["operator_only"] else Label.DP
+    label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
     return Exposures(label, tuple(ExposureRow.from_json(row) for row in rows))
 
@@ -113,7 +127,7 @@ def curves(kind: Kind, result: StepResult) -> list[Curve]:
 
 def _curve(kind: Kind, quantity: Quantity, result: StepResult) -> Curve | None:
     measured = [m for m in result.metrics if m.name == quantity]
-    spent = {m.step: m.value for m in result.metrics if m.name == "epsilon"}
+    spent = {m.step: m.value for m in result.metrics if m.name == "epsilon_training"}
     if spent:  # an update without any unit has no loss
         measured = [m for m in measured if m.step in spent]
     if not measured:
@@ -130,7 +144,7 @@ def _curve(kind: Kind, quantity: Quantity, result: StepResult) -> Curve | None:
 
 def ledger_view(bench: Workbench, dataset: str, unit: PrivacyUnit) -> LedgerView:
     """Return the data set's account: its latest entries and how its budget stands."""
-    ledger = Ledger.open(bench.deployment.ledger)
+    ledger = open_ledger(bench.deployment)
     remaining = ledger.remaining(dataset)
     entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
     return LedgerView(

@@ -17,7 +17,7 @@ from typing import Any
 
 from dp_core.errors import Unfinished
 from tasks.deployment import CHECKOUT, Deployment
-from tasks.specs import RunContext, StepResult, StepSpec
+from tasks.specs import RunContext, StepResult, StepSpec, environment_for
 from tasks.speech import message_of
 from tasks.storage import Store
 from tasks.workbench import read_result
@@ -116,7 +116,7 @@ def _run_step(
         process = subprocess.Popen(  # noqa: S603 - no shell: settings are data, not words
             [python, "-m", "tasks", spec.step, "--spec", str(spec_file)],
             cwd=CHECKOUT,
-            env=os.environ
+            env=environment_for(spec, os.environ, apart=False)
             | {
                 "CONFIDE_RUN_CONTEXT": context.model_dump_json(),
                 "CONFIDE_PROGRESS": str(progress),

@@ -57,14 +57,12 @@ class Answer:
 
     Attributes:
         outputs: name -> path inside the output folder; '' is the folder itself.
-        releases: releases of private data that the output holds, also inherited ones.
         facts: small facts, fit for publication.
         artifacts: files to show in the tracker.
         model: name under which the output is registered as a model; '' for none.
     """
 
     outputs: dict[str, str]
-    releases: list[ReleaseRecord] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     artifacts: list[Artifact] = field(default_factory=list)
     model: str = ""
@@ -96,8 +94,12 @@ def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
 
 
 def content_key(deployment: Deployment, purpose: str) -> bytes:
-    """Return a secret of the deployment, the same for all its steps, for keyed digests."""
-    return SeedStore(deployment.seeds).create("content-digests").derive(purpose)
+    """Return a secret of the deployment, the same for all its steps, for keyed digests.
+
+    It hides what a digest is of, and no noise hangs on it: it is not among the seeds, so that
+    steps can have it who must not have those.
+    """
+    return SeedStore(deployment.keys).create("content-digests").derive(purpose)
 
 
 class Workbench:
@@ -108,6 +110,8 @@ class Workbench:
         durable: local folder that survives a retry, for checkpoints.
         spec_hash: the step's own hash.
         made_up: every input is made up or public.
+        releases: of private data, everything that the output descends from: those of each input
+            that was opened, and the step's own. They go into the result whatever the step does.
     """
 
     def __init__(
@@ -127,9 +131,14 @@ class Workbench:
         self.tracker, self.progress = tracker, progress
         self.out = durable / "out"
         self._measured = durable / "metrics.jsonl"
+        self.releases: list[ReleaseRecord] = []
+
+    def descends_from(self, *releases: ReleaseRecord) -> None:
+        """Note that the output holds something of these releases."""
+        self.releases = merged([*self.releases, *releases])
 
     def input(self, uri: str) -> Input:
-        """Return an earlier step's output.
+        """Return an earlier step's output; whatever comes of it descends from its releases.
 
         Raises:
             BadInput: it is not there, or it is private and this step's spec says otherwise.
@@ -143,6 +152,7 @@ class Workbench:
                 where=uri,
                 fix="Set made_up to false.",
             )
+        self.descends_from(*result.releases)
         return Input(result, self.store.local_copy(uri))
 
     def refuse_altered(self, source: Input) -> None:

@@ -14,8 +14,6 @@ from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_json
 from tasks.deployment import Deployment
 
-_SQLITE = "sqlite:///"
-
 
 @click.command("backup")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
@@ -51,9 +49,13 @@ def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
         # The seeds first: an entry without its seed can be charged anew, and a seed without its
         # entry harms nobody.
         if deployment.seeds.is_dir():
-            shutil.copytree(deployment.seeds, folder / "seeds")
+            shutil.copytree(deployment.seeds, folder / "seeds", ignore=shutil.ignore_patterns(".*"))
             (folder / "seeds").chmod(0o700)
             kept["seeds"] = str(folder / "seeds")
+        if deployment.keys.is_dir():
+            shutil.copytree(deployment.keys, folder / "keys")
+            (folder / "keys").chmod(0o700)
+            kept["keys"] = str(folder / "keys")
         for name, url in (("ledger", deployment.ledger), ("mlflow", deployment.tracking)):
             kept[name] = _database(url, folder / f"{name}.db")
     except (OSError, sqlite3.Error) as error:
@@ -67,13 +69,14 @@ def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
 
 
 def _database(url: str, copy: Path) -> str:
-    if not url.startswith(_SQLITE):
+    scheme, _, place = url.partition(":///")
+    if scheme.partition("+")[0] != "sqlite":
         return "kept by a server: pg_dump, docs/operate.md"
-    source = Path(url.removeprefix(_SQLITE))
+    source = Path(place.partition("?")[0])
     if not source.exists():
         return "none yet"
     with (
-        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as whole,
+        closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as whole,
         closing(sqlite3.connect(copy)) as target,
     ):
         whole.backup(target)

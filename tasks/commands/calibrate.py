@@ -13,7 +13,8 @@ from tasks.commands.training_options import (
     Batches,
     check_count,
     check_delta,
-    check_positive,
+    check_epsilon,
+    check_noise,
     check_rate,
     schedule_of,
     training_options,
@@ -55,7 +56,7 @@ def training(
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
     from dp_core.privacy.calibration import noise_for, steps_within
 
-    check_positive(epsilon, "--epsilon")
+    check_epsilon(epsilon)
     check_delta(delta, units)
     batches = Batches(sampling, units, cap)
     if noise_multiplier is None:
@@ -70,7 +71,7 @@ def training(
     else:
         rate, sigma = sampling_rate, noise_multiplier
         check_rate(rate, "--sampling-rate")
-        check_positive(sigma, "--noise-multiplier")
+        check_noise(sigma)
         most = steps_within(lambda n: batches.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
     event = batches.event(schedule, noise_multiplier)
@@ -101,6 +102,7 @@ def training(
     required=True,
     help="N: the most distinct words of a unit that count (256 in the paper).",
 )
+@click.option("--units", type=int, help="Declared units; δ is checked against one in their number.")
 @click.option(
     "--mode",
     type=click.Choice(["exact", "paper"]),
@@ -109,10 +111,12 @@ def training(
     help="paper: by Corollary 1 of Hoory et al. 2021, beside the δ that it really gives.",
 )
 @as_json
-def vocabulary(epsilon: float, delta: float, words: int, mode: str, as_json: bool) -> None:
+def vocabulary(
+    epsilon: float, delta: float, words: int, units: int | None, mode: str, as_json: bool
+) -> None:
     """Say the σ and threshold that release most: the smallest threshold."""
-    check_positive(epsilon, "--epsilon")
-    check_delta(delta, None)
+    check_epsilon(epsilon)
+    check_delta(delta, units)
     check_count(words, "--tuple-words")
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     found |= _paper(epsilon, delta, words) if mode == "paper" else _exact(epsilon, delta, words)

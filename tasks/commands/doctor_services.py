@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dp_core.errors import BadInput, ConfideError
-from tasks.commands.finding import Finding, answers, without_password
+from dp_core.errors import BadInput, ConfideError, without_password
+from tasks.commands.finding import Finding, answers
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 from tasks.local.connection import connected, named
@@ -26,13 +26,18 @@ def storage(deployment: Deployment) -> Iterator[Finding]:
 
 
 def ledger(deployment: Deployment) -> Iterator[Finding]:
-    """Ask the privacy ledger for its accounts, its schema and its clock."""
-    fix = "Check CONFIDE_LEDGER."
-    yield answers("ledger", without_password(deployment.ledger), lambda: _ledger(deployment), fix)
+    """Ask the privacy ledger for its accounts, its schema, its integrity and its clock."""
+    fix, place = "Check CONFIDE_LEDGER.", without_password(deployment.ledger)
+    asked = answers("ledger", place, lambda: _ledger(deployment), fix)
+    yield asked
+    if not asked.ok:
+        return
+    fix = "Restore ledger and seeds from one backup (docs/operate.md)."
+    yield answers("ledger's integrity", place, lambda: _integrity(deployment), fix)
     try:
         skew = _skew(deployment)
     except (ConfideError, OSError):
-        return  # said above
+        return
     if skew is not None:
         words = f"{skew:.1f} s between this machine and the ledger's database"
         yield Finding("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
@@ -107,9 +112,23 @@ def _ledger(deployment: Deployment) -> str:
     from dp_core.privacy.ledger.database import Database
     from dp_core.privacy.ledger.schema import version_of
 
+    deployment.prepare()
     known = len(Ledger.open(deployment.ledger).datasets())
     with Database(deployment.ledger).transaction() as db:
         return f"schema {version_of(db)}, {known} data sets"
+
+
+def _integrity(deployment: Deployment) -> str:
+    from dp_core.privacy.seeds import SeedStore
+    from tasks.one_ledger import confirm_store, open_ledger
+    from tasks.storage import Store
+
+    ledger = open_ledger(deployment)
+    if faults := ledger.faults(SeedStore(deployment.seeds)):
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise ConfideError(f"{faults[0]}{more}")
+    confirm_store(Store(deployment.store, deployment.cache), ledger.identity())
+    return "every entry can be read; seeds and store belong to it"
 
 
 def _skew(deployment: Deployment) -> float | None:

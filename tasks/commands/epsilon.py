@@ -12,7 +12,7 @@ from tasks.commands.training_options import (
     Batches,
     check_count,
     check_delta,
-    check_positive,
+    check_noise,
     schedule_of,
     training_options,
 )
@@ -47,7 +47,7 @@ def command(
         group_privacy,
     )
 
-    check_positive(noise_multiplier, "--noise-multiplier")
+    check_noise(noise_multiplier)
     check_delta(delta, units)
     check_count(group, "--group")
     schedule = schedule_of(sampling_rate, steps, phases)

@@ -13,6 +13,7 @@ from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
 from tasks.deployment import Deployment, refused
+from tasks.provenance import MODELS, operator_only
 from tasks.statements import WORDS
 from tasks.storage import Store
 from tasks.workbench import read_result
@@ -106,9 +107,9 @@ def _latest_model(store: Store) -> str:
 
 def _released_files(store: Store, uri: str) -> list[str]:
     result = read_result(store, uri)
-    if result is None or "operator_only" not in result.facts:
+    if result is None or result.step not in MODELS:
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
-    if result.facts["operator_only"]:
+    if operator_only(result.releases):
         raise BadInput(
             "trained on private text without privacy: the operator's alone",
             where=uri,

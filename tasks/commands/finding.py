@@ -25,13 +25,7 @@ def answers(
     """Return what a question found: `ask` returns words, or raises what is wrong."""
     try:
         words = ask()
-    except (ConfideError, OSError, ImportError) as error:
+    except Exception as error:  # noqa: BLE001 - what is broken is what one asks about
         said = str(error) if isinstance(error, ConfideError) else type(error).__name__
         return Finding(name, False, needed, f"{place}: {said}", fix)
     return Finding(name, True, needed, f"{place}{': ' if words else ''}{words}")
-
-
-def without_password(url: str) -> str:
-    """Return a URL without the user and the password that it may hold."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('//')[0]}//…@{tail}" if at else url

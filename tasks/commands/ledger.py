@@ -12,13 +12,16 @@ from dp_core.errors import BadInput
 from tasks.commands.ledger_views import (
     cost_in_json,
     overview,
+    public_source,
     record,
     show_cost,
     show_history,
     show_overview,
+    show_public,
     show_standing,
 )
 from tasks.commands.output import as_json, write_json
+from tasks.commands.training_options import check_delta, check_epsilon
 from tasks.deployment import Deployment
 
 if TYPE_CHECKING:
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def _open() -> Ledger:
-    from dp_core.privacy.ledger import Ledger
+    from tasks.one_ledger import open_ledger
 
     deployment = Deployment.from_environment()
     deployment.prepare()
-    return Ledger.open(deployment.ledger)
+    return open_ledger(deployment)
 
 
 @click.group("ledger", invoke_without_command=True)
@@ -44,19 +47,25 @@ def command(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    found = overview(_open())
+    ledger = _open()
+    found = overview(ledger)
     if as_json:
         write_json(found)
-    else:
-        show_overview(found)
+        return
+    show_overview(found)
+    if public := ledger.sources.public():
+        show_public([public_source(source) for source in public])
 
 
 @command.command("register")
 @click.argument("dataset")
-@click.option("--unit", type=click.Choice(["example", "document", "patient"]), required=True)
-@click.option("--epsilon", type=float, required=True, help="For everything ever released of it.")
+@click.option("--unit", type=click.Choice(["example", "document", "patient"]))
+@click.option("--epsilon", type=float, help="For everything ever released of it.")
+@click.option("--delta", type=float, help="Of the same guarantee; far below 1/units.")
 @click.option(
-    "--delta", type=float, required=True, help="Of the same guarantee; far below 1/units."
+    "--public",
+    is_flag=True,
+    help="It is public or made up: for runs with all_public, without any budget.",
 )
 @click.option(
     "--relation",
@@ -75,20 +84,37 @@ def command(context: click.Context, as_json: bool) -> None:
 @as_json
 def register(
     dataset: str,
-    unit: str,
-    epsilon: float,
-    delta: float,
+    unit: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    public: bool,
     relation: str,
     order: float | None,
     shares_budget_with: str | None,
     as_json: bool,
 ) -> None:
-    """Open the budget of a private data set. It cannot be raised later."""
+    """Open the budget of a private data set. It cannot be raised later.
+
+    A public one has no budget (--public); its files are declared by declare-public.
+    """
     from dp_core.privacy.events import Relation
     from dp_core.privacy.units import PrivacyUnit
 
     _check_name(dataset)
     ledger = _open()
+    if public:
+        if {unit, epsilon, delta, order, shares_budget_with} != {None}:
+            raise BadInput("a public data set has no budget", where="ledger register --public")
+        ledger.register_made_up(dataset)
+        _show_remaining(ledger, dataset, as_json)
+        return
+    if unit is None or epsilon is None or delta is None:
+        raise BadInput(
+            "a private data set needs --unit, --epsilon and --delta",
+            where=f"ledger register {dataset}",
+        )
+    check_epsilon(epsilon)
+    check_delta(delta, None)
     ledger.register_dataset(
         dataset,
         PrivacyUnit(unit),
@@ -99,6 +125,43 @@ def register(
         shares_budget_with=shares_budget_with,
     )
     _show_remaining(ledger, dataset, as_json)
+
+
+@command.command("declare-public")
+@click.argument("paths", nargs=-1)
+@click.option(
+    "--known-private", is_flag=True, help="Also what has been read as private text: it is public."
+)
+@as_json
+def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -> None:
+    """Declare files and folders public (local or gs://); without PATHS, show what is declared.
+
+    Runs read as public (public_path, entities_public, public_model, all_public) what is declared
+    and nothing else. It is the content that is declared: changed files are declared anew.
+    """
+    from tasks import declarations
+    from tasks.commands.settings import absolute
+
+    deployment = Deployment.from_environment()
+    deployment.prepare()
+    for path in paths:
+        uri = path if "://" in path else absolute("declare-public", path)
+        declarations.declare_public(uri, deployment, known_private=known_private)
+    found = [public_source(source) for source in _open().sources.public()]
+    if as_json:
+        write_json(found)
+    else:
+        show_public(found)
+
+
+@command.command("withdraw-public")
+@click.argument("digest")
+def withdraw_public(digest: str) -> None:
+    """Take back that a file or folder is public, by the DIGEST that declare-public shows.
+
+    No step reads it as public from now on. What was made of it stays.
+    """
+    click.echo(f"{_open().sources.withdraw_public(digest).label} is no longer declared public.")
 
 
 @command.command("remaining")
@@ -170,11 +233,12 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
 
 
 def _check_name(dataset: str) -> None:
-    """Refuse a name that no run could use as its `private_dataset`.
+    """Refuse a name that no run could use as the `private_dataset` of files.
 
     Raises:
         BadInput: it is none.
     """
+    from tasks.specs.data_settings import MADE_UP
     from tasks.specs.fields import IN_WORDS, NAME
 
     if not re.fullmatch(NAME, dataset):
@@ -183,38 +247,51 @@ def _check_name(dataset: str) -> None:
             where="ledger register",
             fix=f"It must be {IN_WORDS[NAME]}.",
         )
+    if dataset.casefold() == MADE_UP:
+        raise BadInput(
+            "the project's own made-up notes have that name",
+            where=f"ledger register {dataset}",
+            fix="Give your data set a name of its own.",
+        )
 
 
 def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
     """Return every release that a run would register, by data set."""
     from dp_core.privacy.ledger import Reservation
-    from tasks.plans import planned_release
-    from tasks.specs import BudgetSpec, SweepSettings, dp_bert_steps, sweep_point_steps
+    from tasks.plans import PlannedRelease, planned_release, refuse_large_deltas
+    from tasks.specs import budget_of_run
 
     root = Deployment.from_environment().store
-    if isinstance(settings, SweepSettings):
-        budget = sweep_point_steps(settings, settings.points()[0], root)["budget"]
-    else:
-        budget = dp_bert_steps(settings, root)["budget"]
-    assert isinstance(budget, BudgetSpec)  # noqa: S101 - narrows the type
     planned: dict[str, list[Reservation]] = {}
-    for spec in budget.charged:
+    releases: list[PlannedRelease] = []
+    for spec in budget_of_run(settings, root).charged:
         release = planned_release(spec)
-        reservation = Reservation(spec_hash=spec.digest(), **vars(release))
+        releases.append(release)
+        reservation = Reservation(
+            dataset=release.dataset,
+            unit=release.unit,
+            event=release.event,
+            delta=release.delta,
+            spec_hash=spec.digest(),
+        )
         planned.setdefault(release.dataset, []).append(reservation)
+    refuse_large_deltas(releases)
     return planned
 
 
 def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
     from dp_core.privacy.ledger import Cost
     from dp_core.privacy.statement import total_epsilon
+    from tasks.charging import refuse_another_standing
     from tasks.specs.data_settings import MADE_UP
 
     ledger = _open()
-    if (made_up or dataset == MADE_UP) and dataset not in ledger.datasets():
+    budget = ledger.datasets().get(dataset)
+    if dataset == MADE_UP and budget is None:
         # The run registers it, without a limit: nobody has to.
         cost = Cost(None, 0.0, True, 1.0, None, len(planned))
     else:
+        refuse_another_standing(budget, dataset, made_up=made_up)
         cost = ledger.cost_of_plan(planned)
     delta = sum(release.delta for release in planned)
     return {

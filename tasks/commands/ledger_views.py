@@ -9,7 +9,7 @@ import click
 from tasks.commands.output import write_pairs, write_table
 
 if TYPE_CHECKING:
-    from dp_core.privacy.ledger import Cost, Entry, Ledger
+    from dp_core.privacy.ledger import Cost, Entry, Ledger, PublicSource
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
 _NEIGHBOURS = {
@@ -30,6 +30,7 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
             "left": None if standing["epsilon"] is None else max(0.0, 1 - standing["share"]),
             "history": [record(entry) for entry in entries[-LATEST:]],
             "like_the_last_run": _like_the_last(ledger, name, entries),
+            "same_files_as": list(ledger.sources.same_files_as(name)),
         }
     return found
 
@@ -64,10 +65,46 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
     for name, one in found.items():
         if said := _warning(name, one["like_the_last_run"]):
             click.echo(said)
+        if others := one["same_files_as"]:
+            click.echo(
+                f"WARNING: {name} and {', '.join(others)} were read from the same files, and have "
+                "budgets of their own: what all of them allow can be spent on the same people."
+            )
     click.echo(
         "All releases: confide ledger history NAME. Before a run: confide ledger cost."
         if found
         else "No data set is registered yet: confide ledger register --help."
+    )
+
+
+def public_source(source: PublicSource) -> dict[str, Any]:
+    """Return a declaration as JSON data."""
+    return {
+        "source": source.label,
+        "digest": source.mark,
+        "declared_at": source.declared_at,
+        "private_in": list(source.private_in),
+        "holds": source.holds,
+    }
+
+
+def show_public(found: list[dict[str, Any]]) -> None:
+    """Write what is declared public."""
+    write_table(
+        "Declared public",
+        ["source", "digest", "declared", "read as private in", "holds"],
+        [
+            [
+                one["source"],
+                one["digest"],
+                one["declared_at"][:16].replace("T", " "),
+                ", ".join(one["private_in"]),
+                "yes" if one["holds"] else "NO: declare it with --known-private",
+            ]
+            for one in found
+        ],
+        whole=["digest"],
+        prose=["source", "holds"],
     )
 
 

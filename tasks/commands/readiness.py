@@ -8,11 +8,13 @@ from pathlib import Path
 
 from dp_core.errors import BadInput
 from tasks.deployment import Deployment
-from tasks.specs import JobSettings, missing_file
+from tasks.specs import JobSettings, budget_of_run, missing_file
 
 
 def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
     """Refuse a run whose files are not there, or whose device the steps' environment cannot give.
+
+    Refuse, too, what the run calls public and the operator has not declared so.
 
     Raises:
         BadInput: names the setting.
@@ -26,6 +28,18 @@ def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> Non
             where="device",
             fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
         )
+    _refuse_undeclared(settings, deployment)
+
+
+def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
+    """Ask of this machine's files; those of a bucket are asked for by the run's first step."""
+    budget = budget_of_run(settings, deployment.store)
+    local = [source for source in budget.called_public if "://" not in source.uri]
+    if local:  # what it takes to ask the ledger is imported for those alone
+        from tasks.declarations import refuse_undeclared
+
+        deployment.prepare()
+        refuse_undeclared(local, deployment)
 
 
 def _processor_only(deployment: Deployment) -> bool:

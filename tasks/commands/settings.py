@@ -16,7 +16,14 @@ from tasks.deployment import Deployment
 from tasks.specs import JobSettings, SweepSettings, one_line
 
 S = TypeVar("S", bound=JobSettings)
-_PATHS = ("private_path", "public_path", "entities_train", "entities_test", "public_model")
+_PATHS = (
+    "private_path",
+    "public_path",
+    "entities_train",
+    "entities_test",
+    "entities_patients",
+    "public_model",
+)
 
 
 def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
@@ -52,14 +59,19 @@ def settings_told(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
     for key in _PATHS:
         path = values.get(key)
         if isinstance(path, str) and path and "://" not in path:
-            values[key] = _absolute(key, path)
+            values[key] = absolute(key, path)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         raise BadInput(one_line(error), where="settings") from None
 
 
-def _absolute(name: str, path: str) -> str:
+def absolute(name: str, path: str) -> str:
+    """Return a local path as steps are told it: absolute, its links followed.
+
+    Raises:
+        BadInput: it cannot be a path; `name` says what named it.
+    """
     try:
         return str(Path(path).expanduser().resolve())
     except (RuntimeError, ValueError):  # no such user; links in a circle; a zero byte
@@ -72,8 +84,11 @@ def _object(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise BadInput(f"not JSON ({error.msg}: {place})", where=str(file)) from None
-    except (OSError, ValueError) as error:  # also what is not UTF-8
-        reason = getattr(error, "strerror", None) or "not UTF-8"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None)
+        if reason is None:
+            encoding = isinstance(error, UnicodeError)
+            reason = "not UTF-8" if encoding else "numbers too long or lists too deep"
         raise BadInput(f"cannot be read ({reason})", where=str(file)) from None
     if not isinstance(found, dict):
         raise BadInput(

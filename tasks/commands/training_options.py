@@ -19,6 +19,9 @@ NEIGHBOURS = {
     "zero-out-one": "one unit's contribution replaced by nothing",
     "replace-one": "one unit replaced by another",
 }
+_LEAST_RATE = 1e-9  # one of the most units that a run may declare
+_MOST = 10**12  # updates, units or rows: more are a slip of the keyboard
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 500.0
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = [
@@ -125,36 +128,56 @@ def schedule_of(
     return list(phases)
 
 
-def check_positive(value: float, option: str) -> None:
-    """Refuse an ε or a σ that is none, by the option's name.
+def check_epsilon(value: float) -> None:
+    """Refuse a target ε that is none.
 
     Raises:
-        BadInput: not finite, or not above 0.
+        BadInput: not finite, so small that no noise gives it, or so large that it promises nothing.
     """
     if not math.isfinite(value):
-        raise BadInput(f"{value} is not finite", where=option)
-    if value <= 0:
-        raise BadInput(f"{value:g} is not above 0", where=option)
+        raise BadInput(f"{value} is not finite", where="--epsilon")
+    if not _LEAST_EPSILON <= value <= _MOST_EPSILON:
+        what = f"{value:g} is not from {_LEAST_EPSILON:g} to {_MOST_EPSILON:g}"
+        raise BadInput(what, where="--epsilon")
+
+
+def check_noise(value: float) -> None:
+    """Refuse a noise multiplier that no plan may have.
+
+    Raises:
+        BadInput: not finite, or out of range.
+    """
+    from dp_core.privacy.plan import LEAST_NOISE, MOST_NOISE
+
+    if not math.isfinite(value):
+        raise BadInput(f"{value} is not finite", where="--noise-multiplier")
+    if not LEAST_NOISE <= value <= MOST_NOISE:
+        what = f"{value:g} is not from {LEAST_NOISE:g} to {MOST_NOISE:g}"
+        raise BadInput(what, where="--noise-multiplier")
 
 
 def check_count(value: int | None, option: str) -> None:
     """Refuse a number of things that is none, by the option's name.
 
     Raises:
-        BadInput: given, and below 1.
+        BadInput: given, and below 1; or more than anything is counted to.
     """
     if value is not None and value < 1:
         raise BadInput(f"{value} is not 1 or more", where=option)
+    if value is not None and value > _MOST:
+        raise BadInput(f"more than {_MOST:,}", where=option)
 
 
 def check_rate(value: float, option: str) -> None:
     """Refuse a sampling rate that is none, by the option's name.
 
     Raises:
-        BadInput: not above 0, or above 1.
+        BadInput: not above 0 (or next to it), or above 1.
     """
     if not 0 < value <= 1:
         raise BadInput(f"a sampling rate of {value:g} is not in (0, 1]", where=option)
+    if value < _LEAST_RATE:
+        raise BadInput(f"a sampling rate of {value:g} is below {_LEAST_RATE:g}", where=option)
 
 
 def check_delta(delta: float, units: int | None) -> None:
@@ -163,14 +186,16 @@ def check_delta(delta: float, units: int | None) -> None:
     Raises:
         BadInput: not between 0 and 1, or not below 1/units; or a number of units that is none.
     """
+    from dp_core.privacy.accounting import refuse_large_delta
+    from dp_core.vocab.calibration import LEAST_DELTA
+
     check_count(units, "--units")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
-    if units is not None and delta * units >= 1:
-        raise BadInput(
-            f"δ = {delta:g} is not below 1/{units}: publishing one unit whole would be private",
-            where="--delta",
-        )
+    if delta < LEAST_DELTA:
+        raise BadInput(f"{delta:g} is below {LEAST_DELTA:g}", where="--delta")
+    if units is not None:
+        refuse_large_delta([delta], units, "--delta")
 
 
 def _whole_batch(rate: float, units: int) -> int:

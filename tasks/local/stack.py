@@ -98,7 +98,7 @@ def start(
     ports = {name: free_port(name) for name in ("airflow", "mlflow")}
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, say)
-    # MLflow's secrets reach no other process, and so no step.
+    # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
     own = tracking_server.environment(deployment, folder, secret)
     began = datetime.now(UTC).isoformat()
     components: dict[str, Started] = {}
@@ -106,8 +106,8 @@ def start(
         log = log_of(deployment, name)
         components[name] = processes.start(
             _command(name, ports),
-            variables | (own if name == "mlflow" else {}),
-            CHECKOUT,
+            own if name == "mlflow" else variables,
+            tracking_server.working_folder(deployment) if name == "mlflow" else CHECKOUT,
             log,
             end_with_us=end_with_us,
         )

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
 import urllib.request
 from pathlib import Path
 
 from tasks.deployment import CHECKOUT, Deployment
 from tasks.local.configuration import HOST, MLFLOW_USERS, USER, Secrets, write_private
 
+# What a server may need of our own environment: where its programs, its home and its temporary
+# files are, how it speaks, which libraries it loads. Nothing of Airflow's or Confide's.
+_TAKEN_OVER = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|OPENBLAS_\w+|OMP_\w+"
+)
 _REMEMBERED = 60  # seconds for which a password that was right is not hashed again
 
 
@@ -24,7 +31,11 @@ def command(port: int) -> list[str]:
 
 
 def environment(deployment: Deployment, folder: Path, secret: Secrets) -> dict[str, str]:
-    """Return what the server alone is told; writes its settings into the stack's folder."""
+    """Return all that the server is told; writes its settings into the stack's folder.
+
+    It has no part in what Airflow's components and the steps are told: neither their secrets nor
+    where seeds and ledger are.
+    """
     settings = folder / "mlflow-auth.ini"
     lines = [
         "[mlflow]",
@@ -33,13 +44,23 @@ def environment(deployment: Deployment, folder: Path, secret: Secrets) -> dict[s
         f"auth_cache_ttl_seconds = {_REMEMBERED}",
     ]
     write_private(settings, "\n".join(lines) + "\n")
-    return {
+    kept = {name: value for name, value in os.environ.items() if _TAKEN_OVER.fullmatch(name)}
+    return kept | {
         "MLFLOW_BACKEND_STORE_URI": deployment.tracking,  # may hold a password
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
         "MLFLOW_AUTH_ADMIN_USERNAME": USER,
         "MLFLOW_AUTH_ADMIN_PASSWORD": secret.mlflow,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secret.mlflow_session,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
     }
+
+
+def working_folder(deployment: Deployment) -> Path:
+    """Return an empty folder for the server to work in: not the checkout, not Airflow's home."""
+    folder = deployment.home / "mlflow-server"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def runs_page(server: str, password: str) -> str:

@@ -3,9 +3,10 @@
 Imports pydantic and the standard library only, so that Airflow can parse it in milliseconds.
 """
 
-from tasks.specs.base import RunContext, StepSpec
+from tasks.specs.base import RunContext, Source, StepSpec
 from tasks.specs.job import dp_bert_steps
 from tasks.specs.local_files import missing_file
+from tasks.specs.needs import Need, NoReader, environment_for, needs
 from tasks.specs.result import MetricRecord, ReleaseRecord, StepResult
 from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import (
@@ -26,7 +27,7 @@ from tasks.specs.steps import (
     VocabularySpec,
     spec_from_json,
 )
-from tasks.specs.sweep import sweep_point_steps, sweep_report
+from tasks.specs.sweep import budget_of_run, sweep_point_steps, sweep_report
 from tasks.specs.sweep_settings import SweepPoint, SweepSettings
 
 __all__ = [
@@ -40,12 +41,15 @@ __all__ = [
     "JobSettings",
     "MetricRecord",
     "ModelShape",
+    "Need",
+    "NoReader",
     "PretrainSpec",
     "PrivacyPlan",
     "ReleaseRecord",
     "ReportSpec",
     "RunContext",
     "SelectSpec",
+    "Source",
     "StepResult",
     "StepSpec",
     "SweepPoint",
@@ -53,8 +57,11 @@ __all__ = [
     "SweepSettings",
     "TokenStoreSpec",
     "VocabularySpec",
+    "budget_of_run",
     "dp_bert_steps",
+    "environment_for",
     "missing_file",
+    "needs",
     "one_line",
     "spec_from_json",
     "sweep_point_steps",

@@ -24,10 +24,19 @@ class RunContext(Frozen):
     point: str = ""  # the sweep point's name, empty outside sweeps
 
 
+class Source(Frozen):
+    """A file or folder outside the store that a step reads."""
+
+    field: str  # the setting that names it
+    uri: str
+    public: bool  # the spec says so; only the operator's declaration in the ledger makes it true
+    dataset: str = ""  # whose text it is; empty for what belongs to no data set
+
+
 class StepSpec(Frozen):
     """What one step is told. Subclasses add the fields; `step` names them in JSON."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2  # of version 1, results named no use without a guarantee
     unhashed: ClassVar[frozenset[str]] = frozenset()  # fields that no output depends on
 
     step: str
@@ -43,6 +52,11 @@ class StepSpec(Frozen):
     def hashed(self) -> dict[str, Any]:
         """Return what the output depends on, as plain JSON data."""
         return self.model_dump(mode="json", exclude=set(self.unhashed))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What the step reads from outside, and whether it calls it public."""
+        return ()
 
     @property
     def output(self) -> str:

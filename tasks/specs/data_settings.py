@@ -40,7 +40,11 @@ class DataSettings(Frozen):
         "synthetic, text or jsonl, as for the private corpus; it needs no privacy.",
     )
     public_path: str = setting(
-        "", DATA, "Public corpus: path", "File or folder (local or gs://); empty for synthetic."
+        "",
+        DATA,
+        "Public corpus: path",
+        "File or folder (local or gs://) that the operator has declared public (confide ledger "
+        "declare-public); empty for synthetic.",
     )
     entities_format: Literal["synthetic", "i2b2", "columns", "pubtator"] = setting(
         "synthetic",
@@ -60,6 +64,14 @@ class DataSettings(Frozen):
         "Entities: test path",
         "File or folder (local or gs://) of labelled sentences that give F1; empty for synthetic.",
     )
+    entities_patients: str = setting(
+        "",
+        DATA,
+        "Entities: patients",
+        "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
+        "private fine-tuning needs it to protect patients. Documents are named as the reader names "
+        "them: i2b2 by path without suffix, pubtator by id, columns by file#number from 0.",
+    )
     entities_dataset: str = setting(
         "",
         DATA,
@@ -72,14 +84,16 @@ class DataSettings(Frozen):
         False,
         DATA,
         "Entities: public",
-        "Tick if the labelled sentences are public. Otherwise F1 on them is the operator's alone.",
+        "Tick if the operator has declared both label files public (confide ledger "
+        "declare-public). Otherwise F1 on them is the operator's alone.",
     )
     all_public: bool = setting(
         False,
         DATA,
         "Everything may be shown",
-        "Tick only if every corpus and label file given here is public or made up: then nothing "
-        "is hidden in MLflow and the report.",
+        "Tick only if the operator has declared every corpus and label file given here public, "
+        "and registered the data set so (confide ledger declare-public, register --public): then "
+        "nothing is hidden in MLflow and the report. Else the run is refused.",
     )
     data_version: str = setting(
         "1",
@@ -112,7 +126,7 @@ class DataSettings(Frozen):
 
     @property
     def made_up(self) -> bool:
-        """Whether every input is made up or declared public, so that everything may be shown."""
+        """Whether the run calls every input made up or public; the ledger must agree."""
         synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
         return self.all_public or synthetic
 
@@ -127,6 +141,8 @@ class DataSettings(Frozen):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
             if fmt == "synthetic" and any(paths):
                 raise ValueError(f"{kind}: format synthetic takes no path")
+        if self.entities_format == "synthetic" and self.entities_patients:
+            raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
             raise ValueError(f"the synthetic corpus is the data set {MADE_UP!r}")
         if self.private_format != "synthetic" and self.private_dataset == MADE_UP:

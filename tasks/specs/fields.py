@@ -21,7 +21,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 NAME_OR_NONE = rf"^$|{NAME}"
 DEVICE = r"^(cpu|gpu|tpu|mock-tpu:[1-9][0-9]?)$"
 NUMBERS = r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
-WHOLE_NUMBERS = r"^[0-9]+(,[0-9]+)*$"
+WHOLE_NUMBERS = r"^[0-9]{1,12}(,[0-9]{1,12})*$"
 THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
@@ -32,7 +32,7 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
     NAME_OR_NONE: f"empty, or {_NAME}",
     DEVICE: "cpu, mock-tpu:N (N from 1 to 99), gpu or tpu",
     NUMBERS: "numbers with commas between them",
-    WHOLE_NUMBERS: "whole numbers with commas between them",
+    WHOLE_NUMBERS: "whole numbers of 12 digits at most, commas between them",
     THREE_FIELDS: "three names with commas between them",
     TYPES_OR_NONE: "names without spaces, commas between them",
     CANARIES: "strings of H with one S each, commas between them",

@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from tasks.specs.base import Frozen
 from tasks.specs.fields import ADVANCED, TRAINING, TYPES_OR_NONE, setting
+from tasks.specs.privacy_settings import LEAST_DELTA, LEAST_NOISE
 
 
 class FinetuneSettings(Frozen):
@@ -25,8 +26,9 @@ class FinetuneSettings(Frozen):
         "document",
         ADVANCED,
         "Private labels: unit",
-        "What private fine-tuning protects. example: a sentence; patient: only where every "
-        "document is of another patient. Labels charged to the private data set have its unit.",
+        "What private fine-tuning protects. example: a sentence; patient: with a list of whose "
+        "each document is (entities_patients). Labels charged to the private data set have its "
+        "unit.",
     )
     entities_declared_units: int = setting(
         0,
@@ -48,7 +50,7 @@ class FinetuneSettings(Frozen):
         ADVANCED,
         "Private fine-tuning: σ",
         "Effective noise of one update of private fine-tuning, in units of its clip norm.",
-        gt=0,
+        ge=LEAST_NOISE,
         le=1000,
     )
     finetune_clip_norm: float = setting(
@@ -65,7 +67,7 @@ class FinetuneSettings(Frozen):
         "Private fine-tuning: δ",
         "δ of private fine-tuning, beside those of vocabulary and pre-training; far below one in "
         "the number of units with labels.",
-        gt=0,
+        ge=LEAST_DELTA,
         le=0.01,
     )
     finetune_rows_per_unit: int = setting(
@@ -115,6 +117,4 @@ class FinetuneSettings(Frozen):
             raise ValueError("private fine-tuning needs entity_types and entities_declared_units")
         if self.finetune_batch_size > self.entities_declared_units:
             raise ValueError("finetune_batch_size is above entities_declared_units")
-        if not self.finetune_delta * self.entities_declared_units < 1:
-            raise ValueError("finetune_delta is not below 1/entities_declared_units")
         return self

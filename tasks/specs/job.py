@@ -64,6 +64,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         unit=s.entities_unit,
         train_path=s.entities_train,
         test_path=s.entities_test,
+        patients_path=s.entities_patients,
         data_version=s.data_version,
         seed=s.seed,
     )
@@ -267,10 +268,20 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
 
 
 def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
-    """Return the registration of all releases among the steps, each once."""
-    charged = {spec.output: spec for spec in steps if is_charged(spec)}
+    """Return the registration of all releases among the steps, each once.
+
+    It also names what the steps read from outside.
+    """
+    own = list(steps)
+    charged = {spec.output: spec for spec in own if is_charged(spec)}
     first = next(iter(charged.values()))
-    return BudgetSpec(root=first.root, made_up=first.made_up, charged=tuple(charged.values()))
+    read = dict.fromkeys(source for spec in own for source in spec.sources)
+    return BudgetSpec(
+        root=first.root,
+        made_up=first.made_up,
+        charged=tuple(charged.values()),
+        reads=tuple(read),
+    )
 
 
 def is_charged(

@@ -17,9 +17,12 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
         place = os.path.expanduser(path)  # noqa: PTH111 - Path's refuses what it cannot expand
         if not os.path.isabs(place):  # noqa: PTH117 - as the line above
             return name, f"a path must be absolute: {path}"
-        if not os.access(place, os.F_OK):
+        if "\0" in place or not os.access(place, os.F_OK):
             return name, f"no such file or folder: {path}"
-        if not os.access(place, os.R_OK):
+        is_folder = os.path.isdir(place)  # noqa: PTH112 - as the line above
+        if not (is_folder or os.path.isfile(place)):  # noqa: PTH113 - as the line above
+            return name, f"neither a file nor a folder: {path}"
+        if not os.access(place, os.R_OK | os.X_OK if is_folder else os.R_OK):
             return name, f"may not be read: {path}"
     return None
 
@@ -35,5 +38,6 @@ def local_files(settings: JobSettings) -> dict[str, str]:
         named |= {
             "entities_train": settings.entities_train,
             "entities_test": settings.entities_test,
+            "entities_patients": settings.entities_patients,
         }
     return {name: path for name, path in named.items() if path and "://" not in path}

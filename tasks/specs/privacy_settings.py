@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -10,6 +11,9 @@ from tasks.specs.base import Frozen
 from tasks.specs.fields import PRIVACY, setting
 
 Relation = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
+LEAST_NOISE = 0.01  # below it ε is in the thousands
+LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
+_ROUNDING = 1 + 1e-5  # what the accounting adds to a restated δ
 RELATIONS: dict[str, Relation] = {
     "poisson": "add-or-remove-one",
     "truncated-poisson": "add-or-remove-one",
@@ -46,14 +50,14 @@ class PrivacySettings(Frozen):
         le=100_000,
     )
     vocabulary_epsilon: float = setting(
-        2.0, PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", gt=0, le=100
+        2.0, PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", ge=0.01, le=100
     )
     vocabulary_delta: float = setting(
         1e-7,
         PRIVACY,
         "Vocabulary: δ",
         "δ of the vocabulary's release; far below one in the number of units.",
-        gt=0,
+        ge=LEAST_DELTA,
         le=0.01,
     )
     noise_multiplier: float = setting(
@@ -61,13 +65,15 @@ class PrivacySettings(Frozen):
         PRIVACY,
         "Noise multiplier σ",
         "Effective noise of one update, in units of the clip norm.",
-        gt=0,
+        ge=LEAST_NOISE,
         le=1000,
     )
     clip_norm: float = setting(
         1.0, PRIVACY, "Clip norm", "Bound on one unit's gradient.", gt=0, le=1e6
     )
-    delta: float = setting(1e-6, PRIVACY, "Training: δ", "δ of the pre-training.", gt=0, le=0.01)
+    delta: float = setting(
+        1e-6, PRIVACY, "Training: δ", "δ of the pre-training.", ge=LEAST_DELTA, le=0.01
+    )
     sampling: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = setting(
         "poisson",
         PRIVACY,
@@ -110,6 +116,41 @@ class PrivacySettings(Frozen):
     def _sampling_has_its_cap(self) -> Self:
         if (self.sampling == "truncated-poisson") != (self.batch_cap > 0):
             raise ValueError("batch_cap belongs to truncated-poisson sampling, and to no other")
-        if not self.delta * self.declared_units < 1:
-            raise ValueError("delta is not below 1/declared_units: one unit could be given away")
         return self
+
+    @property
+    def vocabulary_delta_stated(self) -> float:
+        """δ of the vocabulary as it is stated: (1 + e^ε)·δ for replace-one neighbours."""
+        if self.relation != "replace-one":
+            return self.vocabulary_delta
+        return (1 + math.exp(self.vocabulary_epsilon)) * self.vocabulary_delta * _ROUNDING
+
+    def refuse_large_delta(self, models: int, tuning_delta: float, units: int) -> None:
+        """Refuse settings whose δ, all released together, is not below one in the units.
+
+        The steps, which know what is charged, refuse the same again.
+
+        Args:
+            models: how many DP models leave; each has its own training.
+            tuning_delta: δ of fine-tuning each on labels charged to the same data set.
+            units: public upper bound on the units.
+
+        Raises:
+            ValueError: one unit could be given away.
+        """
+        vocabulary = self.vocabulary_delta_stated
+        total = vocabulary + models * (self.delta + tuning_delta)
+        if not total * units < 1:
+            parts = [f"{vocabulary:.3g} for the vocabulary", f"{self.delta:.3g} for training"]
+            parts += [f"{tuning_delta:.3g} for fine-tuning"] if tuning_delta else []
+            times = f", the last {len(parts) - 1} for each of {models} models" if models > 1 else ""
+            restated = (
+                " (replace-one neighbours: 1 + e^ε times vocabulary_delta)"
+                if self.relation == "replace-one"
+                else ""
+            )
+            raise ValueError(
+                f"vocabulary_delta, delta: {total:.3g} in total is not below 1/declared_units, "
+                f"{1 / units:.3g}: one unit could be given away. It is {' + '.join(parts)}{times}"
+                f"{restated}"
+            )

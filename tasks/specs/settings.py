@@ -86,8 +86,15 @@ class JobSettings(
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
         if self.finetune_privacy == "dp" and self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
-        if self.finetune_privacy == "dp" and self.entities_charged_to == self.private_dataset:
+        if self._tunes_the_private_data_set:
             self._refuse_another_currency()
+        self.refuse_large_deltas()
+        listed = self.entities_unit != "patient" or bool(self.entities_patients)
+        if self.finetune_privacy == "dp" and not listed:
+            raise ValueError(
+                "entities_unit: no labelled document names its patient: choose document, or give "
+                "entities_patients, a list of whose each document is"
+            )
         if self.model_kind == CAUSAL:
             if self.finetune_privacy == "dp":
                 raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
@@ -101,6 +108,30 @@ class JobSettings(
             if self.updates < 8:
                 raise ValueError("first_batch_size: fewer than 8 updates cannot grow")
         return self
+
+    @property
+    def _tunes_the_private_data_set(self) -> bool:
+        """Whether private fine-tuning is charged to the data set of the corpus."""
+        private = self.finetune_privacy == "dp"
+        return private and self.entities_charged_to == self.private_dataset
+
+    def refuse_large_deltas(self, models: int = 1) -> None:
+        """Refuse a total δ of one in the units or more, of this many DP models together.
+
+        Raises:
+            ValueError: one unit could be given away.
+        """
+        if self._tunes_the_private_data_set:
+            units = max(self.declared_units, self.entities_declared_units)
+            self.refuse_large_delta(models, self.finetune_delta, units)
+            return
+        self.refuse_large_delta(models, 0.0, self.declared_units)
+        units, delta = self.entities_declared_units, models * self.finetune_delta
+        if self.finetune_privacy == "dp" and not delta * units < 1:
+            raise ValueError(
+                f"finetune_delta: {delta:.3g} for {models} models is not below "
+                f"1/entities_declared_units"
+            )
 
     def _refuse_another_currency(self) -> None:
         """Refuse private fine-tuning that the private data set's own budget could never hold."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from tasks.specs.base import Frozen, StepSpec
+from tasks.specs.base import Frozen, Source, StepSpec
 
 Unit = Literal["example", "document", "patient"]
 CAUSAL = "gpt2"  # the kind of model that reads from left to right
@@ -15,6 +15,8 @@ Relation = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 
 class CorpusSpec(StepSpec):
     """Read a corpus, group it by privacy unit, and keep it in one normal form."""
+
+    version: ClassVar[int] = 2  # results of version 1 were read as public on a job's word
 
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
@@ -26,9 +28,25 @@ class CorpusSpec(StepSpec):
     synthetic_patients: int
     seed: int
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The corpus, unless it is of the project's own making."""
+        if self.format == "synthetic":
+            return ()
+        private = self.role == "private"
+        source = Source(
+            field=f"{self.role}_path",
+            uri=self.path,
+            public=self.made_up or not private,
+            dataset=self.dataset if private else "",
+        )
+        return (source,)
+
 
 class EntitiesSpec(StepSpec):
     """Read sentences with entity labels: a training and a test part."""
+
+    version: ClassVar[int] = 2  # as of CorpusSpec
 
     step: Literal["entities"] = "entities"
     format: Literal["synthetic", "i2b2", "columns", "pubtator"]
@@ -37,8 +55,23 @@ class EntitiesSpec(StepSpec):
     unit: Unit = "patient"
     train_path: str
     test_path: str
+    patients_path: str = ""  # which patient each training document is of; empty: nobody says
     data_version: str
     seed: int
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Both parts, and the list of patients, unless they are of the project's own making."""
+        if self.format == "synthetic":
+            return ()
+        public = self.made_up or self.public
+        own = "" if self.public else self.dataset
+        places = {"train": self.train_path, "test": self.test_path, "patients": self.patients_path}
+        return tuple(
+            Source(field=f"entities_{part}", uri=uri, public=public, dataset=own)
+            for part, uri in places.items()
+            if uri
+        )
 
 
 class VocabularySpec(StepSpec):
@@ -141,6 +174,19 @@ class PretrainSpec(StepSpec):
     device: str
     seed: int
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The public model that it starts from, if it comes from elsewhere."""
+        if not self.public_model:
+            return ()
+        return (Source(field="public_model", uri=self.public_model, public=True),)
+
+    @model_validator(mode="after")
+    def _who_holds_seeds_reads_no_files_from_outside(self) -> Self:
+        if self.public_model and self.mode != "public":
+            raise ValueError("public_model: only public pre-training starts from files")
+        return self
+
     @model_validator(mode="after")
     def _masks_only_where_there_are_masks(self) -> Self:
         if self.shape.kind == CAUSAL and self.whole_words:
@@ -191,6 +237,12 @@ class BudgetSpec(StepSpec):
 
     step: Literal["budget"] = "budget"
     charged: tuple[VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec, ...]
+    reads: tuple[Source, ...] = ()  # what the run reads from outside, each once
+
+    @property
+    def called_public(self) -> tuple[Source, ...]:
+        """What the run calls public: refused here if undeclared, before anything is charged."""
+        return tuple(source for source in self.reads if source.public)
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the charged steps in place of their specs."""
@@ -211,7 +263,7 @@ class ExposureSpec(StepSpec):
 class ReportSpec(StepSpec):
     """Gather the results of a job into one self-contained page."""
 
-    version: ClassVar[int] = 2  # pages of version 1 named types of private labels and times
+    version: ClassVar[int] = 3  # earlier pages left private fine-tuning out of ε
 
     step: Literal["report"] = "report"
     title: str
@@ -222,7 +274,7 @@ class ReportSpec(StepSpec):
 class SweepReportSpec(StepSpec):
     """Gather the results of a sweep: the paper's Fig. 1."""
 
-    version: ClassVar[int] = 2  # pages of version 1 told times
+    version: ClassVar[int] = 3  # earlier pages left private fine-tuning out of ε
 
     step: Literal["sweep_report"] = "sweep_report"
     title: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.specs.base import StepSpec
-from tasks.specs.job import budget_of, exposure, finetuning, front_half, pretraining
+from tasks.specs.job import budget_of, dp_bert_steps, exposure, finetuning, front_half, pretraining
 from tasks.specs.settings import JobSettings
 from tasks.specs.steps import BudgetSpec, PretrainSpec, SelectSpec, SweepReportSpec
 from tasks.specs.sweep_settings import CHOSEN, SweepPoint, SweepSettings
@@ -19,8 +19,16 @@ def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> 
 def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     """Return the registration of a whole sweep: the vocabulary, and what each point releases."""
     steps = [_point(settings, point, root) for point in settings.points()]
+    shared = [spec for task, spec in steps[0].items() if task not in OWN]
+    return budget_of([*shared, *(point[task] for task in OWN[:2] for point in steps)])
+
+
+def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
+    """Return the registration of a whole run, be it a job or a sweep."""
+    if isinstance(settings, SweepSettings):
+        return sweep_budget(settings, root)
     return budget_of(
-        [steps[0]["vocabulary"], *(point[task] for task in OWN[:2] for point in steps)]
+        spec for name, spec in dp_bert_steps(settings, root).items() if name != "budget"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Literal, Self
 
 from pydantic import ValidationError, field_validator, model_validator
@@ -13,6 +14,7 @@ from tasks.specs.settings import JobSettings, one_line
 from tasks.specs.steps import CAUSAL
 
 GRID = "0. Grid"
+MOST_POINTS = 1024  # Airflow expands one task into no more (core.max_map_length)
 
 
 class SweepPoint(Frozen):
@@ -101,6 +103,15 @@ class SweepSettings(JobSettings):
         own = {k: v for k, v in self.model_dump().items() if k in JobSettings.model_fields}
         return JobSettings.model_validate(own | point.model_dump())
 
+    def _refuse_a_grid_without_end(self) -> None:
+        """Refuse more points than one run may hold, before any of them is looked at."""
+        axes = [str(getattr(self, field)).count(",") + 1 for field in _AXES.values()]
+        if (points := math.prod(axes)) > MOST_POINTS:
+            raise ValueError(
+                f"{', '.join(_AXES.values())}: {' × '.join(map(str, axes))} = {points} points, but "
+                f"a sweep has at most {MOST_POINTS}"
+            )
+
     @field_validator("sweep_noise_multipliers", "sweep_epochs")
     @classmethod
     def _are_numbers(cls, value: str) -> str:
@@ -114,11 +125,13 @@ class SweepSettings(JobSettings):
                 "model_kind: a sweep compares entity F1, which a causal model does not have; "
                 "train gpt2 by dp_bert"
             )
+        self._refuse_a_grid_without_end()
         for point in self.grid():
             try:
                 self.job(point)
             except ValidationError as error:
                 raise ValueError(_reason(error, point)) from None
+        self.refuse_large_deltas(len(self.points()))
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
         if self.selection == "random-count" and self.time_box_minutes:

@@ -37,7 +37,8 @@ class TrainingSettings(Frozen):
         "Public model to start from",
         "Folder (local or gs://) of a BERT or DistilBERT (with gpt2, of a GPT-2) in Hugging "
         "Face's layout, instead of a fresh model of the size above; its vocabulary is exchanged "
-        "for the released one. Its training data must be public.",
+        "for the released one. Its training data must be public, and the operator must have "
+        "declared the folder so (confide ledger declare-public).",
     )
     sequence_length: int = setting(32, MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
     batch_size: int = setting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dp_core.privacy.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.charging import register_plan
+from tasks.declarations import record_sources
 from tasks.plans import planned_release
 from tasks.specs import BudgetSpec
 from tasks.statements import release_in_words
@@ -12,7 +13,12 @@ from tasks.workbench import Answer, Workbench
 
 
 def run(spec: BudgetSpec, bench: Workbench) -> Answer:
-    """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3)."""
+    """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3).
+
+    What the run calls public and the operator has not declared so is refused before that; what it
+    reads as private is written down here, for the steps that parse files may not write the ledger.
+    """
+    record_sources(spec.reads, bench)
     planned = {charged.digest(): planned_release(charged) for charged in spec.charged}
     register_plan(bench, planned)
     for dataset in dict.fromkeys(release.dataset for release in planned.values()):

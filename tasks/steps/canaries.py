@@ -11,7 +11,9 @@ from pydantic import TypeAdapter
 from dp_core.audit.canaries import Canary, draw
 from dp_core.errors import BadInput
 from dp_core.privacy.labels import Label, Public
+from tasks.provenance import vocabulary_at, vocabulary_digest
 from tasks.specs import CanariesSpec
+from tasks.storage import sha256_of
 from tasks.workbench import Answer, Artifact, Workbench
 
 FILE = "canaries.json"
@@ -20,14 +22,19 @@ _CANARIES = TypeAdapter(list[Canary])
 
 def run(spec: CanariesSpec, bench: Workbench) -> Answer:
     """Write the canaries and the references that are never planted."""
-    vocabulary = bench.input(spec.vocabulary_uri)
+    vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
     canaries = draw(vocabulary.folder, spec.patterns, spec.rates, spec.per_group, spec.seed)
     (bench.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
     bench.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
     return Answer(
         outputs={"canaries": FILE},
-        releases=vocabulary.result.releases,
-        facts={"seed": spec.seed, "rates": list(spec.rates), "patterns": list(spec.patterns)},
+        facts={
+            "seed": spec.seed,
+            "rates": list(spec.rates),
+            "patterns": list(spec.patterns),
+            "vocabulary_digest": vocabulary_digest(vocabulary),
+            "digest": sha256_of(bench.out / FILE),
+        },
         artifacts=[Artifact(FILE, Label.DP)],
     )
 

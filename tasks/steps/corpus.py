@@ -9,11 +9,12 @@ from dp_core.corpus.normal_form import write_corpus
 from dp_core.corpus.readers import JsonlFields, Quarantine, read_corpus
 from dp_core.corpus.synthetic.notes import notes
 from dp_core.corpus.synthetic.public import public_text
-from dp_core.errors import BadInput
 from dp_core.privacy.labels import Operator, Public
+from tasks import declarations
+from tasks.charging import ledger_for
+from tasks.declarations import Opened, open_source
 from tasks.specs import CorpusSpec, StepResult
 from tasks.steps.set_aside import listed
-from tasks.storage import keyed_digest, stage_source
 from tasks.workbench import Answer, Workbench
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
@@ -21,13 +22,15 @@ PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 
 def run(spec: CorpusSpec, bench: Workbench) -> Answer:
     """Write the corpus in normal form; counts of private text are for the operator."""
-    source = _source_digest(spec, bench)
+    if spec.role == "private":
+        ledger_for(bench, spec.dataset)  # registered as what the spec says: nothing is read before
+    opened = [open_source(source, bench) for source in spec.sources]
     quarantine = Quarantine()
     taken, all_name_a_patient = 0, True
 
     def counted() -> Iterator[Document]:
         nonlocal taken, all_name_a_patient
-        for document in _documents(spec, bench, quarantine):
+        for document in _documents(spec, opened, quarantine):
             taken += 1
             all_name_a_patient = all_name_a_patient and bool(document.patient_id)
             if spec.role == "public" and taken % 1000 == 0:  # the size of private data is private
@@ -45,7 +48,7 @@ def run(spec: CorpusSpec, bench: Workbench) -> Answer:
             "role": spec.role,
             "dataset": spec.dataset,
             "all_name_a_patient": all_name_a_patient,
-            "source_digest": source,
+            "source_digests": [source.digest for source in opened],
             "digest": bench.content_digest(bench.out),
         },
     )
@@ -55,27 +58,17 @@ def refuse_if_changed(spec: CorpusSpec, result: StepResult, bench: Workbench) ->
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:
-        BadInput: they have.
+        BadInput: they have, or are no longer what the spec calls them.
     """
-    if _source_digest(spec, bench) != result.facts["source_digest"]:
-        raise BadInput(
-            f"the files have changed since data_version {spec.data_version!r} was read",
-            where=f"{spec.role}_path",
-            fix="Give the new files a new data_version.",
-        )
+    declarations.refuse_if_changed(spec, result.facts["source_digests"], bench, spec.data_version)
 
 
-def _source_digest(spec: CorpusSpec, bench: Workbench) -> str:
-    if spec.format == "synthetic":
-        return ""
-    path = stage_source(spec.path, bench.durable / "source", field=f"{spec.role}_path")
-    return keyed_digest(path, bench.content_key())
-
-
-def _documents(spec: CorpusSpec, bench: Workbench, quarantine: Quarantine) -> Iterator[Document]:
+def _documents(
+    spec: CorpusSpec, opened: list[Opened], quarantine: Quarantine
+) -> Iterator[Document]:
     if spec.format != "synthetic":
-        path = stage_source(spec.path, bench.durable / "source", field=f"{spec.role}_path")
-        return read_corpus(spec.format, path, quarantine, fields=JsonlFields(*spec.fields))
+        fields = JsonlFields(*spec.fields)
+        return read_corpus(spec.format, opened[0].path, quarantine, fields=fields)
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)

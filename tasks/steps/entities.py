@@ -8,13 +8,15 @@ from pathlib import Path
 from dp_core.corpus.readers import Quarantine
 from dp_core.corpus.synthetic.labelled import labelled_sentences
 from dp_core.errors import BadInput
+from dp_core.ner.readers.patients import read_patients, with_patients
 from dp_core.ner.readers.read import read_sentences
 from dp_core.ner.sentence import Sentence, label_set
 from dp_core.privacy.labels import Operator, Public
-from tasks.charging import ledger_for
+from tasks import declarations
+from tasks.charging import refuse_unregistered
+from tasks.declarations import open_source
 from tasks.specs import EntitiesSpec, StepResult
 from tasks.steps.set_aside import listed
-from tasks.storage import keyed_digest, stage_source
 from tasks.workbench import Answer, Workbench
 
 PARTS = ("train", "test")
@@ -23,18 +25,24 @@ PARTS = ("train", "test")
 def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
     """Write both parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
-        ledger_for(bench, spec.dataset)  # what reads the labels will have to be written down there
-    digests = _source_digests(spec, bench)
+        refuse_unregistered(bench, spec.dataset)  # what reads them will be written down there
+    opened = [open_source(source, bench) for source in spec.sources]
     if spec.format == "synthetic":
         parts = dict(zip(PARTS, labelled_sentences(seed=spec.seed), strict=True))
     else:
-        parts = {part: _read(spec, bench, part) for part in PARTS}
+        parts = {
+            part: _read(spec, bench, part, source.path)
+            for part, source in zip(PARTS, opened[: len(PARTS)], strict=True)
+        }
+    if spec.patients_path:
+        patients = read_patients(opened[-1].path)
+        parts["train"] = with_patients(parts["train"], patients)
     count = Public if spec.public else Operator
     for part, sentences in parts.items():
         write_sentences(sentences, bench.out / f"{part}.jsonl")
         bench.measure(f"{part}_sentences", count(len(sentences)))
-    labels = label_set(parts["train"])
-    if len(labels) == 1:
+    # Of private labels, whether one unit's entity is the only one is not for this step to tell.
+    if spec.public and len(label_set(parts["train"])) == 1:
         raise BadInput("the training part has no entity", where="entities_train")
     return Answer(
         outputs={part: f"{part}.jsonl" for part in PARTS},
@@ -42,7 +50,8 @@ def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
             "public": spec.public,
             "dataset": spec.dataset,
             "unit": spec.unit,
-            "source_digests": digests,
+            "all_name_a_patient": bool(spec.patients_path),
+            "source_digests": [source.digest for source in opened],
             "digest": bench.content_digest(bench.out),
         },
     )
@@ -52,21 +61,16 @@ def refuse_if_changed(spec: EntitiesSpec, result: StepResult, bench: Workbench) 
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:
-        BadInput: they have.
+        BadInput: they have, or are no longer what the spec calls them.
     """
-    if _source_digests(spec, bench) != result.facts["source_digests"]:
-        raise BadInput(
-            f"the files have changed since data_version {spec.data_version!r} was read",
-            where="entities_train, entities_test",
-            fix="Give the new files a new data_version.",
-        )
+    declarations.refuse_if_changed(spec, result.facts["source_digests"], bench, spec.data_version)
 
 
 def write_sentences(sentences: list[Sentence], file: Path) -> None:
     """Write sentences as JSON lines."""
     with file.open("w", encoding="utf-8") as stream:
         for s in sentences:
-            stream.write(json.dumps([s.document_id, s.tokens, s.tags]) + "\n")
+            stream.write(json.dumps([s.document_id, s.tokens, s.tags, s.patient_id]) + "\n")
 
 
 def read_part(folder: Path, part: str) -> list[Sentence]:
@@ -87,30 +91,20 @@ def read_part(folder: Path, part: str) -> list[Sentence]:
 
 
 def _sentence(row: object) -> Sentence:
-    if not (isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)):
+    if not (isinstance(row, list) and len(row) == 4):
         raise TypeError("not a sentence")
-    document, tokens, tags = row
+    document, tokens, tags, patient = row
+    if not (isinstance(document, str) and isinstance(patient, str)):
+        raise TypeError("not ids")
     for words in (tokens, tags):
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise TypeError("not words")
-    return Sentence(tuple(tokens), tuple(tags), document)
+    return Sentence(tuple(tokens), tuple(tags), document, patient)
 
 
-def _staged(spec: EntitiesSpec, bench: Workbench, part: str) -> Path:
-    uri = spec.train_path if part == "train" else spec.test_path
-    return stage_source(uri, bench.durable / "source" / part, field=f"entities_{part}")
-
-
-def _read(spec: EntitiesSpec, bench: Workbench, part: str) -> list[Sentence]:
+def _read(spec: EntitiesSpec, bench: Workbench, part: str, path: Path) -> list[Sentence]:
     quarantine = Quarantine()
     with listed(quarantine, bench, f"{part}_quarantine.json"):
-        sentences = list(read_sentences(spec.format, _staged(spec, bench, part), quarantine))
+        sentences = list(read_sentences(spec.format, path, quarantine))
     bench.measure(f"{part}_sentences_quarantined", Operator(quarantine.rejected))
     return sentences
-
-
-def _source_digests(spec: EntitiesSpec, bench: Workbench) -> list[str]:
-    if spec.format == "synthetic":
-        return []
-    key = bench.content_key()
-    return [keyed_digest(_staged(spec, bench, part), key) for part in PARTS]

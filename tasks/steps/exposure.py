@@ -7,23 +7,38 @@ import json
 from dp_core.audit.canaries import candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
 from dp_core.bert.weights import load_model
+from dp_core.errors import BadInput
 from dp_core.privacy.labels import Dp, Label, Operator
 from dp_core.training.secret_ranks import ranker
 from dp_core.vocab import wordpiece
 from dp_core.vocab.special_ids import SpecialIds
+from tasks.provenance import (
+    PRETRAINED,
+    canaries_at,
+    fact,
+    model_at,
+    operator_only,
+    private_units,
+    rows_at,
+)
 from tasks.reporting import EXPOSURE_FILE
 from tasks.specs import ExposureSpec
 from tasks.steps.canaries import read_canaries
-from tasks.workbench import Answer, Artifact, Workbench
+from tasks.workbench import Answer, Artifact, Input, Workbench
 
 CONTEXTS_PER_CANARY = 8
 
 
 def run(spec: ExposureSpec, bench: Workbench) -> Answer:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
-    model_input = bench.input(spec.model_uri)
-    store = bench.input(spec.private_store_uri)
-    canaries = read_canaries(bench.input(spec.canaries_uri).folder)
+    model_input = model_at(bench, spec.model_uri, field="model_uri", steps=PRETRAINED)
+    planted = canaries_at(bench, spec.canaries_uri, model_input)
+    store = rows_at(
+        bench, spec.private_store_uri, "private", model_input, field="private_store_uri"
+    )
+    if fact(store, "canaries_digest") != fact(planted, "digest"):
+        raise BadInput("these canaries are not those planted in it", where="private_store_uri")
+    canaries = read_canaries(planted.folder)
     tokenizer = wordpiece.load(model_input.folder)
     model = load_model(model_input.folder)
     pool = candidates(tokenizer)
@@ -33,13 +48,13 @@ def run(spec: ExposureSpec, bench: Workbench) -> Answer:
         [c for c in canaries if c.is_reference],
         special=SpecialIds.of(tokenizer),
         candidates=pool,
-        declared_units=store.facts["declared_units"],
+        declared_units=_bound(store),
         sequence_length=model.config.max_positions,
         repeats=CONTEXTS_PER_CANARY,
         seed=spec.seed,
     )
     found = summarise(rows, EMBEDDED)
-    label = Operator if model_input.facts["operator_only"] else Dp
+    label = Operator if operator_only(bench.releases) else Dp
     bench.measure("exposure_mean", label(found.mean))
     bench.measure("exposure_largest", label(found.largest))
     for row in rows:
@@ -48,7 +63,11 @@ def run(spec: ExposureSpec, bench: Workbench) -> Answer:
     (bench.out / EXPOSURE_FILE).write_text(json.dumps([row.to_json() for row in rows], indent=1))
     return Answer(
         outputs={"exposure": EXPOSURE_FILE},
-        releases=model_input.result.releases,
-        facts={"operator_only": model_input.facts["operator_only"]},
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
     )
+
+
+def _bound(store: Input) -> int:
+    declared = private_units(store).declared_units
+    assert declared is not None  # noqa: S101 - a store declares it
+    return declared

@@ -8,22 +8,33 @@ from dp_core.bert.parameters import Bert
 from dp_core.bert.weights import save
 from dp_core.errors import BadInput
 from dp_core.ner.scoring import score
-from dp_core.ner.sentence import Sentence, tags_of_types
+from dp_core.ner.sentence import Sentence, label_set, tags_of_types
 from dp_core.privacy.labels import Dp, Operator
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.training.finetune import finetune, tag
 from dp_core.training.private_finetune import finetune_privately
 from dp_core.training.progress import Progress
 from dp_core.vocab import wordpiece
-from tasks.charging import charge, manifest, record_operator_use
+from tasks.charging import charge, record_operator_use
 from tasks.plans import finetuning_plan, finetuning_recipe, planned_release
-from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
+from tasks.provenance import (
+    fact,
+    labels_at,
+    model_at,
+    operator_only,
+    private_units,
+    unlisted_patients,
+    vocabulary_digest,
+)
+from tasks.release_manifest import manifest
+from tasks.same_release import weights_released
 from tasks.specs import FinetuneSpec, ReleaseRecord
-from tasks.statements import write_operator_notice, write_statement
+from tasks.statements import write_statement
 from tasks.steps.entities import read_part
 from tasks.steps.model_kinds import refuse_causal
+from tasks.steps.spending import Spending, measure_totals
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Input, Workbench, merged
+from tasks.workbench import Answer, Input, Workbench
 
 
 @dataclass(frozen=True)
@@ -43,10 +54,10 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     training was private. Its F1 is `dp` on public labels only: on private ones it is a function
     of private sentences without noise, whatever the model is.
     """
-    model = bench.input(spec.model_uri)
+    model = model_at(bench, spec.model_uri, field="model_uri")
     refuse_causal(model, "entity extraction")
-    entities = bench.input(spec.entities_uri)
-    public = bool(entities.facts["public"])
+    entities = labels_at(bench, spec.entities_uri)
+    public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
     tuned = (
@@ -54,7 +65,7 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
         if spec.plan
         else _freely(spec, bench, model, entities)
     )
-    releasable = (public or spec.plan is not None) and not model.facts["operator_only"]
+    releasable = not operator_only(bench.releases)
     label = Dp if releasable and public else Operator
     for epoch, loss in enumerate(tuned.losses, 1):
         bench.measure("finetuning_loss", label(loss), epoch)
@@ -65,28 +76,26 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     for kind, own in scores.by_type.items():
         bench.measure(f"f1/{kind}", label(own.f1))
     save(tuned.model, bench.out, model.folder)
-    releases = merged([*model.result.releases, *([tuned.release] if tuned.release else [])])
-    if releasable:
-        write_statement(bench.out, releases, made_up=bench.made_up)
-    else:
-        write_operator_notice(bench.out)
+    write_statement(bench.out, bench.releases, made_up=bench.made_up)
+    measure_totals(bench)
     types = sorted(scores.by_type) if public else list(spec.entity_types)
     return Answer(
         outputs={"model": ""},
-        releases=releases,
-        facts={"operator_only": not releasable, "entity_types": types},
+        facts={
+            "entity_types": types,
+            "epsilon_training": tuned.release.epsilon if tuned.release else None,
+            "vocabulary_digest": vocabulary_digest(model),
+        },
     )
 
 
 def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
     """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
     if not entities.facts["public"]:
-        record_operator_use(
-            bench,
-            dataset=entities.facts["dataset"],
-            unit=PrivacyUnit(entities.facts["unit"]),
-            reason="fine-tuning on private labels without privacy",
-        )
+        reason = "fine-tuning on private labels without privacy"
+        record_operator_use(bench, private_units(entities), reason=reason)
+        if len(label_set(read_part(entities.folder, "train"))) == 1:
+            raise BadInput("the training part has no entity", where="entities_train")
     outcome = finetune(
         model.folder,
         read_part(entities.folder, "train"),
@@ -106,9 +115,7 @@ def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input)
 
 def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
-    plan, recipe, planned = finetuning_plan(spec), finetuning_recipe(spec), planned_release(spec)
-    if planned.dataset != entities.facts["dataset"]:
-        raise BadInput("the labels are of another data set", where="finetune spec, plan")
+    plan, recipe, units = finetuning_plan(spec), finetuning_recipe(spec), private_units(entities)
     content = manifest(
         kind="finetune",
         entities=entities.facts["digest"],
@@ -121,22 +128,23 @@ def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Inp
         seed=spec.seed,
         device=spec.device,
     )
-    charged = charge(bench, **vars(planned), content=content)
-    refuse_unrecorded(bench, charged)
+    charged = charge(bench, units, planned_release(spec), content=content)
     # Only now may the labels be read.
     bench.refuse_altered(entities)
     train = read_part(entities.folder, "train")
     tokenizer = wordpiece.load(model.folder)
 
+    spending = Spending(bench, plan, spec.updates)
+
     def told(now: Progress) -> None:
-        bench.progress(now.update, now.updates)
+        bench.progress(now.update, now.updates, spending.tell(now))
 
     trained = finetune_privately(
         model.folder,
         train,
         tokenizer,
         labels=tags_of_types(spec.entity_types),
-        units=_units(train, plan.unit),
+        units=units_of_sentences(train, plan.unit),
         plan=plan,
         recipe=recipe,
         seed=charged.seed,
@@ -147,15 +155,24 @@ def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Inp
         device=spec.device,
         progress=told,
     )
-    confirm_same_release(bench, charged, weights_released(trained.parameters))
-    release = charged.settle()
+    release = charged.settle(weights_released(trained.parameters))
     test = read_part(entities.folder, "test")
     guesses = tag(trained, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
     return _Tuned(trained, guesses, [], release)
 
 
-def _units(sentences: list[Sentence], unit: PrivacyUnit) -> list[str]:
-    """Return each sentence's unit: itself, or its document (of another patient each)."""
-    if unit is PrivacyUnit.EXAMPLE:
-        return [str(number) for number in range(len(sentences))]
-    return [sentence.document_id for sentence in sentences]
+def units_of_sentences(sentences: list[Sentence], unit: PrivacyUnit) -> list[str]:
+    """Return each sentence's unit: its patient, its document, or itself.
+
+    Raises:
+        BadInput: the unit is the patient, and a sentence names none.
+    """
+    match unit:
+        case PrivacyUnit.PATIENT:
+            if not all(sentence.patient_id for sentence in sentences):
+                raise unlisted_patients()
+            return [sentence.patient_id for sentence in sentences]
+        case PrivacyUnit.DOCUMENT:
+            return [sentence.document_id for sentence in sentences]
+        case PrivacyUnit.EXAMPLE:
+            return [str(number) for number in range(len(sentences))]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dp_core.audit.exposure import summarise
 from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.statement import DatasetTotal
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.report.editions import job_edition
 from dp_core.report.model import Edition, Exposures, Fact, JobReport, ModelRow
 from dp_core.report.page import job_page
 from dp_core.report.tables import closing_table
 from tasks import reporting
+from tasks.provenance import MODELS, operator_only
 from tasks.specs import ReportSpec
 from tasks.statements import statement_of
 from tasks.steps.model_kinds import in_words
@@ -26,19 +29,18 @@ def run(spec: ReportSpec, bench: Workbench) -> Answer:
     report = job_report(spec, bench, results)
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(bench.out / name)
-    for name, value in _headlines(report):
-        bench.measure(name, value)
     shown = job_edition(report, Edition.PUBLISHABLE)
-    releases = merged(r for result in results.values() for r in result.result.releases)
+    for name, value in _headlines(report, shown):
+        bench.measure(name, value)
     return Answer(
         outputs={name: name for name in EDITIONS},
-        releases=releases,
         facts={
             "created": report.created,
             "models": {
                 name: uri
                 for name, uri in spec.results.items()
-                if results[name].facts.get("operator_only") is False
+                if results[name].result.step in MODELS
+                and not operator_only(results[name].result.releases)
             },
             "table": closing_table(shown.models, shown.unit).to_json(),
         },
@@ -62,20 +64,22 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
     kinds = [k for k in reporting.KINDS if f"{k}_pretraining" in results]
     models = {k: results[f"{k}_pretraining"] for k in kinds}
     curves = [curve for k in kinds for curve in reporting.curves(k, models[k].result)]
+    leaving = released(dp, results.get("dp_finetuning"))
+    shown = merged(release for model in leaving for release in model.result.releases)
     return JobReport(
         title=spec.title,
         run_key=bench.context.run_key,
         shown_run=bench.tracker.shown_run,
         created=reporting.now(),
         made_up=spec.made_up,
-        known_seed=bool(dp.facts["known_seed"]),
+        known_seed=any(r.seed_known for r in shown),
         private_dataset=vocabulary.facts["dataset"],
         public_dataset=public,
         entities_dataset=entities if "entities" in results else "",
         unit=unit,
         declared_units=vocabulary.facts["declared_units"],
         model_size=in_words(dp),
-        statement=statement_of(dp.result.releases, made_up=spec.made_up),
+        statement=statement_of(shown, made_up=spec.made_up),
         models=tuple(
             reporting.model_row(
                 k,
@@ -95,6 +99,12 @@ def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) ->
         public_seeds={"seed": int(spec.settings["seed"])},
         repeat=(reporting.repeat_command(spec.title, spec.settings),),
     )
+
+
+def released(model: Input, finetuned: Input | None) -> list[Input]:
+    """Return the models of a row that may leave: one fine-tuned without privacy does not."""
+    kept = finetuned is None or operator_only(finetuned.result.releases)
+    return [model] if finetuned is None or kept else [model, finetuned]
 
 
 def _training_facts(dp: Input) -> Iterator[Fact]:
@@ -127,16 +137,28 @@ def _vocabulary_facts(vocabulary: Input) -> Iterator[Fact]:
         yield Fact("Distinct words before noise", distinct.value, distinct.label)
 
 
-def _headlines(report: JobReport) -> Iterator[tuple[str, Labelled]]:
-    """Yield the figures by which runs are compared: they stand on the run's own line in MLflow."""
-    for model in report.models:
+def _headlines(report: JobReport, shown: JobReport) -> Iterator[tuple[str, Labelled]]:
+    """Yield the figures by which runs are compared: they stand on the run's own line in MLflow.
+
+    Args:
+        report: with every figure, each of which goes where its label sends it.
+        shown: the publishable edition, whose ε anyone may see.
+    """
+    for model, public in zip(report.models, shown.models, strict=True):
+        yield from _cost_headlines(public)
         yield from _model_headlines(model)
 
 
+def _cost_headlines(model: ModelRow) -> Iterator[tuple[str, Labelled]]:
+    own = DatasetTotal("", None, model.epsilon_total, model.delta)
+    for total in (own, *model.others):
+        if total.epsilon is not None and math.isfinite(total.epsilon):  # infinity is no metric
+            name = f"/{total.dataset}" if total.dataset else ""
+            yield f"{model.kind}/epsilon{name}", Public(total.epsilon)
+            yield f"{model.kind}/delta{name}", Public(total.delta)
+
+
 def _model_headlines(model: ModelRow) -> Iterator[tuple[str, Labelled]]:
-    if model.kind != "nonprivate" and model.epsilon_total is not None:  # infinity is no metric
-        yield f"{model.kind}/epsilon", Public(model.epsilon_total)
-        yield f"{model.kind}/delta", Public(model.delta)
     for name, value in (
         ("mlm_accuracy_public", model.mlm_public),
         ("mlm_accuracy_private", model.mlm_private),

@@ -24,17 +24,38 @@ from dp_core.privacy.selection import draw_candidate, draw_count, training_seed
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.pretrain import pretrain
 from dp_core.vocab import wordpiece
-from tasks.charging import Charge, charge, manifest
+from tasks.charging import Charge, charge
 from tasks.plans import planned_release, recipe_of, training_plan
-from tasks.same_release import confirm_same_release, refuse_unrecorded, weights_released
+from tasks.provenance import (
+    PRETRAINED,
+    model_at,
+    private_units,
+    rows_at,
+    vocabulary_at,
+    vocabulary_digest,
+)
+from tasks.release_manifest import manifest
+from tasks.same_release import weights_released
 from tasks.specs import PretrainSpec, SelectSpec
 from tasks.speech import silence
 from tasks.statements import write_statement
+from tasks.steps.spending import measure_totals
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Input, Workbench, merged
+from tasks.workbench import Answer, Input, Workbench
 
 MEASURED_ROWS = 1024
+_SHARED = (
+    "mode",
+    "store_uri",
+    "vocabulary_uri",
+    "init_uri",
+    "public_store_uri",
+    "private_store_uri",
+    "public_model",
+    "device",
+    "seed",
+)
 
 
 @dataclass(frozen=True)
@@ -57,12 +78,19 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
     """Reserve once, draw how many and which, train, keep the best, settle."""
     first = spec.candidates[0]
     _refuse_unlike(spec)
-    source, vocabulary = bench.input(first.store_uri), bench.input(first.vocabulary_uri)
-    initial = bench.input(first.init_uri)
-    if source.facts["role"] != "private":
-        raise BadInput("the store is public", where="select")
-    kept = source.facts["max_examples_per_unit"]
-    plans = [training_plan(candidate, kept) for candidate in spec.candidates]
+    vocabulary = vocabulary_at(bench, first.vocabulary_uri)
+    source = rows_at(bench, first.store_uri, "private", vocabulary, field="store_uri")
+    public = rows_at(bench, first.public_store_uri, "public", vocabulary, field="public_store_uri")
+    private = rows_at(
+        bench, first.private_store_uri, "private", vocabulary, field="private_store_uri"
+    )
+    initial = model_at(
+        bench, first.init_uri, field="init_uri", steps=PRETRAINED, vocabulary=vocabulary
+    )
+    units = private_units(source)
+    plans = [training_plan(candidate, units.rows_kept) for candidate in spec.candidates]
+    if not (public.folder / HELD_OUT / "store.json").exists():
+        raise BadInput("no public text was held out to choose by", where="select")
     content = manifest(
         kind="select",
         store=source.facts["digest"],
@@ -76,45 +104,40 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
         device=first.device,
         dtype=first.precision,
     )
-    charged = charge(bench, **vars(planned_release(spec)), content=content)
-    refuse_unrecorded(bench, charged)
+    charged = charge(bench, units, planned_release(spec), content=content)
     # Only now may the rows be read.
     store = TokenStore.open(source.folder / TRAIN)
     if keyed_store_digest(store, bench) != source.facts["digest"]:
         raise BadInput("the rows are not those that the step wrote", where=first.store_uri)
     with silence():  # what TensorFlow warns of once a training counts the trainings
-        best = _best(spec, bench, plans, store, initial, vocabulary, content, charged)
-    confirm_same_release(bench, charged, weights_released(best.model.parameters))
-    record = charged.settle()
-    inherited = [*source.result.releases, *vocabulary.result.releases, *initial.result.releases]
-    releases = merged([*inherited, record])
+        best = _best(spec, bench, plans, store, public, initial, vocabulary, content, charged)
+    record = charged.settle(weights_released(best.model.parameters))
     save(best.model, bench.out, vocabulary.folder)
     bench.measure("mlm_accuracy_public", Dp(best.score))
-    private = bench.input(first.private_store_uri).folder / HELD_OUT
-    if (private / "store.json").exists():
+    held_out = private.folder / HELD_OUT
+    if (held_out / "store.json").exists():
         with silence():  # how often TensorFlow has traced before decides whether it warns now
             accuracy = mlm_accuracy(
-                best.model, TokenStore.open(private), seed=first.seed, max_rows=MEASURED_ROWS
+                best.model, TokenStore.open(held_out), seed=first.seed, max_rows=MEASURED_ROWS
             )
         bench.measure("mlm_accuracy_private", Operator(accuracy))
-    write_statement(bench.out, releases, made_up=bench.made_up)
+    write_statement(bench.out, bench.releases, made_up=bench.made_up)
+    measure_totals(bench)
     shown = max(best.candidate, 0)
     return Answer(
         outputs={"model": ""},
-        releases=releases,
         facts={
             "mode": "dp",
-            "operator_only": False,
             "public_documents": False,
             "parameters": best.model.size,
             "shape": {"layers": best.model.config.layers, "hidden": best.model.config.hidden},
             "plan": plans[shown].to_json(),
             "epsilon_training": record.epsilon,
-            "known_seed": charged.seed.known,
+            "vocabulary_digest": vocabulary_digest(vocabulary),
             "weights_digest": sha256_of(bench.out / "model.safetensors"),
             "chosen": _place(spec.candidates[shown]) if best.candidate >= 0 else None,
         },
-        model=f"confide-{planned_release(spec).dataset}",
+        model=f"confide-{units.dataset}",
     )
 
 
@@ -123,6 +146,7 @@ def _best(
     bench: Workbench,
     plans: list[TrainingPlan],
     store: TokenStore,
+    public: Input,
     initial: Input,
     vocabulary: Input,
     content: bytes,
@@ -130,10 +154,7 @@ def _best(
 ) -> _Trained:
     event = charged.entry.event
     assert isinstance(event, RandomCountSelection)  # noqa: S101 - what was reserved
-    public = bench.input(spec.candidates[0].public_store_uri).folder / HELD_OUT
-    if not (public / "store.json").exists():
-        raise BadInput("no public text was held out to choose by", where="select")
-    measured = TokenStore.open(public)
+    measured = TokenStore.open(public.folder / HELD_OUT)
     words = wordpiece.continuation_pieces(wordpiece.load(vocabulary.folder))
     best: _Trained | None = None
     for number in range(draw_count(event, charged.seed)):
@@ -165,7 +186,7 @@ def _best(
 
 def _refuse_unlike(spec: SelectSpec) -> None:
     """Refuse candidates that differ in more than how they are trained."""
-    for name in ("mode", "store_uri", "vocabulary_uri", "init_uri", "public_store_uri", "seed"):
+    for name in _SHARED:
         if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
             raise BadInput("the candidates differ in it", where=f"select spec, {name}")
     if any(candidate.time_box_minutes for candidate in spec.candidates):
@@ -175,7 +196,8 @@ def _refuse_unlike(spec: SelectSpec) -> None:
             where="time_box_minutes",
             fix="Set it to 0; one that is stopped goes on from its checkpoints all the same.",
         )
-    if spec.candidates[0].mode != "dp" or not spec.candidates[0].init_uri:
+    first = spec.candidates[0]
+    if first.mode != "dp" or not first.init_uri or first.public_model:
         raise BadInput("candidates are DP trainings of a public model", where="select spec")
 
 

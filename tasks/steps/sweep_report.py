@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dp_core.errors import BadInput
@@ -12,10 +13,10 @@ from dp_core.report.model import Edition, SweepReport, SweepRow
 from dp_core.report.page import sweep_page
 from dp_core.report.tables import sweep_table
 from tasks import reporting
-from tasks.specs import SweepReportSpec
+from tasks.specs import ReleaseRecord, SweepReportSpec
 from tasks.statements import statement_of
 from tasks.steps.model_kinds import in_words
-from tasks.steps.report import EDITIONS, artifacts
+from tasks.steps.report import EDITIONS, artifacts, released
 from tasks.workbench import Answer, Input, Workbench, merged, read_result
 
 
@@ -36,16 +37,11 @@ def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
     report = _report(spec, bench, points, missing)
     for name, edition in EDITIONS.items():
         sweep_page(report, edition).write(bench.out / name)
-    releases = merged(
-        r for tasks in points.values() for result in tasks.values() for r in result.result.releases
-    )
-    epsilon, delta = reporting.total(releases)
-    for metric, value in _headlines(epsilon, delta, report):
+    for metric, value in _headlines(points, report):
         bench.measure(metric, value, len(points))  # of a later try with more points, it is the last
     shown = sweep_edition(report, Edition.PUBLISHABLE)
     return Answer(
         outputs={name: name for name in EDITIONS},
-        releases=releases,
         facts={
             "created": report.created,
             "models": {name: spec.results[name]["dp_pretraining"] for name in points},
@@ -70,16 +66,14 @@ def _report(
     vocabulary, dp = first["vocabulary"], first["dp_pretraining"]
     unit = PrivacyUnit(vocabulary.facts["unit"])
     public, entities = reporting.source_names(spec.settings)
-    releases = merged(
-        r for tasks in points.values() for r in tasks["dp_pretraining"].result.releases
-    )
+    releases = _released(points)
     return SweepReport(
         title=spec.title,
         run_key=bench.context.run_key,
         shown_run=bench.tracker.shown_run,
         created=reporting.now(),
         made_up=spec.made_up,
-        known_seed=any(tasks["dp_pretraining"].facts["known_seed"] for tasks in points.values()),
+        known_seed=any(r.seed_known for r in releases),
         private_dataset=vocabulary.facts["dataset"],
         public_dataset=public,
         entities_dataset=entities,
@@ -100,27 +94,44 @@ def _report(
 def _row(spec: SweepReportSpec, name: str, tasks: dict[str, Input]) -> SweepRow:
     model = tasks["dp_pretraining"]
     place = model.facts.get("chosen") or spec.points[name]  # of a selection: which one won
-    epsilon, delta = reporting.total(model.result.releases)
+    dataset, tuned = tasks["vocabulary"].facts["dataset"], tasks["dp_finetuning"]
+    pretrained = reporting.cost(dataset, model, tasks["dp_exposure"])
+    whole = reporting.cost(dataset, model, tasks["dp_exposure"], tuned)
+    training = model.facts["epsilon_training"]
     values = reporting.last_values(model.result)
     return SweepRow(
         name=name,
         noise_multiplier=place["noise_multiplier"],
         batch_size=int(place["batch_size"]),
         epochs=place["epochs"],
-        epsilon_training=model.facts["epsilon_training"],
-        epsilon_total=epsilon,
-        delta=delta,
-        f1=reporting.last_values(tasks["dp_finetuning"].result).get("f1"),
+        epsilon_training=math.inf if training is None else training,
+        epsilon_total=whole.corpus.epsilon,
+        delta=whole.corpus.delta,
+        others=whole.others,
+        untuned=pretrained if whole != pretrained else None,
+        f1=reporting.last_values(tuned.result).get("f1"),
         mlm_public=values.get("mlm_accuracy_public"),
         mlm_private=values.get("mlm_accuracy_private"),
     )
 
 
+def _released(points: dict[str, dict[str, Input]]) -> list[ReleaseRecord]:
+    """Return what releasing every point's models costs together."""
+    models = [
+        model
+        for tasks in points.values()
+        for model in released(tasks["dp_pretraining"], tasks["dp_finetuning"])
+    ]
+    return merged(r for model in models for r in model.result.releases)
+
+
 def _headlines(
-    epsilon: float | None, delta: float, report: SweepReport
+    points: dict[str, dict[str, Input]], report: SweepReport
 ) -> Iterator[tuple[str, Labelled]]:
-    """Yield what releasing every point costs together."""
-    if epsilon is not None:
-        yield "sweep/epsilon", Public(epsilon)
-        yield "sweep/delta", Public(delta)
+    """Yield what releasing every point costs together, of each data set."""
+    for total in reporting.totals(_released(points)):
+        name = "" if total.dataset == report.private_dataset else f"/{total.dataset}"
+        if total.epsilon is not None and math.isfinite(total.epsilon):
+            yield f"sweep/epsilon{name}", Public(total.epsilon)
+            yield f"sweep/delta{name}", Public(total.delta)
     yield "sweep/points", Public(len(report.points))

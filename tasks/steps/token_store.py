@@ -18,21 +18,22 @@ from dp_core.errors import BadInput
 from dp_core.privacy.labels import Operator, Public
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.vocab import wordpiece
+from tasks.provenance import canaries_at, corpus_at, fact, vocabulary_at, vocabulary_digest
 from tasks.specs import TokenStoreSpec
 from tasks.steps.canaries import read_canaries
-from tasks.workbench import Answer, Workbench
+from tasks.workbench import Answer, Input, Workbench
 
 TRAIN, HELD_OUT = "train", "held_out"
 
 
 def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
     """Write two stores: units that train, and units that only measure (none of them carries)."""
-    corpus = bench.input(spec.corpus_uri)
-    if corpus.facts["role"] != spec.role:
-        raise BadInput(f"the corpus is {corpus.facts['role']}", where="token_store spec")
-    vocabulary = bench.input(spec.vocabulary_uri)
+    corpus = corpus_at(bench, spec.corpus_uri, spec.role)
+    vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
+    _refuse_another_unit(spec, corpus, vocabulary)
+    planted = canaries_at(bench, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     tokenizer = wordpiece.load(vocabulary.folder)
-    canaries = _canaries(spec, bench)
+    canaries = _canaries(spec, planted)
     key = seed_key(spec.seed)
     writers = {
         part: TokenStoreWriter(
@@ -53,15 +54,14 @@ def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
         if is_held_out(unit_id, spec.holdout, key):
             writers[HELD_OUT].add_unit(unit_id, own)
         else:
-            planted = plant(own, canaries, unit_id, spec.seed, spec.sequence_length)
-            writers[TRAIN].add_unit(unit_id, planted)
+            carrying = plant(own, canaries, unit_id, spec.seed, spec.sequence_length)
+            writers[TRAIN].add_unit(unit_id, carrying)
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
     _measure(spec, bench, train)
     return Answer(
         outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
-        releases=vocabulary.result.releases,
         facts={
             "role": spec.role,
             "dataset": corpus.facts["dataset"],
@@ -69,6 +69,8 @@ def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
             "declared_units": spec.declared_units,
             "max_examples_per_unit": spec.max_examples_per_unit,
             "canaries_seed": spec.seed if canaries else None,
+            "canaries_digest": fact(planted, "digest") if planted else "",
+            "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": keyed_store_digest(train, bench),
         },
     )
@@ -80,9 +82,21 @@ def keyed_store_digest(store: TokenStore, bench: Workbench) -> str:
     return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
 
 
-def _canaries(spec: TokenStoreSpec, bench: Workbench) -> list[Canary]:
+def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input) -> None:
+    """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
+    same = fact(corpus, "dataset") == fact(vocabulary, "dataset")
+    if spec.role == "private" and same and fact(vocabulary, "unit") != spec.unit:
+        raise BadInput(
+            f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
+            f" rows would protect {spec.unit}",
+            where="token_store spec, unit",
+            fix="Choose one unit for vocabulary and rows.",
+        )
+
+
+def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
     """Return the canaries to plant; of those that no row could hold, say so before any is read."""
-    found = read_canaries(bench.input(spec.canaries_uri).folder) if spec.canaries_uri else []
+    found = read_canaries(planted.folder) if planted else []
     longest = max((len(canary.pieces) for canary in found), default=0)
     if longest > spec.sequence_length - 2:
         raise BadInput(

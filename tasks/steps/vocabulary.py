@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dp_core.corpus.privacy_units import iter_units, nameless
-from dp_core.errors import BadInput
+from dp_core.corpus.privacy_units import iter_units
 from dp_core.privacy.labels import Dp, Label, Operator, Public
 from dp_core.privacy.units import PrivacyUnit
 from dp_core.vocab import wordpiece
 from dp_core.vocab.histogram import release, set_counts
-from tasks.charging import charge, manifest
+from tasks.charging import charge
 from tasks.plans import histogram_plan, planned_release
-from tasks.same_release import confirm_same_release, counts_released, refuse_unrecorded
+from tasks.provenance import corpus_at, private_units
+from tasks.release_manifest import manifest
+from tasks.same_release import counts_released
 from tasks.specs import VocabularySpec
 from tasks.storage import sha256_of
 from tasks.workbench import Answer, Artifact, Workbench
@@ -20,34 +21,21 @@ from tasks.workbench import Answer, Artifact, Workbench
 
 def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     """Reserve, count, add noise, cut at the threshold, settle; then post-process."""
-    corpus = bench.input(spec.corpus_uri)
-    if corpus.facts["dataset"] != spec.dataset or corpus.facts["role"] != "private":
-        raise BadInput("the corpus is another data set", where="vocabulary spec")
-    unit = PrivacyUnit(spec.unit)
+    corpus = corpus_at(bench, spec.corpus_uri, "private")
+    units = private_units(corpus)
     plan, planned = histogram_plan(spec), planned_release(spec)
     content = manifest(kind="vocabulary", corpus=corpus.facts["digest"], plan=asdict(plan))
-    if unit is PrivacyUnit.PATIENT and not corpus.facts.get("all_name_a_patient", True):
-        raise nameless()  # before anything is charged
-    charged = charge(
-        bench,
-        dataset=planned.dataset,
-        unit=planned.unit,
-        event=planned.event,
-        delta=planned.delta,
-        content=content,
-    )
-    refuse_unrecorded(bench, charged)
+    charged = charge(bench, units, planned, content=content)
     # Only now may the text be read.
     bench.refuse_altered(corpus)
     counts = set_counts(
-        iter_units(corpus.folder, unit, spec.words_per_unit),
+        iter_units(corpus.folder, PrivacyUnit(spec.unit), spec.words_per_unit),
         spec.words_per_unit,
         charged.seed.derive("contribution bounding"),
         declared_units=spec.declared_units,
     )
     noised = release(counts, plan, charged.seed, content)
-    confirm_same_release(bench, charged, counts_released(noised))
-    record = charged.settle()
+    record = charged.settle(counts_released(noised))
     tokenizer = wordpiece.learn(noised, spec.size)
     wordpiece.save(tokenizer, bench.out)
     bench.measure("distinct_words", Operator(len(counts)))
@@ -57,9 +45,8 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     bench.measure("vocabulary_delta", Public(record.delta))
     return Answer(
         outputs={"vocabulary": ""},
-        releases=[record],
         facts={
-            "dataset": spec.dataset,
+            "dataset": units.dataset,
             "unit": spec.unit,
             "declared_units": spec.declared_units,
             "vocabulary_size": tokenizer.get_vocab_size(),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
+import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from dp_core.corpus.readers.files import entries, open_regular
 from dp_core.errors import BadInput
 from tasks.storage.backend import Missing
 from tasks.storage.uris import backend_for, decode_data, is_remote, local_path
+
+# What a file system says to a name that is too long, or is a file and a folder at once.
+_NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
 
 
 def read_spec(uri: str) -> bytes:
@@ -30,55 +36,75 @@ def read_spec(uri: str) -> bytes:
             raise BadInput("no such spec", where=uri) from error
     try:
         return local_path(str(Path(uri).resolve()) if "://" not in uri else uri).read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read the spec ({os.strerror(error.errno or 0)})", where=uri) from (
-            error
-        )
+    except (OSError, ValueError, RuntimeError) as error:  # also a zero byte, links in a circle
+        reason = os.strerror(getattr(error, "errno", None) or errno.EINVAL)
+        raise BadInput(f"cannot read the spec ({reason})", where=uri) from error
 
 
 def stage_source(uri: str, folder: Path, *, field: str) -> Path:
     """Return a source file or folder as a local path, downloading a `gs://` one into `folder`.
 
     Raises:
-        BadInput: it is not there; `field` names the setting.
+        BadInput: it is not there, or holds something that is neither file nor folder, or that may
+            not be read (see `entries`); `field` names the setting.
     """
-    if not is_remote(uri):
-        path = local_path(uri)
-        if not path.exists():
-            raise BadInput("no such file or folder", where=field, fix="Check the path.")
-        return path
+    path = _downloaded(uri, folder, field) if is_remote(uri) else local_path(uri)
+    entries(path, field)
+    return path
+
+
+def _downloaded(uri: str, folder: Path, field: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     parent, _, name = uri.rstrip("/").rpartition("/")
     backend = backend_for(parent)
     for key in backend.sizes(name) or [name]:
+        if key.endswith("/"):
+            continue  # what Google's console writes for an empty folder
         target = (folder / key).resolve()
         if not target.is_relative_to(folder.resolve()):
             raise BadInput("an object's name leaves its folder", where=field)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             backend.get(key, target)
         except Missing as error:
             raise BadInput("no such object", where=field, fix="Check the URI.") from error
+        except OSError as error:
+            if error.errno not in _NO_NAMES:
+                raise
+            raise BadInput(
+                "an object's name cannot be a file's", where=field, fix="Rename it."
+            ) from None  # the name may be a patient's
     return folder / name
 
 
 def keyed_digest(path: Path, key: bytes, *, without: Collection[str] = ()) -> str:
     """Return HMAC-SHA256 over the names and contents of a file or folder, in hex.
 
-    Files of the folder itself that are named in `without` do not count.
+    Its entries are those that the readers read. Files of the folder itself that are named in
+    `without` do not count.
 
     Keyed, because a plain hash of private data would let anybody confirm a guess of it.
+
+    Raises:
+        BadInput: as `entries`; or a file cannot be read. It is not named, for its name may be a
+            patient's.
     """
     digest = hmac.new(key, digestmod=hashlib.sha256)
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-    for file in files:
+    for file in entries(path):
         if file.parent == path and file.name in without:
             continue
         name = file.relative_to(path).as_posix().encode() if file != path else b""
         digest.update(len(name).to_bytes(4, "big") + name)
-        digest.update(file.stat().st_size.to_bytes(8, "big"))
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        try:
+            with open_regular(file) as stream:
+                digest.update(os.fstat(stream.fileno()).st_size.to_bytes(8, "big"))
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+        except OSError:
+            raise BadInput(
+                "a file in it may not be read",
+                where=str(path),
+                fix=f"`find {shlex.quote(str(path))} ! -readable` lists it.",
+            ) from None
     return digest.hexdigest()

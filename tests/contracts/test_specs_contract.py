@@ -66,7 +66,7 @@ def test_a_job_can_be_run_in_its_own_order() -> None:
 # These change together with a format, or have no effect on the made-up data of the default job.
 ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
-    "all_public", "entities_public", "entities_dataset", "batch_cap",
+    "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
     "noise_shards", "noise_micro_steps",  # with per-draw noise only
     "clip_quantile",  # with adaptive clipping only
     "keep_checkpoints", "time_box_minutes",  # no weight depends on them
@@ -137,6 +137,10 @@ NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "not
         (PRIVATE_LABELS, {"finetune_delta": 1e-5}),
         (PRIVATE_LABELS, {"finetune_rows_per_unit": 2}),
         (PRIVATE_LABELS, {"finetune_privacy": "none"}),
+        (
+            {**PRIVATE_LABELS, "entities_unit": "patient", "entities_patients": "/p.csv"},
+            {"entities_patients": "/q.csv"},
+        ),
     ],
 )
 def test_settings_that_belong_together_change_the_training(
@@ -151,7 +155,8 @@ def test_settings_that_belong_together_change_the_training(
         for steps in (one, two)
     )
     assert before != after
-    assert one["public_finetuning"].digest() == two["public_finetuning"].digest()
+    same_list = "entities_patients" not in changed  # else the sentences are read anew
+    assert (one["public_finetuning"].digest() == two["public_finetuning"].digest()) is same_list
     assert one["vocabulary"].digest() == two["vocabulary"].digest()
 
 
@@ -185,6 +190,9 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         (dict(PRIVATE_LABELS, **NOTES), "entities_dataset"),
         (dict(PRIVATE_LABELS, **NOTES, entities_dataset="notes"), "unit is patient, not document"),
         (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient", sampling="shuffled"), "sampling: "),
+        (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient"), "entities_patients"),
+        (dict(PRIVATE_LABELS, entities_dataset="labels", entities_unit="patient"), "name"),
+        ({"entities_patients": "/p.csv"}, "takes no list of patients"),
         ({"device": "xpu"}, "device: must be cpu, mock-tpu:N (N from 1 to 99), gpu or tpu"),
         ({"private_dataset": "a b"}, "private_dataset: must be letters, digits"),
         ({"entity_types": "a b"}, "entity_types: must be names without spaces"),
@@ -203,7 +211,11 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     "more",
-    [{"entities_unit": "patient"}, {"entities_dataset": "labels"}, {"unit": "document"}],
+    [
+        {"entities_unit": "patient", "entities_patients": "/p.csv"},
+        {"entities_dataset": "labels"},
+        {"unit": "document"},
+    ],
 )
 def test_private_labels_may_be_charged_to_the_notes_or_to_a_data_set_of_their_own(
     more: dict[str, Any],

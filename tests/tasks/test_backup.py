@@ -14,6 +14,7 @@ from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
 from tasks.commands.backup import command, copied
 from tasks.deployment import Deployment
+from tasks.workbench import content_key
 
 
 def reserve(ledger: Ledger, name: str):
@@ -39,6 +40,7 @@ def deployment(tmp_path: Path) -> Deployment:
     ledger.register_made_up("notes")
     entry = reserve(ledger, "first")
     ledger.seed(entry, SeedStore(found.seeds), b"{}")
+    content_key(found, "content-digest")
     ledger.settle(entry.id)
     reserve(ledger, "begun")
     with sqlite3.connect(found.home / "mlflow.db") as mlflow:
@@ -49,13 +51,16 @@ def deployment(tmp_path: Path) -> Deployment:
 def test_what_was_spent_is_known_after_a_restore(deployment: Deployment, tmp_path: Path) -> None:
     before = Ledger.open(deployment.ledger).history("notes")
     kept = copied(deployment, tmp_path / "backup")
-    assert set(kept) == {"ledger", "seeds", "mlflow"}
+    assert set(kept) == {"ledger", "seeds", "keys", "mlflow"}
+    digests = content_key(deployment, "content-digest")
 
     # The disaster, and the commands of docs/operate.md.
     shutil.rmtree(deployment.home)
     deployment.prepare()
     shutil.copy(tmp_path / "backup" / "ledger.db", deployment.home / "ledger.db")
     shutil.copytree(tmp_path / "backup" / "seeds", deployment.seeds)
+    shutil.copytree(tmp_path / "backup" / "keys", deployment.keys)
+    assert content_key(deployment, "content-digest") == digests  # what was begun can go on
 
     restored = Ledger.open(deployment.ledger)
     assert restored.history("notes") == before

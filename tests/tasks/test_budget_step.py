@@ -32,7 +32,11 @@ def home(untracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dep
 
 
 def _budget(deployment: Deployment, tmp_path: Path) -> int:
-    spec = dp_bert_steps(JOB, deployment.store)["budget"]
+    notes = tmp_path / "notes"
+    (notes / "a").mkdir(parents=True, exist_ok=True)
+    (notes / "a" / "1.txt").write_text("pain")
+    job = JOB.model_copy(update={"private_path": str(notes)})
+    spec = dp_bert_steps(job, deployment.store)["budget"]
     file = tmp_path / "spec.json"
     file.write_text(spec.model_dump_json())
     return contract.main("budget", str(file))
@@ -65,5 +69,7 @@ def test_a_run_that_fits_is_planned_once_however_often_it_is_asked(
 def test_a_data_set_without_a_budget_is_named_before_anything_is_read(
     home: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _budget(home, tmp_path) == 2
+    spec = dp_bert_steps(JOB, home.store)["budget"]
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    assert contract.main("budget", str(tmp_path / "spec.json")) == 2
     assert "confide ledger register notes" in capsys.readouterr().err

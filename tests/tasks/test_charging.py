@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
-from tasks.charging import Charge, charge, manifest, record_operator_use
+from tasks.charging import MADE_UP, Charge, charge, record_operator_use, refuse_unregistered
 from tasks.deployment import Deployment
+from tasks.plans import PlannedRelease
+from tasks.provenance import PrivateUnits, operator_only
+from tasks.release_manifest import manifest
+from tasks.specs import ReleaseRecord
+from tasks.specs.needs import WITHHELD
+from tasks.storage import Store
 from tasks.workbench import Workbench
 
 UNIT = PrivacyUnit.PATIENT
+NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
 
 
 def _bench(deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = False) -> Workbench:
+    releases: list[ReleaseRecord] = []
     bench = SimpleNamespace(
         deployment=deployment,
+        store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
         made_up=made_up,
-        context=SimpleNamespace(run_key="run"),
+        context=SimpleNamespace(run_key="run", task="pretrain"),
         seeds=SeedStore(deployment.seeds),
+        releases=releases,
+        descends_from=releases.append,
     )
     return cast(Workbench, bench)
 
 
 def _charge(bench: Workbench, content: bytes = b"m", **more: Any) -> Charge:
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
-    fields = {"dataset": "notes", "unit": UNIT, "event": event, "delta": 1e-6}
-    return charge(bench, content=content, **(fields | more))
+    planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
+    return charge(bench, NOTES, replace(planned, **more), content=content)
 
 
 @pytest.fixture
@@ -51,8 +64,8 @@ def test_a_retry_has_the_same_entry_and_the_same_noise(registered: Deployment) -
     first, again = _charge(_bench(registered)), _charge(_bench(registered))
     assert first.entry.id == again.entry.id
     assert _draw(first) == _draw(again)
-    first.settle()
-    again.settle()
+    first.settle(b"released")
+    again.settle(b"released")
     assert _charge(_bench(registered)).entry.id == first.entry.id
     assert len(Ledger.open(registered.ledger).history("notes")) == 1
 
@@ -90,27 +103,98 @@ def test_the_budget_is_asked_before_there_is_a_seed(registered: Deployment) -> N
 def test_a_private_data_set_needs_a_budget_of_its_own(deployment: Deployment) -> None:
     with pytest.raises(BadInput, match="confide ledger register"):
         _charge(_bench(deployment))
+    with pytest.raises(BadInput, match="confide ledger register notes --public"):
+        _charge(_bench(deployment, made_up=True))  # a run registers nothing
+    assert Ledger.open(deployment.ledger).datasets() == {}
+    Ledger.open(deployment.ledger).register_made_up("notes")
     _charge(_bench(deployment, made_up=True))
     with pytest.raises(BadInput, match="made up"):  # the same name, now called private
         _charge(_bench(deployment))
 
 
+def test_a_private_data_set_cannot_be_called_made_up(registered: Deployment) -> None:
+    with pytest.raises(BadInput, match="registered as private, but this run calls it public"):
+        _charge(_bench(registered, made_up=True))
+    assert Ledger.open(registered.ledger).history("notes") == []
+    assert not registered.seeds.exists()
+
+
 def test_training_without_privacy_is_listed_for_the_operator(registered: Deployment) -> None:
-    record_operator_use(_bench(registered), dataset="notes", unit=UNIT)
+    bench = _bench(registered)
+    record = record_operator_use(bench, NOTES)
+    assert bench.releases == [record] and record.epsilon == math.inf
+    assert operator_only(bench.releases)
     standing = Ledger.open(registered.ledger).remaining("notes")
     assert (standing.operator_releases, standing.charged_entries) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}],
+)
+def test_only_what_is_read_is_charged(registered: Deployment, other: dict[str, Any]) -> None:
+    ledger = Ledger.open(registered.ledger)
+    ledger.register_dataset("letters", UNIT, 2.0, 1e-5)
+    with pytest.raises(BadInput, match=next(iter(other))):
+        _charge(_bench(registered), **other)
+    assert ledger.history("notes") == ledger.history("letters") == []
+
+
+def test_nothing_that_descends_from_the_operators_is_released(registered: Deployment) -> None:
+    bench = _bench(registered)
+    record_operator_use(bench, NOTES)
+    before = Ledger.open(registered.ledger).history("notes")
+    with pytest.raises(BadInput, match="without privacy"):
+        _charge(bench)
+    assert Ledger.open(registered.ledger).history("notes") == before
+
+
+def test_delta_of_what_the_inputs_cost_counts(registered: Deployment) -> None:
+    record = _charge(_bench(registered, "b" * 64)).settle(b"released")
+    before = Ledger.open(registered.ledger).history("notes")
+    bench = _bench(registered)
+    bench.releases.append(record.model_copy(update={"delta": 1 / 100 - 5e-7}))
+    with pytest.raises(PlanError, match="in total"):
+        _charge(bench)  # 1e-6 more, of 100 units
+    assert Ledger.open(registered.ledger).history("notes") == before
+
+
+def test_a_release_travels_with_what_is_made_of_it(registered: Deployment) -> None:
+    bench = _bench(registered)
+    record = _charge(bench).settle(b"released")
+    assert bench.releases == [record] and not operator_only(bench.releases)
+
+
 def test_a_settled_release_says_what_it_cost(registered: Deployment) -> None:
-    record = _charge(_bench(registered)).settle()
+    record = _charge(_bench(registered)).settle(b"released")
     assert record.dataset == "notes"
     assert 0 < record.epsilon < record.epsilon_rdp < 2  # type: ignore[operator]
     assert PoissonGaussian.from_json(record.event).unit is UNIT
 
 
 def test_the_code_is_part_of_what_noise_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = manifest(kind="x")
+    before = manifest(kind="vocabulary")
     assert json.loads(before)["code"]
-    monkeypatch.setattr("tasks.charging.code_digest", lambda: "other")
-    assert manifest(kind="x") != before
-    assert manifest(kind="x", a=1) != manifest(kind="x", a=2)
+    monkeypatch.setattr("tasks.release_manifest.code_digest", lambda kind: "other")
+    assert manifest(kind="vocabulary") != before
+    assert manifest(kind="vocabulary", a=1) != manifest(kind="vocabulary", a=2)
+
+
+def test_who_only_reads_the_ledger_writes_nothing_into_it(deployment: Deployment) -> None:
+    """Not even the data sets that are made up: a step that reads files has no right to."""
+    ledger = refuse_unregistered(_bench(deployment, made_up=True), MADE_UP)
+    assert ledger.datasets() == {}
+    with pytest.raises(BadInput, match="no privacy budget yet"):
+        refuse_unregistered(_bench(deployment), "ward")
+
+
+def test_a_step_from_which_the_seeds_are_withheld_has_none(deployment: Deployment) -> None:
+    assert deployment.holds_seeds
+    told = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_SEEDS": WITHHELD}
+    without = Deployment.from_environment(told)
+    assert not without.holds_seeds
+    with pytest.raises(NotADirectoryError):
+        SeedStore(without.seeds).create("a")
+    told = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_LEDGER": f"sqlite:///{WITHHELD}"}
+    with pytest.raises(BadInput, match="/dev/null"):  # and no new ledger, which knows nothing
+        Ledger.open(Deployment.from_environment(told).ledger)

@@ -90,7 +90,7 @@ def test_no_batch_is_rounded_down(
     assert "give 0.02" in err
     assert confide(monkeypatch, capsys, *common, "0.02")[0] == 0
     common[common.index("1e-3")] = "0.01"
-    assert "below 1/100" in confide(monkeypatch, capsys, *common, "0.02")[2]
+    assert "not between 0 and 1/100" in confide(monkeypatch, capsys, *common, "0.02")[2]
 
 
 def test_calibrated_vocabulary_is_better_than_the_papers_noise(
@@ -295,7 +295,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*EPSILON, "--units=-5"], "--units: -5 is not 1 or more"),
         ([*EPSILON, "--units=0"], "--units: 0 is not 1 or more"),
         ([*EPSILON, "--group=0"], "--group: 0 is not 1 or more"),
-        ([*EPSILON, "--noise-multiplier=0"], "--noise-multiplier: 0 is not above 0"),
+        ([*EPSILON, "--noise-multiplier=0"], "--noise-multiplier: 0 is not from 0.01"),
         ([*EPSILON, "--noise-multiplier=nan"], "--noise-multiplier: nan is not finite"),
         ([*EPSILON, "--steps=0"], "--steps: 0 is not 1 or more"),
         (["calibrate"], "choose training or vocabulary"),
@@ -303,7 +303,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*TRAINING, "--epsilon=1", "--noise-multiplier=0"], "--noise-multiplier: 0"),
         ([*VOCABULARY, "--epsilon=inf"], "--epsilon: inf is not finite"),
         ([*VOCABULARY, "--epsilon=1", "--tuple-words=0"], "--tuple-words: 0 is not 1 or more"),
-        ([*REGISTER, "--epsilon=inf", "--delta=1e-5", "notes"], "ε = inf is not finite"),
+        ([*REGISTER, "--epsilon=inf", "--delta=1e-5", "notes"], "--epsilon: inf is not finite"),
         ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not above 0 and at most"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "bad name"], "letters, digits, dots"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "nn/../x"], "letters, digits, dots"),

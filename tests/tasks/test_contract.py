@@ -16,6 +16,8 @@ import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.privacy.labels import Operator, Public
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.units import PrivacyUnit
 from tasks import contract
 from tasks.deployment import Deployment
 from tasks.specs import CanariesSpec, CorpusSpec, RunContext, StepResult
@@ -326,6 +328,7 @@ def test_a_private_input_cannot_be_called_made_up(
 def test_files_that_changed_under_one_version_are_refused(
     deployment: Deployment, tmp_path: Path
 ) -> None:
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.txt").write_text("The patient was seen in clinic.")

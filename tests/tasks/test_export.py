@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from dp_core.privacy.events import Unaccounted
+from dp_core.privacy.units import PrivacyUnit
 from tasks import cli
 from tasks.deployment import Deployment
-from tasks.specs import StepResult
+from tasks.specs import ReleaseRecord, StepResult
 from tasks.storage import RESULT, Store
 
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}
@@ -23,9 +26,11 @@ def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Store:
     return Store(deployment.store, deployment.cache)
 
 
-def _result(store: Store, step: str, **facts: object) -> str:
+def _result(store: Store, step: str, *releases: ReleaseRecord, **facts: object) -> str:
     uri = f"{store.root}/{step}/{'a' * 16}"
-    result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], facts=facts)
+    result = StepResult(
+        step=step, spec_hash="a" * 64, outputs={}, metrics=[], releases=list(releases), facts=facts
+    )
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
     return uri
 
@@ -39,7 +44,7 @@ def model(store: Store, tmp_path: Path) -> str:
         (made / name).write_text(content)
     uri = f"{store.root}/pretrain/{'a' * 16}"
     store.publish(made, uri)
-    assert _result(store, "pretrain", operator_only=False) == uri
+    assert _result(store, "pretrain") == uri
     _result(store, "report", created="2026-01-01", models={"dp_pretraining": uri})
     return uri
 
@@ -149,3 +154,22 @@ def test_a_uri_is_refused_by_the_name_that_was_typed(
     said = capsys.readouterr().err
     assert said.startswith(f"confide: --uri {uri}: ") and words in said
     assert RESULT not in said
+
+
+def test_a_model_without_privacy_is_not_exported(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    store: Store,
+    model: str,
+    tmp_path: Path,
+) -> None:
+    used = Unaccounted("training without privacy", unit=PrivacyUnit.PATIENT)
+    record = ReleaseRecord(
+        ledger_id="used", dataset="notes", unit="patient", event=used.to_json(), epsilon=math.inf,
+        epsilon_rdp=None, delta=0.0,
+    )  # fmt: skip
+    _result(store, "pretrain", record)
+    code, said = _export(monkeypatch, capsys, str(tmp_path / "out"), "--uri", model)
+    assert code == 2
+    assert "the operator's alone" in said
+    assert not (tmp_path / "out").exists()

@@ -22,12 +22,15 @@ from dp_core.privacy.events import (
 )
 from dp_core.privacy.labels import Labelled
 from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.plan import BatchPhase, TrainingPlan
+from dp_core.privacy.samplings import PoissonSampling
 from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
 from tasks import reporting
 from tasks.charging import charge
 from tasks.deployment import Deployment
 from tasks.plans import plan_until, planned_release, training_plan
+from tasks.provenance import PrivateUnits
 from tasks.specs import (
     BudgetSpec,
     JobSettings,
@@ -39,10 +42,11 @@ from tasks.specs import (
     sweep_point_steps,
 )
 from tasks.steps import budget
+from tasks.storage import Store
 from tasks.workbench import Workbench
 
 PRIVATE = {
-    "private_format": "text", "private_path": "/x", "private_dataset": "notes",
+    "private_format": "text", "private_path": __file__, "private_dataset": "notes",
     "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
 }  # fmt: skip
 ROOT = "file:///store"
@@ -66,12 +70,17 @@ def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> W
     measured: dict[str, Labelled] = {}
     bench = SimpleNamespace(
         deployment=deployment,
+        store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
         made_up=False,
-        context=SimpleNamespace(run_key=run),
+        context=SimpleNamespace(run_key=run, task="budget"),
+        releases=[],
+        descends_from=lambda *releases: None,
         seeds=SeedStore(deployment.seeds),
         measure=lambda name, value, step=0: measured.update({name: value}),
         measured=measured,
+        durable=deployment.home / "work" / "budget",
+        content_key=lambda: b"key",
     )
     return cast(Workbench, bench)
 
@@ -93,7 +102,8 @@ def test_a_job_charges_what_its_sampling_proves_and_all_of_it_adds_up(
         )
         for i, r in enumerate(charged)
     ]  # fmt: skip
-    total, delta = reporting.total(records)
+    (found,) = reporting.totals(records)
+    total, delta = found.epsilon, found.delta
     assert total is not None and math.isfinite(total)
     assert max(r.epsilon for r in records) < total <= sum(r.epsilon for r in records) * 1.001
     assert delta == pytest.approx(sum(r.delta for r in records))
@@ -110,7 +120,8 @@ def test_unlike_neighbours_have_no_total() -> None:
         )
         for event in (histogram, shuffled)
     ]  # fmt: skip
-    assert reporting.total(records) == (None, 2e-6)
+    (found,) = reporting.totals(records)
+    assert (found.epsilon, found.delta) == (None, 2e-6)
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
@@ -163,9 +174,13 @@ def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
     for charged in spec.charged:
         release = planned_release(charged)
         step = bench_of(deployment, spec_hash=charged.digest())
-        done = charge(step, **vars(release), content=b"manifest")
-        done.settle()
-        charge(step, **vars(release), content=b"manifest").settle()  # a retry of a finished step
+        units = PrivateUnits(
+            release.dataset, release.unit, release.declared_units, 1, patients=True, origin="x"
+        )
+        done = charge(step, units, release, content=b"manifest")
+        done.settle(b"released")
+        again = charge(step, units, release, content=b"manifest")  # a retry of a finished step
+        again.settle(b"released")
     assert ledger.remaining("notes").spent == spent
     assert [e.state for e in ledger.history("notes")] == [State.SETTLED] * 2
 
@@ -208,3 +223,22 @@ def test_a_budget_holds_jobs_of_its_own_neighbours_only(
     with pytest.raises(BadInput, match="neighbours"):
         budget.run(steps_of(**other)["budget"], bench_of(deployment, "other"))
     assert len(ledger.history("notes")) == 2
+
+
+def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:
+    plan = TrainingPlan(
+        unit=PrivacyUnit.PATIENT,
+        declared_units=100,
+        sampling=PoissonSampling(),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        schedule=(BatchPhase(4, 5), BatchPhase(6, 10)),
+        delta=1e-6,
+    )
+    made = {updates: plan_until(plan, updates).schedule for updates in (3, 4, 7, 10)}
+    assert made == {
+        3: (BatchPhase(3, 5),),
+        4: (BatchPhase(4, 5),),
+        7: (BatchPhase(4, 5), BatchPhase(3, 10)),
+        10: plan.schedule,
+    }

@@ -15,12 +15,23 @@ from dp_core.bert.parameters import WORD, AnyModel, fresh
 from dp_core.bert.weights import save
 from dp_core.errors import BadInput
 from dp_core.vocab import wordpiece
+from tasks.declarations import declare_public
+from tasks.deployment import Deployment
 from tasks.specs import JobSettings, PretrainSpec, dp_bert_steps
 from tasks.steps import pretrain
 from tasks.steps.model_kinds import kind_of
-from tasks.workbench import Input, Workbench
+from tasks.storage import Store
+from tasks.workbench import Input, Workbench, content_key
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
+
+
+def deployment_in(tmp_path: Path) -> Deployment:
+    return Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
+
+
+def declare(tmp_path: Path, model: Path) -> None:
+    declare_public(str(model), deployment_in(tmp_path), known_private=False)
 
 
 def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
@@ -34,7 +45,12 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     wordpiece.save(tokenizer, folder)
     facts = {"vocabulary_size": tokenizer.get_vocab_size()}
     vocabulary = cast(Input, SimpleNamespace(folder=folder, facts=facts))
-    bench = cast(Workbench, SimpleNamespace(durable=tmp_path))
+    ours = deployment_in(tmp_path)
+    key = content_key(ours, "content-digest")
+    kept = Store(ours.store, ours.cache)
+    own = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
+    own["content_key"] = lambda: key
+    bench = cast(Workbench, SimpleNamespace(**own))
     store = cast(Any, SimpleNamespace(sequence_length=16))
     return pretrain._start(spec, bench, store, vocabulary, None)
 
@@ -55,6 +71,9 @@ def test_a_public_model_keeps_what_it_knows_of_pieces_that_both_have(tmp_path: P
     )
     model = fresh(shape, 3)
     save(model, public)
+    with pytest.raises(BadInput, match="confide ledger declare-public"):
+        start(tmp_path, public_model=str(public))
+    declare(tmp_path, public)
     found = start(tmp_path, public_model=str(public))
     ours = wordpiece.learn(WORDS, 60)
     assert (found.config.layers, found.config.hidden) == (2, 128)
@@ -74,6 +93,7 @@ def test_a_public_model_of_the_other_architecture_is_refused(
     size = {"vocab_size": theirs.get_vocab_size(), "hidden": 64, "layers": 1, "max_positions": 16}
     config = Gpt2Config.of_size(**size) if kind == "bert" else BertConfig.of_size(**size)
     save(fresh(config, 3), public)
+    declare(tmp_path, public)
     with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
         start(tmp_path, public_model=str(public), model_kind=kind)
     right = "gpt2" if kind == "bert" else "bert"

@@ -94,7 +94,9 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
         root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
         untracked = replace(untracked, store=root)
     store = Store(untracked.store, untracked.cache)
-    rows, words = (f"{untracked.store}/{name}/0" for name in ("token_store", "vocabulary"))
+    rows, public, words = (
+        f"{untracked.store}/{name}" for name in ("token_store/0", "token_store/1", "vocabulary/0")
+    )
     Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
     made = untracked.home / "made"
     tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
@@ -105,7 +107,7 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
     for unit in range(30):
         writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
     content = writer.finish().content_digest()
-    key = SeedStore(untracked.seeds).create("content-digests").derive("content-digest")
+    key = SeedStore(untracked.keys).create("content-digests").derive("content-digest")
     facts = {
         rows: {
             "role": "private",
@@ -113,20 +115,23 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
             "unit": "patient",
             "declared_units": 40,
             "max_examples_per_unit": 1,
+            "vocabulary_digest": "public",
             "digest": hmac.new(key, content.encode(), hashlib.sha256).hexdigest(),
         },
+        public: {"role": "public", "dataset": "public", "vocabulary_digest": "public"},
         words: {"vocabulary_size": size, "digest": "public"},
     }
-    for uri, folder in ((rows, "rows"), (words, "vocabulary")):
+    for uri, folder in ((rows, "rows"), (public, "rows"), (words, "vocabulary")):
         store.publish(made / folder, uri)
-        result = StepResult(step=folder, spec_hash="0", outputs={}, metrics=[], facts=facts[uri])
+        step = uri.split("/")[-2]
+        result = StepResult(step=step, spec_hash="0", outputs={}, metrics=[], facts=facts[uri])
         store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
     spec = PretrainSpec(
         root=untracked.store,
         made_up=False,
         mode="dp",
         store_uri=rows,
-        public_store_uri=rows,
+        public_store_uri=public,
         private_store_uri=rows,
         vocabulary_uri=words,
         shape=ModelShape(layers=1, hidden=64),

@@ -70,9 +70,14 @@ def test_a_path_that_is_not_there_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     steps: list[str],
+    tmp_path: Path,
     field: str,
     more: dict[str, str],
 ) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("Fever is common.")
+    monkeypatch.chdir(tmp_path / "data")
+    assert confide(monkeypatch, capsys, "ledger", "declare-public", ".")[0] == 0
     given = [word for pair in more.items() for word in ("--set", "=".join(pair))]
     for path, code, starts in (("/nonexist/a", 2, 0), (".", 1, 1), ("gs://bucket/a", 1, 2)):
         words = ["run", *given, "--set", f"{field}={path}"]

@@ -8,20 +8,18 @@ from typing import cast
 
 import numpy as np
 import pytest
+from sqlalchemy import create_engine, text
 
 from dp_core.errors import BadInput
 from dp_core.privacy.events import PoissonGaussian
-from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.seeds import SeedStore
 from dp_core.privacy.units import PrivacyUnit
 from tasks.charging import Charge, charge
 from tasks.deployment import Deployment
-from tasks.same_release import (
-    confirm_same_release,
-    counts_released,
-    refuse_unrecorded,
-    weights_released,
-)
+from tasks.plans import PlannedRelease
+from tasks.provenance import PrivateUnits
+from tasks.same_release import counts_released, weights_released
 from tasks.storage import Store
 from tasks.workbench import Workbench
 
@@ -38,83 +36,105 @@ def bench(deployment: Deployment) -> Workbench:
         store=Store(deployment.store, deployment.cache),
         spec_hash="a" * 64,
         made_up=False,
-        context=SimpleNamespace(run_key="run"),
+        context=SimpleNamespace(run_key="run", task="pretrain"),
         seeds=SeedStore(deployment.seeds),
+        releases=[],
+        descends_from=lambda *releases: None,
     )
     return cast(Workbench, bench)
 
 
 def charged(bench: Workbench) -> Charge:
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
-    return charge(bench, dataset="notes", unit=UNIT, event=event, delta=1e-6, content=b"m")
+    units = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
+    return charge(bench, units, PlannedRelease("notes", UNIT, 100, event, 1e-6), content=b"m")
+
+
+def forget_what_came_out(bench: Workbench) -> None:
+    """Make the entry one that an older version settled."""
+    with create_engine(bench.deployment.ledger).begin() as db:
+        db.execute(text("UPDATE entries SET released_hash = ''"))
 
 
 def test_the_same_weights_again_are_the_same_release(bench: Workbench) -> None:
     first = charged(bench)
-    confirm_same_release(bench, first, weights_released(WEIGHTS))
-    first.settle()
+    first.settle(weights_released(WEIGHTS))
     again = charged(bench)
     assert again.entry.id == first.entry.id
-    confirm_same_release(bench, again, weights_released(dict(reversed(WEIGHTS.items()))))
+    again.settle(weights_released(dict(reversed(WEIGHTS.items()))))
 
 
 def test_weights_that_differ_in_one_bit_are_refused(bench: Workbench) -> None:
-    first = charged(bench)
-    confirm_same_release(bench, first, weights_released(WEIGHTS))
-    first.settle()
+    charged(bench).settle(weights_released(WEIGHTS))
     with pytest.raises(BadInput, match="was released before") as refused:
-        confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
+        charged(bench).settle(weights_released(ROUNDED))
     assert "a new charge" in str(refused.value)
+
+
+def test_of_two_that_worked_at_once_the_first_to_settle_is_accepted(bench: Workbench) -> None:
+    """Two machines, one spec, one seed, and neither had settled when the other began."""
+    one, two = charged(bench), charged(bench)
+    assert one.entry.id == two.entry.id
+    one.settle(weights_released(WEIGHTS))
+    with pytest.raises(BadInput, match="came out otherwise"):
+        two.settle(weights_released(ROUNDED))
+    two.settle(weights_released(WEIGHTS))
+    assert len(one.ledger.history("notes")) == 1
 
 
 def test_without_a_record_nothing_is_handed_out_again(bench: Workbench) -> None:
     first = charged(bench)
-    first.settle()
+    first.settle(weights_released(WEIGHTS))
+    forget_what_came_out(bench)
     with pytest.raises(BadInput, match="nothing tells any more what came out"):
-        confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
+        charged(bench)  # before anything is trained in vain
+    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+        first.settle(weights_released(WEIGHTS))
 
 
 def test_the_record_outlives_the_outputs(bench: Workbench) -> None:
     """Outputs are what gets lost: the record of a release may not be one of them."""
-    first = charged(bench)
-    confirm_same_release(bench, first, weights_released(WEIGHTS))
-    first.settle()
+    charged(bench).settle(weights_released(WEIGHTS))
     shutil.rmtree(bench.deployment.store, ignore_errors=True)
-    confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
+    charged(bench).settle(weights_released(WEIGHTS))
     with pytest.raises(BadInput, match="came out otherwise"):
-        confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
+        charged(bench).settle(weights_released(ROUNDED))
 
 
 def test_before_it_is_settled_nothing_was_released(bench: Workbench) -> None:
     """A run that was killed before its release may come out otherwise on another machine."""
-    confirm_same_release(bench, charged(bench), weights_released(WEIGHTS))
-    confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
-    charged(bench).settle()
-    confirm_same_release(bench, charged(bench), weights_released(ROUNDED))
+    assert charged(bench).entry.state is State.RESERVED
+    assert charged(bench).entry.released_hash == ""
+    charged(bench).settle(weights_released(ROUNDED))
 
 
 def test_the_record_gives_nothing_away(bench: Workbench) -> None:
     first = charged(bench)
-    confirm_same_release(bench, first, weights_released(WEIGHTS))
-    record = bench.seeds.digest_left(first.entry.seed_key)
-    assert record is not None
-    assert len(record) == 32  # a digest under the seed, which nobody can confirm a guess by
+    content = weights_released(WEIGHTS)
+    first.settle(content)
+    record = first.ledger.entry(first.entry.id).released_hash
+    assert record == first.seed.derive("released", content).hex()  # nobody can confirm a guess
+    assert content.hex() not in record
+
+
+def test_who_holds_no_seed_cannot_confirm_a_guess(bench: Workbench) -> None:
+    """The same content under another seed has another record, and another mark in the ledger."""
+    content = weights_released(WEIGHTS)
+    records, marks = set(), set()
+    for number in "ab":
+        bench.spec_hash = number * 64
+        entry = charged(bench)
+        entry.settle(content)
+        records.add(entry.ledger.entry(entry.entry.id).released_hash)
+        marks.add(entry.ledger.entry(entry.entry.id).manifest_hash)
+    assert len(records) == len(marks) == 2
+    assert content.hex() not in records
 
 
 def test_a_histogram_is_the_same_in_every_word_and_count(bench: Workbench) -> None:
     counts = {"pain": 41, "arm": 17}
-    first = charged(bench)
-    confirm_same_release(bench, first, counts_released(counts))
-    first.settle()
-    confirm_same_release(bench, charged(bench), counts_released(dict(reversed(counts.items()))))
+    charged(bench).settle(counts_released(counts))
+    charged(bench).settle(counts_released(dict(reversed(counts.items()))))
     for other in (counts | {"arm": 18}, {"pain": 41}, {"pain": 41, "arms": 17}):
         with pytest.raises(BadInput, match="came out otherwise"):
-            confirm_same_release(bench, charged(bench), counts_released(other))
-
-
-def test_what_could_not_be_handed_out_is_not_made_again(bench: Workbench) -> None:
-    first = charged(bench)
-    refuse_unrecorded(bench, first)  # nothing was released yet
-    first.settle()
-    with pytest.raises(BadInput, match="nothing tells any more what came out"):
-        refuse_unrecorded(bench, charged(bench))
+            charged(bench).settle(counts_released(other))

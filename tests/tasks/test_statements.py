@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
-from dp_core.privacy.events import PoissonGaussian
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy.events import PoissonGaussian, Unaccounted
 from dp_core.privacy.units import PrivacyUnit
 from tasks.specs import ReleaseRecord
-from tasks.statements import DATA, WORDS, statement_of, write_operator_notice, write_statement
+from tasks.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
 
 RELEASE = ReleaseRecord(
     ledger_id="entry-1",
@@ -31,10 +35,49 @@ def test_a_statement_names_its_ledger_entries_and_never_a_seed(tmp_path: Path) -
     assert "seed_hash" not in (tmp_path / DATA).read_text()
 
 
+def _used(dataset: str) -> ReleaseRecord:
+    return ReleaseRecord(
+        ledger_id=f"used-{dataset}",
+        dataset=dataset,
+        unit="document",
+        event=Unaccounted("training without privacy", unit=PrivacyUnit.DOCUMENT).to_json(),
+        epsilon=math.inf,
+        epsilon_rdp=None,
+        delta=0.0,
+    )
+
+
 def test_a_model_without_privacy_says_so(tmp_path: Path) -> None:
-    write_operator_notice(tmp_path)
-    assert json.loads((tmp_path / DATA).read_text()) == {"private": False, "epsilon": "inf"}
+    write_statement(tmp_path, [_used("notes")], made_up=False)
+    data = json.loads((tmp_path / DATA).read_text())
+    assert (data["private"], data["epsilon"]) == (False, "inf")
     assert "must not be exported" in (tmp_path / WORDS).read_text()
+
+
+def test_a_use_without_privacy_of_any_data_set_comes_first(tmp_path: Path) -> None:
+    write_statement(tmp_path, [RELEASE, _used("labels")], made_up=False)
+    data = json.loads((tmp_path / DATA).read_text())
+    assert (data["private"], data["epsilon"], data["dataset"]) == (False, "inf", "labels")
+    assert data["others"][0]["dataset"] == "notes"
+    assert (tmp_path / WORDS).read_text().startswith("# Not private")
+
+
+def test_an_infinite_epsilon_survives_its_journey_as_json() -> None:
+    record = _used("notes")
+    assert json.loads(record.model_dump_json())["epsilon"] == "inf"
+    assert ReleaseRecord.model_validate_json(record.model_dump_json()) == record
+    for wrong in (math.nan, -1.0, -math.inf):
+        with pytest.raises(ValueError, match="epsilon"):
+            ReleaseRecord.model_validate(record.model_dump() | {"epsilon": wrong})
+
+
+@pytest.mark.parametrize("name", [WORDS, DATA, "result.json", "Privacy.md"])
+def test_a_model_of_our_own_is_no_public_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    refuse_own_model(tmp_path, "public_model")
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(BadInput, match="init_uri"):
+        refuse_own_model(tmp_path, "public_model")
 
 
 def test_the_report_shows_each_item_by_itself() -> None:

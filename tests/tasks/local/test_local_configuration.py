@@ -49,13 +49,28 @@ def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(
     assert Secrets.of(tmp_path) == made
 
 
-def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path):
+def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypatch):
+    planted = {
+        "AIRFLOW__CORE__FERNET_KEY": "planted",
+        "CONFIDE_LEDGER": "postgresql://ledger:planted@db/ledger",
+        "CONFIDE_AIRFLOW_PASSWORD": "planted",
+        "MLFLOW_TRACKING_PASSWORD": "planted",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/planted",
+    }
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
     to_all = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
     own = tracking_server.environment(deployment, tmp_path, secret)
     assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
     assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
     assert deployment.tracking not in tracking_server.command(2)  # every user may read that line
-    assert not own.keys() & to_all.keys()
+    assert not [name for name in own if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
+    assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's own
+    assert "planted" not in str(own)
+    assert all(own[name] == to_all[name] for name in own.keys() & to_all.keys())  # PATH, HOME, …
+    working = tracking_server.working_folder(deployment)
+    assert list(working.iterdir()) == []  # no settings of anybody lie where it works
+    assert working.stat().st_mode & 0o077 == 0
     assert not {"m", "n"} & set(to_all.values())
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 

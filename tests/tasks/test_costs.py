@@ -1,0 +1,108 @@
+"""Every ε that is shown is the total of what the shown model has cost, fine-tuning included."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.events import MechanismEvent, PoissonGaussian, Unaccounted
+from dp_core.privacy.labels import Operator
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.report.editions import job_edition
+from dp_core.report.model import Edition, JobReport, ModelRow, Statement
+from dp_core.report.tables import closing_table
+from dp_core.report.verdict import verdict
+from tasks.reporting import model_row
+from tasks.specs import MetricRecord, ReleaseRecord, StepResult
+from tasks.workbench import Input
+
+P = PrivacyUnit.PATIENT
+VOCABULARY = PoissonGaussian.single(0.1, 3.0, 5, unit=P)
+TRAINING = PoissonGaussian.single(0.1, 2.0, 50, unit=P)
+TUNING = PoissonGaussian.single(0.2, 0.8, 20, unit=P)
+NO_PRIVACY = Unaccounted("fine-tuning on private labels without privacy", unit=P)
+
+
+def record(name: str, event: MechanismEvent, dataset: str = "notes") -> ReleaseRecord:
+    lost = isinstance(event, Unaccounted)
+    return ReleaseRecord(
+        ledger_id=name, dataset=dataset, unit="patient", event=event.to_json(),
+        epsilon=math.inf if lost else 1.0, epsilon_rdp=None, delta=0.0 if lost else 1e-6,
+    )  # fmt: skip
+
+
+def made(step: str, *releases: ReleaseRecord, **facts: object) -> Input:
+    result = StepResult(
+        step=step, spec_hash="0", outputs={}, releases=list(releases), facts=facts,
+        metrics=[MetricRecord(name="f1", value=0.5, label="operator")],
+    )  # fmt: skip
+    return Input(result, Path())
+
+
+FRONT = (record("v", VOCABULARY), record("t", TRAINING))
+
+
+def row(tuning: ReleaseRecord | None) -> ModelRow:
+    vocabulary = made("vocabulary", FRONT[0], dataset="notes")
+    model = made("pretrain", *FRONT, epsilon_training=1.0)
+    tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
+    return replace(model_row("dp", vocabulary, model, tuned, None), f1=Operator(0.5))
+
+
+def report(one: ModelRow) -> JobReport:
+    return JobReport(
+        title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
+        private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
+        declared_units=10, model_size="", statement=Statement(()), models=(one,),
+    )  # fmt: skip
+
+
+def shown(one: ModelRow, edition: Edition) -> dict[str, float | str | None]:
+    table = closing_table(job_edition(report(one), edition).models, P)
+    names = [f"{header.name} {header.unit}" for header in table.headers]
+    return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
+
+
+def test_private_fine_tuning_of_the_same_patients_is_in_the_total() -> None:
+    whole = epsilon_pld(compose(VOCABULARY, TRAINING, TUNING), 3e-6)
+    before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
+    assert whole > 1.5 * before
+    one = row(record("f", TUNING))
+    for edition in Edition:
+        cells = shown(one, edition)
+        assert cells["ε in total, per patient"] == pytest.approx(whole)
+        assert cells["ε before fine-tuning"] == pytest.approx(before)
+        assert cells["δ in total"] == pytest.approx(3e-6)
+    assert one.pretrained.corpus.epsilon == pytest.approx(before)
+    assert verdict(report(one)).headline  # of what was audited, before it was fine-tuned
+
+
+def test_labels_of_other_people_have_a_total_of_their_own() -> None:
+    cells = shown(row(record("f", TUNING, "labels")), Edition.PUBLISHABLE)
+    before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
+    assert cells["ε in total, per patient"] == pytest.approx(before)
+    assert cells["ε of “labels”, per patient"] == pytest.approx(epsilon_pld(TUNING, 1e-6))
+    assert cells["δ of “labels”"] == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("dataset", ["notes", "labels"])
+def test_beside_f1_of_a_fine_tuning_without_privacy_the_total_is_infinite(dataset: str) -> None:
+    one = row(record("f", NO_PRIVACY, dataset))
+    name = "ε in total, per patient" if dataset == "notes" else "ε of “labels”, per patient"
+    assert shown(one, Edition.OPERATOR)[name] == math.inf
+    # Where that F1 is withheld, what is left is the pre-trained model's.
+    cells = shown(one, Edition.PUBLISHABLE)
+    before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
+    assert cells["ε in total, per patient"] == pytest.approx(before)
+    assert not [n for n in cells if "labels" in n or "before" in n]
+
+
+def test_a_model_trained_without_privacy_has_no_finite_total_whatever_it_is_called() -> None:
+    vocabulary = made("vocabulary", FRONT[0], dataset="notes")
+    model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
+    one = model_row("dp", vocabulary, model, None, None)
+    assert (one.epsilon_total, one.epsilon_training) == (math.inf, math.inf)

@@ -1,0 +1,84 @@
+"""Private labels by patient: all documents of one are one unit, or nothing is begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.ner.sentence import Sentence
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.units import PrivacyUnit
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import EntitiesSpec, RunContext
+from tasks.steps.entities import read_part
+from tasks.steps.finetune import units_of_sentences
+
+WHO = RunContext(run_key="by-hand", run_name="by hand", task="entities")
+SENTENCE = "Pain\tB-problem\n\n"
+
+
+@pytest.fixture
+def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
+    Ledger.open(untracked.ledger).register_dataset("labels", PrivacyUnit.PATIENT, 5.0, 1e-4)
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.tsv").write_text(f"{SENTENCE}-DOCSTART-\tO\n\n{SENTENCE}")
+    (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,p\n")
+    return EntitiesSpec(
+        root=untracked.store, made_up=False, format="columns", public=False, dataset="labels",
+        unit="patient", train_path=str(tmp_path / "train.tsv"),
+        test_path=str(tmp_path / "test.tsv"), patients_path=str(tmp_path / "patients.csv"),
+        data_version="1", seed=1,
+    )  # fmt: skip
+
+
+def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: EntitiesSpec) -> None:
+    result = contract.run_step(spec, untracked, WHO)
+    assert result.facts["all_name_a_patient"] is True
+    train = read_part(Path(spec.output.removeprefix("file://")), "train")
+    assert [(s.document_id, s.patient_id) for s in train] == [
+        ("train.tsv#0", "p"), ("train.tsv#1", "p")
+    ]  # fmt: skip
+    assert len(set(units_of_sentences(train, PrivacyUnit.PATIENT))) == 1
+    assert len(set(units_of_sentences(train, PrivacyUnit.DOCUMENT))) == 2
+    assert len(set(units_of_sentences([*train, *train], PrivacyUnit.EXAMPLE))) == 4
+
+
+def test_another_list_is_another_version_of_the_data(
+    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+) -> None:
+    contract.run_step(spec, untracked, WHO)
+    (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,q\n")
+    with pytest.raises(BadInput, match="data_version"):
+        contract.run_step(spec, untracked, WHO)
+
+
+def test_a_document_without_a_patient_is_nobodys(
+    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "patients.csv").write_text("train.tsv#0,p\n")
+    with pytest.raises(BadInput, match="every training document"):
+        contract.run_step(spec, untracked, WHO)
+
+
+def test_without_a_list_no_labelled_document_names_a_patient(
+    untracked: Deployment, spec: EntitiesSpec
+) -> None:
+    alone = spec.model_copy(update={"patients_path": ""})
+    assert contract.run_step(alone, untracked, WHO).facts["all_name_a_patient"] is False
+    nobody = [Sentence(("a",), ("O",), "d")]
+    with pytest.raises(BadInput, match="entities_patients"):
+        units_of_sentences(nobody, PrivacyUnit.PATIENT)
+
+
+def test_that_private_labels_hold_no_entity_is_not_told(
+    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+) -> None:
+    """One unit's entity may be the only one: the step ends alike with and without it."""
+    (tmp_path / "train.tsv").write_text(f"Pain\tO\n\n-DOCSTART-\tO\n\n{SENTENCE}")
+    with_it = contract.run_step(spec, untracked, WHO)
+    (tmp_path / "train.tsv").write_text("Pain\tO\n\n-DOCSTART-\tO\n\nPain\tO\n\n")
+    without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, WHO)
+    assert set(with_it.facts) == set(without.facts)

@@ -1,0 +1,131 @@
+"""Numbers that no release can have are bad input: one line, exit code 2, in forms and commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from command_line import confide
+from pydantic import ValidationError
+
+from dp_core.errors import PlanError
+from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.units import PrivacyUnit
+from tasks.specs import JobSettings, SweepSettings
+from tasks.specs.sweep_settings import MOST_POINTS
+
+LONG = "9" * 400
+EPSILON = [
+    "epsilon",
+    "--sampling-rate",
+    "0.01",
+    "--noise-multiplier",
+    "1",
+    "--steps",
+    "10",
+    "--delta",
+    "1e-6",
+]
+TRAINING = [
+    "calibrate",
+    "training",
+    "--epsilon",
+    "2",
+    "--delta",
+    "1e-6",
+    "--sampling-rate",
+    "0.01",
+    "--steps",
+    "10",
+]
+VOCABULARY = ["calibrate", "vocabulary", "--epsilon", "2", "--delta", "1e-6", "--tuple-words", "16"]
+REGISTER = ["ledger", "register", "ward", "--unit", "patient", "--epsilon", "8", "--delta", "1e-6"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "values"),
+    [
+        (EPSILON, "--noise-multiplier", ["1e-300", "nan", "inf", "0", "1e300", "-1"]),
+        (EPSILON, "--delta", ["1e-300", "nan", "1", "inf"]),
+        (EPSILON, "--sampling-rate", ["1e-300", "nan", "2"]),
+        (EPSILON, "--steps", [LONG, "0"]),
+        (EPSILON, "--group", [LONG, "0"]),
+        (TRAINING, "--epsilon", ["5e-324", "inf", "nan", "1e300"]),
+        (TRAINING, "--delta", ["5e-324", "nan"]),
+        (VOCABULARY, "--epsilon", ["5e-324", "inf", "nan", "1e300"]),
+        (VOCABULARY, "--delta", ["1e-300", "nan"]),
+        (VOCABULARY, "--tuple-words", [LONG, "0"]),
+        ([*VOCABULARY, "--units", "2000000"], "--epsilon", ["2"]),  # δ is not below 1/units
+        (REGISTER, "--epsilon", ["5e-324", "inf", "nan", "1e300", "0"]),
+        (REGISTER, "--delta", ["5e-324", "inf", "nan", "0"]),
+        (REGISTER, "--order", ["nan", "1e300", "-1", "5e-324"]),
+    ],
+)
+@pytest.mark.usefixtures("at_home")
+def test_a_command_refuses_them_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    option: str,
+    values: list[str],
+) -> None:
+    for value in values:
+        words = list(command)
+        if option in words:
+            words[words.index(option) + 1] = value
+        else:
+            words += [option, value]
+        code, out, err = confide(monkeypatch, capsys, *words)
+        assert (code, out) == (2, ""), words
+        assert len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("noise_multiplier", 1e-300),
+        ("noise_multiplier", float("nan")),
+        ("finetune_noise_multiplier", 1e-300),
+        ("vocabulary_epsilon", 1e-300),
+        ("vocabulary_epsilon", float("inf")),
+        ("vocabulary_delta", 1e-300),
+        ("delta", 5e-324),
+        ("declared_units", LONG),
+    ],
+)
+def test_the_form_refuses_them(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=field):
+        JobSettings.model_validate({field: value})
+
+
+def test_a_plan_refuses_noise_that_is_none() -> None:
+    for sigma in (1e-300, 1e300, float("nan"), float("inf")):
+        with pytest.raises(PlanError, match="noise_multiplier"):
+            TrainingPlan.poisson(
+                unit=PrivacyUnit.PATIENT, declared_units=100, expected_batch=10, steps=5,
+                noise_multiplier=sigma, clip_norm=1.0, delta=1e-6,
+            )  # fmt: skip
+
+
+def test_a_sweep_has_a_bound_that_is_said_before_its_points_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looked(self: SweepSettings) -> list[Any]:
+        raise AssertionError("the grid was expanded")
+
+    monkeypatch.setattr(SweepSettings, "grid", looked)
+    noise = ",".join(f"{1 + i / 1000:g}" for i in range(1000))
+    epochs = ",".join(str(i) for i in range(1, 1001))
+    with pytest.raises(ValidationError, match=f"1000 × 1 × 1000 = 1000000 .* {MOST_POINTS}"):
+        SweepSettings.model_validate(
+            {
+                "sweep_noise_multipliers": noise,
+                "sweep_batch_sizes": "128",
+                "sweep_epochs": epochs,
+            }
+        )
+
+
+def test_a_batch_size_of_many_digits_is_no_number() -> None:
+    with pytest.raises(ValidationError, match="sweep_batch_sizes"):
+        SweepSettings.model_validate({"sweep_batch_sizes": LONG})

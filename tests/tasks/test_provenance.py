@@ -1,0 +1,415 @@
+"""Hand-made specs through the real contract: what is charged, and what a model may become,
+
+follows from the inputs. Each is refused in one line, before anything is charged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dp_core.bert.config import BertConfig
+from dp_core.bert.parameters import fresh
+from dp_core.bert.weights import save
+from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.errors import BadInput
+from dp_core.ner.sentence import Sentence
+from dp_core.privacy.events import PoissonGaussian, ThresholdedHistogram, Unaccounted
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.vocab import wordpiece
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import (
+    CanariesSpec,
+    ExposureSpec,
+    FinetuneSpec,
+    PretrainSpec,
+    ReleaseRecord,
+    RunContext,
+    SelectSpec,
+    StepResult,
+    StepSpec,
+    TokenStoreSpec,
+    VocabularySpec,
+)
+from tasks.specs.steps import ModelShape, PrivacyPlan
+from tasks.steps.entities import write_sentences
+from tasks.storage import RESULT, Store
+
+WHO = RunContext(run_key="by-hand", run_name="by hand", task="attack")
+OTHER = "other-hospital"
+
+
+def record(name: str, dataset: str, event: Any, epsilon: float = 1.0) -> ReleaseRecord:
+    delta = 0.0 if math.isinf(epsilon) else 1e-6
+    return ReleaseRecord(
+        ledger_id=name, dataset=dataset, unit="patient", event=event.to_json(),
+        epsilon=epsilon, epsilon_rdp=None, delta=delta,
+    )  # fmt: skip
+
+
+P = PrivacyUnit.PATIENT
+WORDS = record("words", "notes", ThresholdedHistogram(16, 60.0, 380, unit=P))
+WORDS_ELSEWHERE = record("elsewhere", OTHER, ThresholdedHistogram(16, 60.0, 380, unit=P))
+TRAINED = record("trained", "notes", PoissonGaussian.single(0.1, 4.0, 3, unit=P))
+USED = record("used", "notes", Unaccounted("training without privacy", unit=P), math.inf)
+
+
+@dataclass
+class House:
+    """A deployment with the outputs of all steps, as they would have left them."""
+
+    deployment: Deployment
+    uris: dict[str, str]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.open(self.deployment.ledger)
+
+    def charged(self) -> list[str]:
+        return [e.id for name in ("notes", OTHER, "labels") for e in self.ledger.history(name)]
+
+    def result(self, spec: StepSpec) -> StepResult:
+        store = Store(self.deployment.store, self.deployment.cache)
+        content = store.read(f"{spec.output}/{RESULT}")
+        assert content is not None
+        return StepResult.model_validate_json(content)
+
+
+@pytest.fixture
+def house(untracked: Deployment) -> House:
+    store = Store(untracked.store, untracked.cache)
+    ledger = Ledger.open(untracked.ledger)
+    for name in ("notes", OTHER, "labels"):
+        ledger.register_dataset(name, P, 500.0, 1e-3)
+    made = untracked.home / "made"
+    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
+    size = tokenizer.get_vocab_size()
+    config = BertConfig.of_size(vocab_size=size, hidden=64, layers=1, max_positions=8)
+    wordpiece_folder, rows, model = made / "words", made / "rows", made / "model"
+    for folder in (wordpiece_folder, model):
+        folder.mkdir(parents=True)
+        wordpiece.save(tokenizer, folder)
+    save(fresh(config, 3), model)
+    digest = ""
+    for part in ("train", "held_out"):
+        writer = TokenStoreWriter(rows / part, 8, size)
+        for unit in range(30):
+            writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
+        digest = digest or writer.finish().content_digest()
+        if part == "held_out":
+            writer.finish()
+    key = SeedStore(untracked.keys).create("content-digests").derive("content-digest")
+    keyed = hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()
+    labels = made / "labels"
+    labels.mkdir()
+    for part in ("train", "test"):
+        write_sentences([Sentence(("pain",), ("B-problem",), "d")] * 4, labels / f"{part}.jsonl")
+    (made / "canaries").mkdir()
+    (made / "canaries" / "canaries.json").write_text("[]")
+
+    units = {"unit": "patient", "declared_units": 40, "max_examples_per_unit": 1}
+    cut = {"vocabulary_digest": "v", "canaries_digest": "c", "digest": keyed}
+    private = {"role": "private", "dataset": "notes", **units, **cut}
+    shape = {"kind": "bert", "layers": 1, "hidden": 64}
+    model_facts = {"shape": shape, "vocabulary_digest": "v"}
+    words = {"vocabulary_size": size, "dataset": "notes", "unit": "patient", "digest": "v"}
+    held: dict[str, tuple[str, Path, dict[str, Any], list[ReleaseRecord]]] = {
+        "words": ("vocabulary", wordpiece_folder, words, [WORDS]),
+        "words of documents": ("vocabulary", wordpiece_folder, words | {"unit": "document"}, []),
+        "words elsewhere": (
+            "vocabulary", wordpiece_folder, words | {"dataset": OTHER}, [WORDS_ELSEWHERE]
+        ),
+        "other words": ("vocabulary", wordpiece_folder, words | {"digest": "w"}, [WORDS]),
+        "corpus": (
+            "corpus", rows,
+            {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}, [],
+        ),
+        "nameless": (
+            "corpus", rows,
+            {"role": "private", "dataset": "notes", "all_name_a_patient": False, "digest": "x"}, [],
+        ),
+        "public corpus": ("corpus", rows, {"role": "public", "dataset": "public"}, []),
+        "private": ("token_store", rows, private, [WORDS]),
+        "private elsewhere": ("token_store", rows, private | {"dataset": OTHER}, [WORDS]),
+        "private documents": ("token_store", rows, private | {"unit": "document"}, [WORDS]),
+        "private many": ("token_store", rows, private | {"declared_units": 50}, [WORDS]),
+        "private otherwise cut": (
+            "token_store", rows, private | {"vocabulary_digest": "w"}, [WORDS]
+        ),
+        "unplanted": ("token_store", rows, private | {"canaries_digest": ""}, [WORDS]),
+        "public": (
+            "token_store", rows, {"role": "public", "dataset": "public", **units, **cut}, [WORDS]
+        ),
+        "model": ("pretrain", model, model_facts, [WORDS, TRAINED]),
+        "public model": ("pretrain", model, model_facts, [WORDS]),
+        "model elsewhere": ("pretrain", model, model_facts, [WORDS_ELSEWHERE]),
+        "operator model": ("pretrain", model, model_facts, [WORDS, USED]),
+        "of operator model": ("finetune", model, model_facts, [WORDS, USED]),
+        "otherwise worded": ("pretrain", model, model_facts | {"vocabulary_digest": "w"}, [WORDS]),
+        "labels": (
+            "entities", labels,
+            {"public": False, "dataset": "labels", "unit": "patient", "all_name_a_patient": False,
+             "digest": "x"}, [],
+        ),
+        "labels by document": (
+            "entities", labels,
+            {"public": False, "dataset": "labels", "unit": "document", "all_name_a_patient": False,
+             "digest": "x"}, [],
+        ),
+        "canaries": ("canaries", made / "canaries", {"vocabulary_digest": "v", "digest": "c"}, []),
+        "other canaries": (
+            "canaries", made / "canaries", {"vocabulary_digest": "w", "digest": "d"}, []
+        ),
+    }  # fmt: skip
+    uris: dict[str, str] = {}
+    for name, (step, folder, facts, releases) in held.items():
+        uri = uris[name] = f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}"
+        store.publish(folder, uri)
+        result = StepResult(
+            step=step, spec_hash="0", outputs={}, metrics=[], facts=facts, releases=releases
+        )
+        store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+    return House(untracked, uris)
+
+
+PLAN = PrivacyPlan(
+    dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
+    delta=1e-5, examples_per_step=1,
+)  # fmt: skip
+
+
+def common(house: House) -> dict[str, Any]:
+    return {"root": house.deployment.store, "made_up": False}
+
+
+def pretraining(house: House, **changes: Any) -> PretrainSpec:
+    told = {
+        "mode": "dp", "store_uri": "private", "public_store_uri": "public",
+        "private_store_uri": "private", "vocabulary_uri": "words", "init_uri": "public model",
+        "plan": PLAN, **changes,
+    }  # fmt: skip
+    told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
+    return PretrainSpec(
+        **common(house), **told, shape=ModelShape(layers=1, hidden=64), examples_per_step=1,
+        batch_size=8, updates=2, learning_rate=0.001, device="cpu", seed=1,
+    )  # fmt: skip
+
+
+def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
+    specs = tuple(pretraining(house, **one) for one in candidates or ({},))
+    return SelectSpec(
+        **common(house), candidates=specs, law="geometric", mean=2.0, delta=1e-5
+    )  # fmt: skip
+
+
+def finetuning(house: House, **changes: Any) -> FinetuneSpec:
+    told = {"model_uri": "model", "entities_uri": "labels",
+            "plan": PLAN.model_copy(update={"dataset": "labels"}), **changes}  # fmt: skip
+    told |= {n: house.uris[v] for n, v in told.items() if n.endswith("_uri")}
+    return FinetuneSpec(
+        **common(house), **told, entity_types=("problem",), updates=2, epochs=1, batch_size=8,
+        learning_rate=0.001, sequence_length=8, device="cpu", seed=1,
+    )  # fmt: skip
+
+
+def exposing(house: House, **changes: str) -> ExposureSpec:
+    told = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "private"}
+    named = {n: house.uris[v] for n, v in (told | changes).items()}
+    return ExposureSpec(**common(house), **named, device="cpu", seed=1)
+
+
+def wording(house: House, **changes: Any) -> VocabularySpec:
+    told = {"corpus_uri": "corpus", "dataset": "notes", "unit": "patient"} | changes
+    told["corpus_uri"] = house.uris[told["corpus_uri"]]
+    return VocabularySpec(
+        **common(house), **told, declared_units=40, words_per_unit=16, epsilon=8.0, delta=1e-6,
+        size=40,
+    )  # fmt: skip
+
+
+def cutting(house: House, **changes: Any) -> TokenStoreSpec:
+    told = {"corpus_uri": "corpus", "vocabulary_uri": "words", "role": "private",
+            "unit": "patient", "canaries_uri": "canaries"} | changes  # fmt: skip
+    told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
+    return TokenStoreSpec(
+        **common(house), **told, sequence_length=8, words_per_unit=16, max_examples_per_unit=1,
+        declared_units=40, holdout=0.0, seed=1,
+    )  # fmt: skip
+
+
+def planned(**changes: Any) -> PrivacyPlan:
+    return PLAN.model_copy(update=changes)
+
+
+ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
+    # an initial model that only the operator may have, or one that descends from it
+    "DP from an operator's model": (
+        lambda h: pretraining(h, init_uri="operator model"), "without privacy"),
+    "public from an operator's model": (
+        lambda h: pretraining(h, mode="public", plan=None, store_uri="public",
+                              init_uri="operator model"), "without privacy"),
+    "selection from an operator's model": (
+        lambda h: selection(h, {"init_uri": "operator model"}), "without privacy"),
+    "private fine-tuning of an operator's model": (
+        lambda h: finetuning(h, model_uri="operator model", entities_uri="labels by document",
+                             plan=planned(dataset="labels", unit="document")), "without privacy"),
+    "private fine-tuning of what descends from one": (
+        lambda h: finetuning(h, model_uri="of operator model", entities_uri="labels by document",
+                             plan=planned(dataset="labels", unit="document")), "without privacy"),
+    "pre-training from a fine-tuned model": (
+        lambda h: pretraining(h, init_uri="of operator model"), "init_uri"),
+    # one data set is read, another charged
+    "another data set": (lambda h: pretraining(h, plan=planned(dataset=OTHER)), "dataset"),
+    "another data set's rows": (lambda h: pretraining(h, store_uri="private elsewhere"), "dataset"),
+    "another unit": (
+        lambda h: pretraining(h, plan=planned(unit="document")), "unit of the token_store"),
+    "another unit's rows": (
+        lambda h: pretraining(h, store_uri="private documents"), "unit of the token_store"),
+    "another bound": (lambda h: pretraining(h, plan=planned(declared_units=400)), "declared_units"),
+    "another bound's rows": (lambda h: pretraining(h, store_uri="private many"), "declared_units"),
+    "selection, another data set": (
+        lambda h: selection(h, {"plan": planned(dataset=OTHER)}), "dataset"),
+    "selection, another unit": (
+        lambda h: selection(h, {"plan": planned(unit="document")}), "unit"),
+    "selection, another bound": (
+        lambda h: selection(h, {"plan": planned(declared_units=400)}), "declared_units"),
+    "selection, the second candidate's bound": (
+        lambda h: selection(h, {}, {"plan": planned(declared_units=400)}), "several"),
+    "selection, other rows to measure": (
+        lambda h: selection(h, {}, {"private_store_uri": "private elsewhere"}), "differ"),
+    "fine-tuning, another data set": (
+        lambda h: finetuning(h, plan=planned(dataset="notes")), "dataset"),
+    "fine-tuning, another unit": (
+        lambda h: finetuning(h, plan=planned(dataset="labels", unit="document")), "unit"),
+    "fine-tuning by patient without patients": (lambda h: finetuning(h), "entities_patients"),
+    "vocabulary, another data set": (lambda h: wording(h, dataset=OTHER), "dataset"),
+    "vocabulary by patient without patients": (
+        lambda h: wording(h, corpus_uri="nameless"), "patient id"),
+    # every input is what it is called
+    "public rows as private": (lambda h: pretraining(h, store_uri="public"), "must be private"),
+    "private rows as public": (
+        lambda h: pretraining(h, mode="public", plan=None), "must be public"),
+    "accuracy on private rows as public": (
+        lambda h: pretraining(h, public_store_uri="private"), "must be public"),
+    "choice by private rows": (
+        lambda h: selection(h, {"public_store_uri": "private"}), "must be public"),
+    "public rows as private to measure": (
+        lambda h: pretraining(h, private_store_uri="public"), "must be private"),
+    "labels as rows": (lambda h: pretraining(h, store_uri="labels"), "step entities"),
+    "rows as a model": (lambda h: pretraining(h, init_uri="private"), "step token_store"),
+    "canaries as a vocabulary": (lambda h: pretraining(h, vocabulary_uri="canaries"), "canaries"),
+    "rows as labels": (lambda h: finetuning(h, entities_uri="private"), "step token_store"),
+    "a public corpus as private": (lambda h: wording(h, corpus_uri="public corpus"), "private"),
+    "a private corpus as public": (
+        lambda h: cutting(h, role="public", canaries_uri=""), "must be public"),
+    # of one vocabulary
+    "rows of another vocabulary": (
+        lambda h: pretraining(h, store_uri="private otherwise cut"), "another vocabulary"),
+    "a vocabulary of other rows": (
+        lambda h: pretraining(h, vocabulary_uri="other words"), "another vocabulary"),
+    "a model of another vocabulary": (
+        lambda h: pretraining(h, init_uri="otherwise worded"), "another vocabulary"),
+    "canaries of another vocabulary": (
+        lambda h: cutting(h, canaries_uri="other canaries"), "another vocabulary"),
+    "a vocabulary of another unit": (
+        lambda h: cutting(h, vocabulary_uri="words of documents"), "unit"),
+    "exposure to canaries of another vocabulary": (
+        lambda h: exposing(h, canaries_uri="other canaries"), "another vocabulary"),
+    "exposure by the bound of unrelated rows": (
+        lambda h: exposing(h, private_store_uri="unplanted"), "not those planted"),
+    "exposure by public rows": (
+        lambda h: exposing(h, private_store_uri="public"), "must be private"),
+    "exposure of rows": (lambda h: exposing(h, model_uri="private"), "step token_store"),
+    # a spec that contradicts itself
+    "two beginnings": (
+        lambda h: pretraining(h, mode="public", plan=None, store_uri="public", public_model="/x"),
+        "one beginning"),
+    "a plan without privacy": (lambda h: pretraining(h, mode="nonprivate"), "mode dp"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hand_made_spec_is_refused_before_anything_is_charged(house: House, name: str) -> None:
+    make, reason = ATTACKS[name]
+    with pytest.raises(BadInput) as refused:
+        contract.run_step(make(house), house.deployment, WHO)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)
+    assert house.charged() == []
+
+
+def test_an_operators_model_is_not_laundered_by_its_folder(house: House, tmp_path: Path) -> None:
+    store = Store(house.deployment.store, house.deployment.cache)
+    folder = store.local_copy(house.uris["operator model"])
+    spec = pretraining(
+        house, mode="public", plan=None, store_uri="public", init_uri="", public_model=str(folder)
+    )
+    with pytest.raises(BadInput, match="public_model"):
+        contract.run_step(spec, house.deployment, WHO)
+
+
+def test_what_a_model_cost_comes_from_all_that_it_was_made_of(house: House) -> None:
+    """A vocabulary of another data set, a model of a third party's: each keeps its own total."""
+    spec = pretraining(house, vocabulary_uri="words elsewhere", init_uri="model")
+    result = contract.run_step(spec, house.deployment, WHO)
+    (own,) = house.charged()
+    assert {r.ledger_id for r in result.releases} == {"words", "elsewhere", "trained", own}
+    told = {m.name: m.value for m in result.metrics if m.name.startswith(("epsilon/", "delta/"))}
+    assert set(told) == {f"{n}/{d}" for n in ("epsilon", "delta") for d in ("notes", OTHER)}
+    assert told["epsilon/notes"] > next(r.epsilon for r in result.releases if r.ledger_id == own)
+    assert told["delta/notes"] == pytest.approx(2e-6 + 1e-5)
+    labels = {m.name: m.label for m in result.metrics}
+    assert labels["mlm_accuracy_public"] == "dp"
+    assert "epsilon_training" in labels and "epsilon" not in labels
+
+
+def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: House) -> None:
+    spec = pretraining(house, mode="nonprivate", plan=None)
+    first = contract.run_step(spec, house.deployment, WHO)
+    assert [r.epsilon for r in first.releases][-1] == math.inf
+    assert {m.label for m in first.metrics if "accuracy" in m.name} == {"operator"}
+    tuned = finetuning(house, model_uri="model", plan=None).model_copy(
+        update={"model_uri": spec.output, "entity_types": ()}
+    )
+    after = contract.run_step(tuned, house.deployment, WHO)
+    assert sum(math.isinf(r.epsilon) for r in after.releases) == 2  # the notes', the labels'
+    assert house.result(tuned) == after
+    before = house.charged()
+    again = pretraining(house).model_copy(update={"init_uri": spec.output})
+    with pytest.raises(BadInput, match="without privacy"):
+        contract.run_step(again, house.deployment, WHO)
+    assert house.charged() == before
+
+
+def test_a_results_releases_are_gathered_whatever_the_step_says(house: House) -> None:
+    spec = CanariesSpec(
+        **common(house), vocabulary_uri=house.uris["words elsewhere"], patterns=("S",),
+        rates=(0.1,), per_group=1, seed=1,
+    )  # fmt: skip
+    result = contract.run_step(spec, house.deployment, replace_task("canaries"))
+    assert result.releases == [WORDS_ELSEWHERE]
+
+
+def replace_task(name: str) -> RunContext:
+    return WHO.model_copy(update={"task": name})
+
+
+def test_an_earlier_versions_result_is_no_input(house: House) -> None:
+    """It would carry no use without privacy."""
+    store = Store(house.deployment.store, house.deployment.cache)
+    uri = f"{house.uris['public model']}/{RESULT}"
+    content = store.read(uri)
+    assert content is not None
+    store.write(uri, content.replace(b'"version":2', b'"version":1'))
+    with pytest.raises(BadInput, match="not a result of this version"):
+        contract.run_step(pretraining(house), house.deployment, WHO)
+    assert house.charged() == []

@@ -1,0 +1,143 @@
+"""A manifest changes with the code and libraries that shape a release, and with nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tasks import release_manifest
+from tasks.deployment import CHECKOUT
+from tasks.release_manifest import BY_VALUE, ENTRIES, code_digest, code_of, imports_of
+
+AFTERWARDS = {  # what a step imports to look at a release, not to make it
+    "vocabulary": {"dp_core.vocab.wordpiece", "dp_core.vocab", "dp_core.privacy.labels"},
+    "pretrain": {"dp_core.training.evaluate", "dp_core.privacy.labels"},
+    "select": {"dp_core.privacy.labels"},
+    "finetune": {
+        "dp_core.ner.scoring",
+        "dp_core.privacy.labels",
+        "dp_core.training.finetune",  # without privacy; its `tag` reads the finished model
+    },
+}
+TRAINING = [
+    "privacy/gaussian_noise", "privacy/noise", "privacy/sampling", "privacy/seeds", "privacy/plan",
+    "privacy/clipping/engine", "privacy/clipping/gram", "privacy/adaptive_clipping",
+    "corpus/token_store", "bert/layers", "bert/heads", "training/adamw", "training/rows",
+    "training/noised_means", "training/private_updates", "training/checkpoint", "vocab/wordpiece",
+]  # fmt: skip
+SHAPES = {
+    "vocabulary": [
+        "vocab/histogram", "corpus/words", "corpus/contribution", "corpus/privacy_units",
+        "privacy/noise", "privacy/exact_coins", "privacy/seeds",
+    ],
+    "pretrain": [*TRAINING, "corpus/masking", "training/pretrain", "bert/new_vocabulary"],
+    "select": [*TRAINING, "corpus/masking", "privacy/selection", "training/evaluate"],
+    "finetune": [*TRAINING, "training/private_finetune", "training/tagging", "ner/sentence"],
+}  # fmt: skip
+LEAVES_ALONE = [
+    "report/page", "report/tables", "corpus/synthetic/notes", "corpus/synthetic/narrator",
+    "audit/exposure", "audit/canaries", "privacy/statement", "privacy/ledger/filter",
+    "privacy/accounting/pld", "vocab/calibration", "corpus/readers/jsonl",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkout")
+    for package in ("dp_core", "tasks"):
+        shutil.copytree(
+            CHECKOUT / package, root / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return root
+
+
+def changed_by(edited: list[Path], kind: str, root: Path) -> list[bool]:
+    """Return for each file whether a comment at its end changes the digest."""
+    before = code_digest.__wrapped__(kind, root)
+    found = []
+    for file in edited:
+        text = file.read_text()
+        file.write_text(text + "# edited\n")
+        found.append(code_digest.__wrapped__(kind, root) != before)
+        file.write_text(text)
+    assert code_digest.__wrapped__(kind, root) == before
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import graph is found once: a comment does not change it."""
+    monkeypatch.setattr(release_manifest, "code_of", cache(release_manifest.code_of))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> None:
+    files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
+    files.append(checkout / "tasks" / "steps" / f"{kind}.py")
+    missing = [
+        str(f) for f, changes in zip(files, changed_by(files, kind, checkout), strict=True)
+        if not changes
+    ]  # fmt: skip
+    assert not missing
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_what_only_looks_at_a_release_changes_no_manifest(kind: str, checkout: Path) -> None:
+    files = [checkout / "dp_core" / f"{name}.py" for name in LEAVES_ALONE]
+    assert not any(changed_by(files, kind, checkout))
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_a_step_imports_nothing_that_its_manifest_overlooks(kind: str) -> None:
+    """Who calls a new module in a step adds it to the entries, or says that it only looks."""
+    known = {*code_of(kind).modules, *AFTERWARDS[kind]}
+    for name in imports_of(CHECKOUT / "tasks" / "steps" / f"{kind}.py"):
+        if not name.startswith("dp_core") or name.startswith(BY_VALUE):
+            continue
+        assert name in known or name.rpartition(".")[0] in known, name
+
+
+def test_code_of_a_release_is_what_it_imports_when_it_runs() -> None:
+    """The graph that import-linter's own library finds, without what enters by value."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("dp_core", exclude_type_checking_imports=True)
+    for package in BY_VALUE:
+        for module in {package, *graph.find_descendants(package)} & graph.modules:
+            graph.remove_module(module)
+    for kind, entries in ENTRIES.items():
+        found = set(entries).union(*(graph.find_upstream_modules(e) for e in entries))
+        packages = {".".join(m.split(".")[:n]) for m in found for n in range(1, m.count(".") + 1)}
+        assert (
+            found
+            <= set(code_of(kind).modules)
+            <= found | packages | {m for p in packages for m in graph.find_upstream_modules(p)}
+        )
+
+
+def test_libraries_that_compute_a_release_are_named_with_their_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libraries = set(code_of("pretrain").libraries)
+    assert {"tensorflow", "numpy", "numba", "cryptography", "tokenizers"} <= libraries
+    assert "tensorflow" not in code_of("vocabulary").libraries
+    before = code_digest.__wrapped__("vocabulary")
+    monkeypatch.setattr(
+        "tasks.release_manifest.metadata.version", lambda name: f"not that of {name}"
+    )
+    assert code_digest.__wrapped__("vocabulary") != before
+
+
+def test_a_digest_imports_nothing_that_it_reads(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    told = (
+        "import sys; from tasks.release_manifest import code_digest; code_digest('pretrain'); "
+        "assert not {'tensorflow', 'numba', 'dp_core.training'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", told], cwd=CHECKOUT, check=True)

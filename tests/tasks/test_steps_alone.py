@@ -1,0 +1,424 @@
+"""Steps one by one, without a tracker: who may see their numbers, and which inputs they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dp_core.audit.canaries import Canary
+from dp_core.corpus.document import Document
+from dp_core.corpus.normal_form import write_corpus
+from dp_core.corpus.token_store import TokenStore
+from dp_core.errors import BadInput
+from dp_core.ner.sentence import Sentence
+from dp_core.privacy.labels import Label, Labelled
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.units import PrivacyUnit
+from tasks.deployment import Deployment
+from tasks.plans import training_plan
+from tasks.provenance import operator_only
+from tasks.specs import (
+    ExposureSpec,
+    FinetuneSpec,
+    MetricRecord,
+    PretrainSpec,
+    ReleaseRecord,
+    StepResult,
+    TokenStoreSpec,
+    VocabularySpec,
+)
+from tasks.specs.steps import ModelShape, PrivacyPlan
+from tasks.steps import canaries, entities, exposure, finetune, pretrain, token_store, vocabulary
+from tasks.storage import Store
+from tasks.workbench import Answer, Input, Workbench
+
+PATIENTS, DECLARED, LENGTH = 60, 100, 16
+WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
+PLAN = PrivacyPlan(
+    dataset="notes",
+    unit="patient",
+    declared_units=DECLARED,
+    noise_multiplier=4.0,
+    clip_norm=0.5,
+    delta=1e-5,
+    examples_per_step=1,
+)
+DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
+
+
+class Bench(Workbench):
+    """A bench whose inputs are given, and which notes down what it is told."""
+
+    def __init__(self, home: Deployment, inputs: dict[str, Input], name: str) -> None:
+        self.deployment, self.inputs, self.made_up = home, inputs, False
+        self.context = cast(Any, SimpleNamespace(run_key="run", task="step"))
+        self.releases: list[ReleaseRecord] = []
+        self.tracker = cast(Any, SimpleNamespace(tag=lambda *_: None))
+        self.spec_hash, self.durable = name, home.home / "bench" / name
+        self.out = self.durable / "out"
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.store = Store(home.store, home.cache)
+        self.numbers: list[MetricRecord] = []
+        self.counted: list[int] = []
+        self.progress = cast(Any, lambda done, total, note="": self.counted.append(done))
+
+    def input(self, uri: str) -> Input:
+        found = self.inputs[uri]
+        self.descends_from(*found.result.releases)
+        return found
+
+    def measure(self, name: str, value: Labelled, step: int = 0) -> None:
+        number = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
+        self.numbers.append(number)
+
+    def measured(self) -> list[MetricRecord]:
+        return list(self.numbers)
+
+    def labels(self) -> dict[str, set[str]]:
+        """Return every label that a number of each name had."""
+        found: dict[str, set[str]] = {}
+        for number in self.numbers:
+            found.setdefault(number.name, set()).add(number.label)
+        return found
+
+
+def answered(answer: Answer, bench: Bench, step: str) -> Input:
+    """Return a step's answer as the next step's input."""
+    result = StepResult(
+        step=step,
+        spec_hash=bench.spec_hash,
+        outputs={},
+        metrics=[],
+        releases=bench.releases,
+        facts=json.loads(json.dumps(answer.facts)),
+    )
+    return Input(result, bench.out)
+
+
+def corpus_of(bench: Bench, dataset: str, notes: dict[str, str], role: str = "private") -> Input:
+    """Return a corpus: patient -> note."""
+    write_corpus((Document("1", who, text) for who, text in notes.items()), bench.out)
+    facts = {"dataset": dataset, "role": role, "digest": bench.content_digest(bench.out)}
+    return answered(Answer({}, facts=facts | {"all_name_a_patient": True}), bench, "corpus")
+
+
+def notes_of(patients: int) -> dict[str, str]:
+    """All share their words, and one of them has a word with a letter that no other has."""
+    notes = {f"p{number}": " ".join(WORDS) for number in range(patients)}
+    return notes | {"p0": " ".join(WORDS) + " qqqq"}
+
+
+class Chain:
+    """The steps of a job up to a pre-training, in one deployment."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = Deployment.from_environment({"CONFIDE_HOME": str(home)})
+        self.home.prepare()
+        self.ledger = Ledger.open(self.home.ledger)
+        self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
+        self.inputs: dict[str, Input] = {}
+        self.inputs["corpus"] = corpus_of(self.bench("corpus"), "notes", notes_of(PATIENTS))
+        public = corpus_of(self.bench("public corpus"), "wiki", notes_of(PATIENTS), "public")
+        self.inputs["public corpus"] = public
+        self.inputs["vocabulary"] = self.answer("vocabulary", vocabulary.run, self.histogram())
+        planted = self.bench("canaries")
+        drawn = [Canary("HS-1-0", "HS", 1.0, self.pieces("arm", "fever"), 1)]
+        drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days"), 1))
+        (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
+        facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
+        self.inputs["canaries"] = answered(Answer({}, facts=facts), planted, "canaries")
+        self.inputs["rows"] = self.answer("rows", token_store.run, self.cut())
+        public_rows = {"role": "public", "corpus_uri": "public corpus", "canaries_uri": ""}
+        public_rows |= {"unit": "document", "declared_units": 0}
+        self.inputs["public rows"] = self.answer(
+            "public rows", token_store.run, self.cut().model_copy(update=public_rows)
+        )
+
+    def bench(self, name: str) -> Bench:
+        return Bench(self.home, self.inputs, name)
+
+    def answer(self, name: str, run: Any, spec: Any) -> Input:
+        """Run a step; keep its bench as an attribute of the input's."""
+        bench = self.bench(name)
+        setattr(self, f"{name}_bench", bench)
+        return answered(run(spec, bench), bench, spec.step)
+
+    def pieces(self, *words: str) -> tuple[int, ...]:
+        known = (self.inputs["vocabulary"].folder / "vocab.txt").read_text().splitlines()
+        return tuple(known.index(word) for word in words)
+
+    def histogram(self, **changes: Any) -> VocabularySpec:
+        spec = VocabularySpec(
+            root=self.home.store,
+            made_up=False,
+            corpus_uri="corpus",
+            dataset="notes",
+            unit="patient",
+            declared_units=DECLARED,
+            words_per_unit=16,
+            epsilon=20.0,
+            delta=1e-5,
+            size=80,
+        )
+        return spec.model_copy(update=changes)
+
+    def cut(self) -> TokenStoreSpec:
+        return TokenStoreSpec(
+            root=self.home.store,
+            made_up=False,
+            corpus_uri="corpus",
+            vocabulary_uri="vocabulary",
+            canaries_uri="canaries",
+            role="private",
+            unit="patient",
+            sequence_length=LENGTH,
+            words_per_unit=16,
+            max_examples_per_unit=1,
+            declared_units=DECLARED,
+            holdout=0.2,
+            seed=1,
+        )
+
+    def training(self, **changes: Any) -> PretrainSpec:
+        spec = PretrainSpec(
+            root=self.home.store,
+            made_up=False,
+            mode="dp",
+            store_uri="rows",
+            public_store_uri="public rows",
+            private_store_uri="rows",
+            vocabulary_uri="vocabulary",
+            shape=ModelShape(layers=1, hidden=64),
+            plan=PLAN,
+            examples_per_step=1,
+            batch_size=8,
+            updates=2,
+            learning_rate=0.001,
+            device="cpu",
+            seed=1,
+        )
+        return spec.model_copy(update=changes)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    yield Chain(tmp_path_factory.mktemp("chain"))
+
+
+def with_facts(source: Input, **facts: Any) -> Input:
+    """Return an input that says something else of itself."""
+    return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
+
+
+# --- the vocabulary
+
+
+def test_only_what_was_noised_shapes_the_vocabulary(chain: Chain) -> None:
+    known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
+    assert "fever" in known.splitlines()
+    assert "q" not in known
+    labels = cast(Any, chain).vocabulary_bench.labels()
+    assert labels["distinct_words"] == {OPERATOR}
+    assert labels["words_released"] == labels["vocabulary_size"] == {DP}
+
+
+def test_a_histogram_is_of_the_corpus_that_it_is_charged_to(chain: Chain) -> None:
+    with pytest.raises(BadInput, match="the spec charges other"):
+        vocabulary.run(chain.histogram(dataset="other"), chain.bench("elsewhere"))
+
+
+def test_a_corpus_that_was_altered_is_not_counted(chain: Chain) -> None:
+    bench = chain.bench("altered")
+    bench.inputs = {"corpus": with_facts(chain.inputs["corpus"], digest="0" * 64)}
+    with pytest.raises(BadInput, match="not those that the step wrote"):
+        vocabulary.run(chain.histogram(), bench)
+
+
+def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
+    before = len(chain.ledger.history("notes"))
+    for number, patients in enumerate((30, 40)):
+        bench = chain.bench(f"corpus {number}")
+        bench.inputs = {"corpus": corpus_of(bench, "notes", notes_of(patients))}
+        again = chain.bench("counted twice")
+        again.inputs = bench.inputs
+        vocabulary.run(chain.histogram(), again)
+    assert len(chain.ledger.history("notes")) == before + 2
+
+
+# --- rows
+
+
+def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
+    bench = cast(Any, chain).rows_bench
+    assert bench.labels() == {"units": {OPERATOR}, "rows": {OPERATOR}}
+    assert bench.counted == []
+
+
+def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
+    parts = [
+        chain.inputs["rows"].folder / part for part in (token_store.TRAIN, token_store.HELD_OUT)
+    ]
+    train, held_out = (TokenStore.open(part) for part in parts)
+    assert 0 < held_out.n_units < PATIENTS
+    assert train.n_units + held_out.n_units == PATIENTS
+    first, second = chain.pieces("arm", "fever")
+
+    def carriers(store: TokenStore) -> int:
+        rows = [list(row) for row in store.tokens]
+        return sum((first, second) in itertools.pairwise(row) for row in rows)
+
+    assert carriers(train) == train.n_units  # its rate is 1
+    assert carriers(held_out) == 0
+
+
+# --- pre-training
+
+
+@pytest.fixture(scope="module")
+def trained(chain: Chain) -> tuple[Input, Bench]:
+    bench = chain.bench("dp")
+    return answered(pretrain.run(chain.training(), bench), bench, "pretrain"), bench
+
+
+@pytest.fixture(scope="module")
+def unprotected(chain: Chain) -> tuple[Input, Bench]:
+    bench = chain.bench("nonprivate")
+    spec = chain.training(mode="nonprivate", plan=None)
+    return answered(pretrain.run(spec, bench), bench, "pretrain"), bench
+
+
+def test_of_a_private_training_scores_on_public_text_are_shown(
+    trained: tuple[Input, Bench],
+) -> None:
+    model, bench = trained
+    labels = bench.labels()
+    assert labels["mlm_accuracy_public"] == labels["mlm_public"] == {DP}
+    assert labels["epsilon"] == labels["epsilon_training"] == {PUBLIC}
+    for name in ("mlm_accuracy_private", "mlm_public_under_way", "loss", "batch", "clipped"):
+        assert labels[name] == {OPERATOR}, name
+    assert not operator_only(model.result.releases)
+
+
+def test_of_a_training_without_privacy_nothing_is_shown(unprotected: tuple[Input, Bench]) -> None:
+    model, bench = unprotected
+    assert {label for labels in bench.labels().values() for label in labels} == {OPERATOR}
+    assert operator_only(model.result.releases)
+
+
+def test_a_model_names_every_release_that_it_was_made_from(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    (words,) = chain.inputs["vocabulary"].result.releases
+    first, own = trained[0].result.releases
+    assert first == words
+    assert own.ledger_id not in ("", words.ledger_id)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"dataset": "other"}, {"unit": "document"}, {"declared_units": DECLARED + 1}],
+    ids=lambda facts: next(iter(facts)),
+)
+def test_a_store_of_something_else_is_refused(chain: Chain, facts: dict[str, Any]) -> None:
+    bench = chain.bench(f"other {next(iter(facts))}")
+    bench.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], **facts)}
+    with pytest.raises(BadInput):
+        pretrain.run(chain.training(), bench)
+
+
+def test_rows_that_no_step_wrote_are_refused(chain: Chain) -> None:
+    bench = chain.bench("other rows")
+    bench.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], digest="0" * 64)}
+    with pytest.raises(BadInput, match="rows are not those"):
+        pretrain.run(chain.training(), bench)
+
+
+def test_a_private_store_is_not_trained_on_as_a_public_one(chain: Chain) -> None:
+    with pytest.raises(BadInput, match="must be public"):
+        pretrain.run(chain.training(mode="public", plan=None), chain.bench("public"))
+
+
+def test_the_noise_is_bound_to_rows_and_first_weights(chain: Chain, tmp_path: Path) -> None:
+    spec, rows, words = chain.training(), chain.inputs["rows"], chain.inputs["vocabulary"]
+    plan = training_plan(spec, 1)
+    begun: list[Input | None] = [None]
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+        begun.append(Input(words.result, tmp_path / name))
+    bench = chain.bench("manifests")
+    found = {
+        pretrain._manifest(spec, bench, source, words, initial, plan)
+        for source in (rows, with_facts(rows, digest="1" * 64))
+        for initial in begun
+    }
+    assert len(found) == 6
+
+
+# --- what is measured of a model
+
+
+def test_an_exposure_has_the_label_of_its_model(
+    chain: Chain, trained: tuple[Input, Bench], unprotected: tuple[Input, Bench]
+) -> None:
+    for (model, _), label in ((trained, DP), (unprotected, OPERATOR)):
+        bench = chain.bench(f"exposure {label}")
+        bench.inputs = chain.inputs | {"model": model}
+        spec = ExposureSpec(
+            root=chain.home.store,
+            made_up=False,
+            model_uri="model",
+            canaries_uri="canaries",
+            private_store_uri="rows",
+            device="cpu",
+            seed=1,
+        )
+        answer = exposure.run(spec, bench)
+        assert {own for labels in bench.labels().values() for own in labels} == {label}
+        assert [artifact.label for artifact in answer.artifacts] == [label]
+
+
+def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    labelled, bench = chain.bench("labels"), chain.bench("tuned")
+    for part in entities.PARTS:
+        sentences = [
+            Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
+        ]
+        entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
+    facts = {"public": False, "dataset": "notes", "unit": "document", "all_name_a_patient": False}
+    facts["digest"] = labelled.content_digest(labelled.out)
+    bench.inputs = chain.inputs | {"model": trained[0]}
+    bench.inputs["labels"] = answered(Answer({}, facts=facts), labelled, "entities")
+    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
+    bench.inputs["labels"] = with_facts(bench.inputs["labels"], dataset="labels")
+    spec = FinetuneSpec(
+        root=chain.home.store,
+        made_up=False,
+        model_uri="model",
+        entities_uri="labels",
+        plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
+        entity_types=("sign",),
+        updates=2,
+        epochs=0,
+        batch_size=4,
+        learning_rate=0.001,
+        sequence_length=LENGTH,
+        device="cpu",
+        seed=1,
+    )
+    finetune.run(spec, bench)
+    costs = {n: own for n, own in bench.labels().items() if n.startswith(("epsilon", "delta"))}
+    assert set().union(*costs.values()) == {PUBLIC}
+    others = [own for name, own in bench.labels().items() if name not in costs]
+    assert set().union(*others) == {OPERATOR}
+    assert not operator_only(bench.releases)
+    assert {r.dataset for r in bench.releases} == {"notes", "labels"}

@@ -1,0 +1,134 @@
+"""δ of all that is claimed together stays below one in the units: in settings, specs and plans."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from test_plans import PRIVATE, ROOT, bench_of, steps_of
+
+from dp_core.errors import PlanError
+from dp_core.privacy.accounting import refuse_large_delta
+from dp_core.privacy.events import PoissonGaussian
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.units import PrivacyUnit
+from dp_core.vocab.calibration import calibrate
+from tasks.deployment import Deployment
+from tasks.plans import planned_release, refuse_large_deltas
+from tasks.specs import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings, VocabularySpec
+from tasks.specs.sweep import sweep_budget
+from tasks.steps import budget
+
+LABELS = {
+    "entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b",
+    "finetune_privacy": "dp", "entity_types": "problem", "entities_declared_units": 400,
+    "entities_unit": "patient",
+}  # fmt: skip
+TOO_MUCH: list[dict[str, Any]] = [
+    {"vocabulary_delta": 0.01, "declared_units": 50_000},
+    {"vocabulary_delta": 0.9e-4, "delta": 0.9e-4},  # each below 1/6000, not both
+    # replace-one: (1 + e⁸)·1e-7 = 3e-4
+    {"sampling": "fixed-size", "vocabulary_epsilon": 8},
+    {**LABELS, "delta": 1e-4, "finetune_delta": 1e-4},  # charged to the same data set
+]
+
+
+@pytest.mark.parametrize("wrong", TOO_MUCH)
+def test_settings_are_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="one unit could be given away"):
+        JobSettings.model_validate(PRIVATE | wrong)
+
+
+def test_the_defaults_and_their_like_are_admitted() -> None:
+    JobSettings.model_validate(PRIVATE | LABELS | {"entities_patients": "/l/patients.csv"})
+    JobSettings.model_validate(PRIVATE | {"sampling": "fixed-size"})
+    SweepSettings.model_validate(PRIVATE)
+
+
+def test_all_points_of_a_sweep_are_released_together() -> None:
+    twelve = PRIVATE | {"delta": 2e-5}
+    JobSettings.model_validate(twelve)
+    with pytest.raises(ValidationError, match="12 models"):
+        SweepSettings.model_validate(twelve)
+    SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model leaves
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
+def test_what_settings_reckon_is_no_less_than_what_is_charged(sampling: str) -> None:
+    settings = JobSettings.model_validate(PRIVATE | {"sampling": sampling})
+    charged = planned_release(steps_of(sampling=sampling)["vocabulary"]).delta
+    assert charged <= settings.vocabulary_delta_stated <= charged * 1.02
+
+
+def record(dataset: str, delta: float, units: int, entry: str = "1") -> ReleaseRecord:
+    event = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
+    return ReleaseRecord(
+        ledger_id=entry, dataset=dataset, unit="patient", event=event.to_json(), epsilon=1.0,
+        epsilon_rdp=None, delta=delta, declared_units=units,
+    )  # fmt: skip
+
+
+def test_a_hand_made_spec_is_refused_by_the_step_itself() -> None:
+    vocabulary = steps_of()["vocabulary"]
+    for delta, relation in ((0.01, "add-or-remove-one"), (1e-4, "replace-one")):
+        spec = vocabulary.model_copy(update={"delta": delta, "relation": relation})
+        with pytest.raises(PlanError, match="1/6000"):
+            planned_release(spec)
+    training = planned_release(steps_of(delta=1e-4)["dp_pretraining"])
+    refuse_large_deltas([training], [record("notes", 1e-5, 6000)])
+    refuse_large_deltas([training], [record("others", 1e-4, 6000)])
+    refuse_large_deltas([training], [record("notes", 1e-5, 6000)] * 20)  # one entry, many ways
+    with pytest.raises(PlanError, match="δ of the data set notes"):
+        refuse_large_deltas([training], [record("notes", 1e-4, 6000)])
+
+
+def test_a_whole_run_is_refused_before_it_is_registered(deployment: Deployment) -> None:
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    steps = steps_of(delta=1e-4)
+    vocabulary = steps["vocabulary"]
+    assert isinstance(vocabulary, VocabularySpec)
+    spec = steps["budget"]
+    assert isinstance(spec, BudgetSpec)
+    large = vocabulary.model_copy(update={"delta": 1e-4})
+    spec = spec.model_copy(update={"charged": (large, *spec.charged[1:])})
+    with pytest.raises(PlanError, match="1/6000"):
+        budget.run(spec, bench_of(deployment))
+    assert not Ledger.open(deployment.ledger).history("notes")
+
+
+def test_a_sweeps_registration_counts_every_point(deployment: Deployment) -> None:
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    small = SweepSettings.model_validate(PRIVATE)
+    spec = sweep_budget(small, ROOT)
+    assert len(spec.charged) == 13
+    first, *points = spec.charged
+    large = [
+        p.model_copy(update={"plan": p.plan.model_copy(update={"delta": 2e-5})}) for p in points
+    ]  # type: ignore[union-attr]
+    spec = spec.model_copy(update={"charged": (first, *large)})
+    with pytest.raises(PlanError, match="in total"):
+        budget.run(spec, bench_of(deployment))
+
+
+def test_a_statement_makes_no_claim_at_a_delta_of_one_in_the_units() -> None:
+    event = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
+    for units, private in ((0, True), (900, True), (1100, False)):
+        release = Release("notes", PrivacyUnit.PATIENT, event, 1e-3, "1", declared_units=units)
+        said = privacy_statement([release])
+        assert said.data["private"] is private
+        assert ("No claim is made" in said.words) is not private
+        assert ("differentially private**" in said.words) is private
+
+
+def test_a_calibrated_vocabulary_is_checked_against_its_units() -> None:
+    with pytest.raises(PlanError, match="1/50000"):
+        calibrate(2.0, 1e-3, 16, declared_units=50_000)
+
+
+@pytest.mark.parametrize("delta", [0.0, -1e-6, math.nan, math.inf])
+def test_no_number_is_no_delta(delta: float) -> None:
+    with pytest.raises(PlanError):
+        refuse_large_delta([delta], 100, "δ")

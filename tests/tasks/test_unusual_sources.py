@@ -1,0 +1,216 @@
+"""Sources that are not what they seem: a step says so in one line, exit code 2, and never hangs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.units import PrivacyUnit
+from tasks import contract
+from tasks.deployment import Deployment
+from tasks.specs import CorpusSpec, EntitiesSpec, JobSettings, missing_file
+from tasks.storage import Store, keyed_digest, read_spec, stage_source
+
+NAME = "doe_john_1961"
+pytestmark = pytest.mark.usefixtures("at_home", "tracked", "not_for_ever")
+
+
+@pytest.fixture
+def not_for_ever() -> Iterator[None]:
+    """A step that waits on a pipe fails its test, and does not stop all others."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def link(place: Path, to: str) -> None:
+    place.symlink_to(to)
+
+
+def latin_1(place: Path) -> None:
+    os.mkdir(os.fsencode(place) + b"\xe9")  # noqa: PTH102 - bytes
+
+
+ENTRIES: dict[str, Callable[[Path], None]] = {
+    "pipe": lambda p: os.mkfifo(p),
+    "endless": lambda p: link(p, "/dev/zero"),
+    "linked folder": lambda p: link(p, "/etc"),
+    "linked file": lambda p: link(p, "/etc/hostname"),
+    "dangling": lambda p: link(p, "nowhere"),
+    "latin-1": latin_1,
+}
+
+
+def run(spec: Any, capfd: pytest.CaptureFixture[str], folder: Path) -> tuple[int, str]:
+    file = folder / "spec.json"
+    file.write_text(spec.model_dump_json())
+    code = contract.main(spec.step, str(file))
+    said = capfd.readouterr()
+    assert NAME not in said.out + said.err
+    lines = (said.out + said.err).splitlines(keepends=True)
+    return code, "".join(line for line in lines if not line.startswith("tracking is down"))
+
+
+def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSpec:
+    return CorpusSpec(
+        root=deployment.store,
+        made_up=False,
+        role="private",
+        format=format,  # type: ignore[arg-type]
+        path=str(path),
+        dataset="notes",
+        data_version="1",
+        synthetic_patients=50,
+        seed=1,
+    )
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_a_folder_with_something_else_in_it(
+    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (tmp_path / "in" / "ward").mkdir(parents=True)
+    (tmp_path / "in" / "ward" / "note.txt").write_text("zyxsecret")
+    ENTRIES[kind](tmp_path / "in" / "ward" / NAME)
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    code, said = run(corpus(deployment, tmp_path / "in"), capfd, tmp_path)
+    assert code == 2, said
+    assert said.count("\n") == 1
+    assert "private_path" in said
+    assert NAME not in said
+    with pytest.raises(BadInput, match="in it") as told:
+        keyed_digest(tmp_path / "in", b"key")
+    assert NAME not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["pipe", "/dev/zero", "/dev/null", "x" * 300, "nowhere", "note.txt/deeper", "round"],
+)
+def test_a_path_that_is_no_source(
+    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], path: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "note.txt").write_text("good")
+    (tmp_path / "round").symlink_to("round")
+    for format in ("text", "jsonl", "noteevents"):
+        code, said = run(corpus(deployment, tmp_path / path, format), capfd, tmp_path)
+        assert (code, said.count("\n")) == (2, 1), said
+    with pytest.raises(BadInput, match="public_model: n"):  # neither …, no such …
+        stage_source(str(tmp_path / path), tmp_path / "staged", field="public_model")
+    with pytest.raises(BadInput):
+        keyed_digest(tmp_path / path, b"key")
+
+
+def test_labels_behind_the_same_door(
+    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
+    os.mkfifo(tmp_path / "in" / NAME)
+    spec = EntitiesSpec(
+        root=deployment.store,
+        made_up=False,
+        format="pubtator",
+        train_path=str(tmp_path / "in"),
+        test_path=str(tmp_path / "in" / "a.txt"),
+        dataset="notes",
+        data_version="1",
+        public=True,
+        unit="document",
+        seed=1,
+    )
+    code, said = run(spec, capfd, tmp_path)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "entities_train" in said
+    assert NAME not in said
+
+
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path,
+    deployment: Deployment,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("good", NAME):
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "x"}\n')
+    opened = os.open
+
+    def denied(place: Any, *how: Any, **more: Any) -> int:
+        if NAME in str(place):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return opened(place, *how, **more)
+
+    monkeypatch.setattr(os, "open", denied)
+    code, said = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd, tmp_path)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert NAME not in said
+
+
+def test_what_is_digested_is_what_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "p").mkdir(parents=True)
+    (folder / "p" / "n.txt").write_text("x")
+    first = keyed_digest(folder, b"key")
+    (tmp_path / "named").symlink_to(folder)
+    assert keyed_digest(tmp_path / "named", b"key") == first
+    (folder / "p" / "note").symlink_to("n.txt")
+    with pytest.raises(BadInput):
+        keyed_digest(folder, b"key")
+
+
+@pytest.mark.parametrize("uri", ["/a\0b", "/" + "x" * 300, "file:///a%00b"])
+def test_a_spec_at_no_possible_place(uri: str) -> None:
+    with pytest.raises(BadInput, match="cannot read the spec"):
+        read_spec(uri)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("pipe", "neither a file nor a folder"), ("a\0b", "no such"), ("x" * 300, "no such")],
+)
+def test_a_run_is_told_before_it_registers_anything(tmp_path: Path, path: str, reason: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    found = missing_file(JobSettings(public_model=str(tmp_path / path)))
+    assert found is not None
+    assert found[0] == "public_model"
+    assert found[1].startswith(reason)
+
+
+def test_objects_of_a_bucket_whose_names_are_no_files(tmp_path: Path, bucket: str) -> None:
+    root = f"gs://{bucket}/{tmp_path.name}"
+    store = Store(root, tmp_path / "cache")
+    store.write(f"{root}/one/{NAME}", b"1")
+    store.write(f"{root}/one/{NAME}/note.txt", b"2")
+    store.write(f"{root}/two/{'x' * 300}.txt", b"3")
+    for folder in ("one", "two"):
+        with pytest.raises(BadInput, match="cannot be a file's") as told:
+            stage_source(f"{root}/{folder}", tmp_path / "staged", field="private_path")
+        assert NAME not in str(told.value)
+    store._backend.write("three/", b"")  # a console's empty folder
+    store.write(f"{root}/three/note.txt", b"4")
+    staged = stage_source(f"{root}/three", tmp_path / "staged", field="private_path")
+    assert [f.name for f in staged.iterdir()] == ["note.txt"]
+
+
+def test_a_model_s_config_of_a_hundred_thousand_brackets(tmp_path: Path) -> None:
+    from dp_core.bert.weights import CONFIG, load_model
+
+    (tmp_path / CONFIG).write_text("[" * 100_000)
+    with pytest.raises(BadInput, match="cannot be read"):
+        load_model(tmp_path)
