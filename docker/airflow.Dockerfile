@@ -1,14 +1,24 @@
 # Airflow and the DAGs: they know the steps by their specs alone. No TensorFlow, no algorithms.
-FROM python:3.11-slim-bookworm AS environment
+# By its digest where make-env --pin found one.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
 WORKDIR /build
 COPY docker/install-lock requirements/installer.txt requirements/orchestrator.txt ./
 RUN --mount=type=cache,target=/root/.cache ./install-lock orchestrator.txt /opt/confide/environment
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
+ARG BASE
+LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10000 airflow && useradd --uid 10000 --gid 10000 --no-create-home airflow \
  && install -d -o airflow -g airflow -m 0750 /var/lib/airflow /var/lib/airflow/logs
 COPY --from=environment /opt/confide/environment /opt/confide/environment
+# What the image is made of; an environment that is not its lock's ends the build.
+RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
+    --mount=type=bind,source=requirements/orchestrator.txt,target=/tmp/lock.txt \
+    install -d /usr/share/confide \
+ && /opt/confide/environment/bin/python /tmp/sbom.py confide-airflow --lock /tmp/lock.txt \
+      --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONPATH=/opt/confide \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -1,20 +1,30 @@
 # The tracking server, with its own small lock.
-FROM python:3.11-slim-bookworm AS environment
+# By its digest where make-env --pin found one.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
 WORKDIR /build
 COPY docker/install-lock requirements/installer.txt requirements/mlflow.txt ./
 RUN --mount=type=cache,target=/root/.cache ./install-lock mlflow.txt /opt/confide/environment
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
+ARG BASE
+LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10002 mlflow && useradd --uid 10002 --gid 10002 --no-create-home mlflow \
  && install -d -o mlflow -g mlflow -m 0700 /var/lib/mlflow
 COPY --from=environment /opt/confide/environment /opt/confide/environment
+# What the image is made of; an environment that is not its lock's ends the build.
+RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
+    --mount=type=bind,source=requirements/mlflow.txt,target=/tmp/lock.txt \
+    install -d /usr/share/confide \
+ && /opt/confide/environment/bin/python /tmp/sbom.py confide-mlflow --lock /tmp/lock.txt \
+      --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     MPLCONFIGDIR=/tmp/matplotlib \
     HOME=/tmp
-COPY docker/mlflow-server /usr/local/bin/
+COPY docker/mlflow-server docker/mlflow-users /usr/local/bin/
 WORKDIR /var/lib/mlflow
 USER 10002:10002
 EXPOSE 5000

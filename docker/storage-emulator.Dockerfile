@@ -1,14 +1,24 @@
 # An object store on a volume that answers the real google-cloud-storage client.
-FROM python:3.11-slim-bookworm AS environment
+# By its digest where make-env --pin found one.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
 WORKDIR /build
 COPY docker/install-lock requirements/installer.txt requirements/storage-emulator.txt ./
 RUN --mount=type=cache,target=/root/.cache ./install-lock storage-emulator.txt /opt/confide/environment
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
+ARG BASE
+LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10003 storage && useradd --uid 10003 --gid 10003 --no-create-home storage \
  && install -d -o storage -g storage -m 0700 /var/lib/storage
 COPY --from=environment /opt/confide/environment /opt/confide/environment
+# What the image is made of; an environment that is not its lock's ends the build.
+RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
+    --mount=type=bind,source=requirements/storage-emulator.txt,target=/tmp/lock.txt \
+    install -d /usr/share/confide \
+ && /opt/confide/environment/bin/python /tmp/sbom.py confide-storage-emulator --lock /tmp/lock.txt \
+      --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

@@ -1,16 +1,26 @@
 # The steps: TensorFlow, MLflow's client, the algorithms. No Airflow.
 # Dependencies change rarely and come first; the code comes last.
-FROM python:3.11-slim-bookworm AS environment
+# By its digest where make-env --pin found one.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
 WORKDIR /build
 COPY docker/install-lock requirements/installer.txt requirements/task.txt ./
 RUN --mount=type=cache,target=/root/.cache ./install-lock task.txt /opt/confide/environment
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
+ARG BASE
+LABEL org.opencontainers.image.base.name=${BASE}
 # 10001 owns what the steps write and nothing else; the code belongs to root and is read only.
 RUN groupadd --gid 10001 confide && useradd --uid 10001 --gid 10001 --no-create-home confide \
- && install -d -o confide -g confide -m 0700 /var/lib/confide /var/lib/confide-seeds
+ && install -d -o confide -g confide -m 0700 /var/lib/confide /var/lib/confide-seeds /var/lib/confide/keys
 COPY --from=environment /opt/confide/environment /opt/confide/environment
+# What the image is made of; an environment that is not its lock's ends the build.
+RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
+    --mount=type=bind,source=requirements/task.txt,target=/tmp/lock.txt \
+    install -d /usr/share/confide \
+ && /opt/confide/environment/bin/python /tmp/sbom.py confide-task --lock /tmp/lock.txt \
+      --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONPATH=/opt/confide \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -23,10 +33,10 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     CONFIDE_SEEDS=/var/lib/confide-seeds \
     CONFIDE_TASK_PYTHON=/opt/confide/environment/bin/python
 WORKDIR /opt/confide
-COPY docker/attend.py docker/courier.py ./
+COPY docker/attend.py docker/courier.py docker/prepare.py ./
 COPY dp_core ./dp_core
 COPY tasks ./tasks
-RUN python -m compileall -q attend.py courier.py dp_core tasks
+RUN python -m compileall -q attend.py courier.py prepare.py dp_core tasks
 USER 10001:10001
 # Process 1 passes SIGTERM on, reaps, and ends the step at its deadline or with its lease.
 ENTRYPOINT ["python", "-S", "-E", "/opt/confide/attend.py", "python"]

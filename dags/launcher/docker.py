@@ -6,6 +6,9 @@ What the containers are given comes from the scheduler's own environment:
 `CONFIDE_DOCKER_NETWORK`  the network that they join
 `CONFIDE_DOCKER_MOUNTS`   `SOURCE:TARGET` or `SOURCE:TARGET:ro`, separated by spaces; a source
                           that begins with `/` is a folder of the host, any other a volume
+`CONFIDE_DOCKER_SEEDS`    the mount of the secret seeds: for steps that charge, and no others
+`CONFIDE_DOCKER_SOURCES`  mounts for the steps that read files from outside, and no others; they
+                          are read only, whatever the words say
 `CONFIDE_DOCKER_MEMORY`   a bound such as `8g`
 `CONFIDE_DOCKER_GPUS`     `all`, or how many
 """
@@ -17,6 +20,7 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from airflow.providers.docker.operators.docker import DockerOperator
@@ -27,14 +31,16 @@ from docker.types import DeviceRequest, Mount
 from dags.launcher.handed_on import PLACES, SECRETS, handed_on
 from dags.launcher.lines import Stream, whole_lines
 from dags.launcher.links import tracked_at
-from dags.launcher.outcome import UNFINISHED, failure
+from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
+from tasks.specs import Need, NoReader, environment_for, needs
 
 # Airflow escalates every 5 s, and there is a container to remove too; its first process has ended
 # the step by then (docker/attend.py), and the step itself still before that.
 GRACE_SECONDS = 4
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
+SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
 # An image that compose built carries its service's labels: compose would take its container for
@@ -58,12 +64,16 @@ class DockerStep(DockerOperator):
             image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
             network_mode=os.environ.get("CONFIDE_DOCKER_NETWORK") or None,
             mem_limit=os.environ.get("CONFIDE_DOCKER_MEMORY") or None,
-            mounts=mounts(os.environ.get("CONFIDE_DOCKER_MOUNTS", "")),
+            mounts=for_every_step("CONFIDE_DOCKER_MOUNTS"),
             device_requests=gpus(os.environ.get("CONFIDE_DOCKER_GPUS", "")),
             mount_tmp_dir=False,
             auto_remove="force",
             **options,
         )
+        self.granted = {
+            Need.CHARGING: mounts("CONFIDE_DOCKER_SEEDS"),
+            Need.SOURCES: mounts("CONFIDE_DOCKER_SOURCES", read_only=True),
+        }
         self.plan = plan
         self.point = point
         self.tracked_at = ""
@@ -118,7 +128,12 @@ class DockerStep(DockerOperator):
     def _create(self, work: Work) -> dict[str, Any]:
         words = work.arguments()
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
-        environment = handed_on(os.environ, PLACES + SECRETS) | work.environment()
+        held = needs(work.spec)
+        try:
+            told = environment_for(work.spec, handed_on(os.environ, PLACES + SECRETS), apart=True)
+        except NoReader as error:
+            raise failure(work.context.task, BAD_INPUT, str(error)) from None
+        environment = told | work.environment()
         environment["CONFIDE_LEASE"] = "stdin"
         if self.execution_timeout is not None:
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
@@ -129,7 +144,7 @@ class DockerStep(DockerOperator):
             labels=self.labels,
             stdin_open=True,
             host_config=self.cli.create_host_config(
-                mounts=self.mounts,
+                mounts=self.mounts + [m for need in held for m in self.granted.get(need, [])],
                 network_mode=self.network_mode,
                 mem_limit=self.mem_limit,
                 device_requests=self.device_requests,
@@ -164,22 +179,32 @@ class DockerStep(DockerOperator):
         self._end()
 
 
-def mounts(words: str) -> list[Mount]:
-    """Return the mounts that `SOURCE:TARGET[:ro]` words describe.
+def for_every_step(variable: str) -> list[Mount]:
+    """Return the mounts that every step gets.
+
+    Raises:
+        ValueError: the seeds are among them; Airflow shows it as the DAG's import error.
+    """
+    found = mounts(variable)
+    if any(PurePosixPath(SEEDS_AT).is_relative_to(mount["Target"]) for mount in found):
+        raise ValueError(f"{variable}: the seeds ({SEEDS_AT}) belong in CONFIDE_DOCKER_SEEDS")
+    return found
+
+
+def mounts(variable: str, *, read_only: bool = False) -> list[Mount]:
+    """Return the mounts that a variable's `SOURCE:TARGET[:ro]` words describe.
 
     Raises:
         ValueError: a word of another form; Airflow shows it as the DAG's import error.
     """
     found = []
-    for word in words.split():
+    for word in os.environ.get(variable, "").split():
         source, _, rest = word.partition(":")
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in ("", "ro"):
-            raise ValueError(
-                f"CONFIDE_DOCKER_MOUNTS: {word!r} is not SOURCE:TARGET or SOURCE:TARGET:ro"
-            )
+            raise ValueError(f"{variable}: {word!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
         kind = "bind" if source.startswith("/") else "volume"
-        found.append(Mount(target, source, type=kind, read_only=mode == "ro"))
+        found.append(Mount(target, source, type=kind, read_only=read_only or mode == "ro"))
     return found
 
 

@@ -13,8 +13,9 @@ PLACES = (
     "GOOGLE_CLOUD_PROJECT",
     "STORAGE_EMULATOR_HOST",
 )
-SECRETS = (
+SECRETS = (  # of these, a step gets what `tasks/specs/needs.py` says that it needs
     "CONFIDE_LEDGER",  # a database URL, with its password
+    "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )

@@ -4,13 +4,14 @@ What the pods are made of:
 
 `CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
 `CONFIDE_POD_TEMPLATES`   a folder with `cpu.yaml` and `tpu.yaml`: service account, node selectors,
-                          resources, volumes, secrets (default: the folder `pods` here)
+                          resources, volumes, secrets; and `granted.yaml`: what a step gets besides,
+                          by what it needs (default: the folder `pods` here)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from dags.launcher.handed_on import PLACES, handed_on
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
+from tasks.specs import Need, environment_for, needs
 
 TEMPLATES = Path(__file__).parent / "pods"
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
+SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 LAST_LINES = 50  # of a step's log: its run's address is among them
 
 
@@ -86,11 +89,13 @@ class KubernetesStep(KubernetesPodOperator):
             )
         self.name = f"confide-{work.context.task.replace('_', '-')}"
         self.arguments = arguments
-        told = handed_on(os.environ, PLACES) | work.environment()
+        told = environment_for(work.spec, handed_on(os.environ, PLACES), apart=True)
+        told |= work.environment()
         # The cluster would put variables in place of $(NAME), secrets among them: $$ is a $.
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in told.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
-        self.pod_template_dict = template(getattr(work.spec, "device", "cpu"))
+        device = getattr(work.spec, "device", "cpu")
+        self.pod_template_dict = granted(template(device), needs(work.spec))
         if self.execution_timeout is not None:
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
 
@@ -141,13 +146,39 @@ def template(device: str) -> dict[str, Any]:
     Raises:
         AirflowFailException: there is none; trying again cannot help.
     """
-    folder = Path(os.environ.get("CONFIDE_POD_TEMPLATES") or TEMPLATES)
-    file = folder / ("tpu.yaml" if device == "tpu" else "cpu.yaml")
+    pod = _read("tpu.yaml" if device == "tpu" else "cpu.yaml")
+    if SEEDS_AT in str(pod):
+        raise AirflowFailException(
+            f"pod template: the seeds ({SEEDS_AT}) belong in granted.yaml, under `charging`"
+        )
+    return pod
+
+
+def granted(pod: dict[str, Any], held: Collection[Need]) -> dict[str, Any]:
+    """Return a template with what `granted.yaml` gives to steps with these needs.
+
+    Raises:
+        AirflowFailException: the file is not there, or says nothing of a need.
+    """
+    grants = _read("granted.yaml")
+    spec = pod["spec"]
+    container = spec["containers"][0]
+    for need in sorted(held):
+        if need not in grants:
+            raise AirflowFailException(f"granted.yaml has no section {need.value!r}")
+        grant = grants[need] or {}
+        for place, kind in ((spec, "volumes"), (container, "volumeMounts"), (container, "envFrom")):
+            place[kind] = [*place.get(kind, []), *grant.get(kind, [])]
+    return pod
+
+
+def _read(name: str) -> dict[str, Any]:
+    file = Path(os.environ.get("CONFIDE_POD_TEMPLATES") or TEMPLATES) / name
     try:
-        pod: dict[str, Any] = yaml.safe_load(file.read_text())
+        content: dict[str, Any] = yaml.safe_load(file.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise AirflowFailException(f"pod template {file}: {type(error).__name__}") from None
-    return pod
+    return content
 
 
 def terminated(pod: Any, container: str) -> Any:

@@ -20,6 +20,7 @@ from dags.launcher import deployment
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, publishable, work_of
+from tasks.specs import environment_for
 
 GRACE_SECONDS = 4.0  # Airflow's supervisor escalates every 5 s; a step ends itself before
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
@@ -112,8 +113,13 @@ def _arguments(work: Work) -> list[str]:
 
 
 def _environment(work: Work, progress: Path) -> dict[str, str]:
-    """Return the task environment's variables: nothing of Airflow's, its secrets least of all."""
+    """Return the task environment's variables: nothing of Airflow's, its secrets least of all.
+
+    What the step does not need is withheld, so that it fails here as it would in a container. It
+    is no wall: a process of the same user can read the same files.
+    """
     kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
+    kept = environment_for(work.spec, kept, apart=False)
     return kept | work.environment() | {"CONFIDE_PROGRESS": str(progress)}
 
 

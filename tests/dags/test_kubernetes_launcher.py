@@ -120,7 +120,10 @@ def test_secrets_travel_by_name_only(step: KubernetesStep) -> None:
     assert SECRET not in str(manifest)
     container = manifest["spec"]["containers"][0]
     assert {"name": "CONFIDE_STORE", "value": ROOT} in container["env"]
-    assert container["envFrom"] == [{"secretRef": {"name": "confide-steps"}}]
+    assert container["envFrom"] == [
+        {"secretRef": {"name": "confide-tracking"}},
+        {"secretRef": {"name": "confide-ledger"}},
+    ]
 
 
 def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step: KubernetesStep) -> None:
@@ -142,8 +145,11 @@ def test_a_deployment_s_own_templates_win(
 ) -> None:
     own = Path("dags/launcher/pods/cpu.yaml").read_text().replace("confide-steps", "their-steps")
     (tmp_path / "cpu.yaml").write_text(own)
+    granted = Path("dags/launcher/pods/granted.yaml").read_text().replace("-ledger", "-db")
+    (tmp_path / "granted.yaml").write_text(granted)
     monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
     assert rendered(step, "cpu")["spec"]["serviceAccountName"] == "their-steps"
+    assert "confide-db" in str(rendered(step, "cpu"))
     with pytest.raises(AirflowFailException, match=r"tpu\.yaml: FileNotFoundError"):
         rendered(step, "tpu")
 

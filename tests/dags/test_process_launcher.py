@@ -133,6 +133,7 @@ def test_a_step_that_the_settings_switch_off_is_skipped(store):
 def test_a_spec_too_long_for_an_argument_goes_by_file(store):
     grid = ",".join(f"{1 + i / 100:g}" for i in range(250))
     settings = {"sweep_noise_multipliers": grid, "sweep_batch_sizes": "256", "sweep_epochs": "5"}
+    settings["delta"] = 1e-8  # of all points together: below one in the units
 
     def sweep(params, root, point):
         return {"report": sweep_report(SweepSettings.model_validate(dict(params)), root)}

@@ -158,7 +158,7 @@ def test_a_bad_value_is_refused_with_its_reason(stack: Stack, person: Person) ->
     person.page.locator("[name=element_delta]").scroll_into_view_if_needed()
     person.keep("form-privacy")
     dialog.get_by_role("button", name="Trigger").last.click()
-    reason = dialog.get_by_text("noise_multiplier: -1 is less than or equal to the minimum of 0")
+    reason = dialog.get_by_text("noise_multiplier: -1 is less than the minimum of 0.01")
     expect(reason.first).to_be_visible()
     reason.first.scroll_into_view_if_needed()
     person.keep("form-refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,3 +23,30 @@ def test_without_an_engine_continuous_integration_does_not_pass(
     answer = subprocess.run([SCRIPT], env=told, capture_output=True, text=True, check=False)
     assert answer.returncode == code
     assert "was NOT tried" in answer.stderr
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_vulnerability_check_that_did_not_run_stands_in_the_summary(
+    tmp_path: Path, answered: bool
+) -> None:
+    """`make check` passes where nobody can be asked; its word must not be lost above the rest."""
+    (tmp_path / "repository" / ".ci").mkdir(parents=True)
+    script = tmp_path / "repository" / ".ci" / "run"
+    shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    says = "Audited 3 locks" if answered else "NOT AUDITED: no vulnerability service answers"
+    for name, body in {
+        "make": f'[ "$1" != check ] || echo "{says}" >&2',
+        "docker": "exit 1",
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
+        (commands / name).chmod(0o755)
+    told = os.environ | {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "CONFIDE_ENGINE_FILES": str(tmp_path / "no-engine"),
+    }
+    answer = subprocess.run(["bash", script], env=told, capture_output=True, text=True, check=True)
+    summary = answer.stdout.partition("== CI, in short")[2]
+    assert "make check: passed" in summary
+    assert ("known vulnerabilities: NOT AUDITED" in summary) is not answered

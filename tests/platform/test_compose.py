@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-ONE_SHOT = {"prepare", "airflow-init"}
+ONE_SHOT = {"prepare", "airflow-init", "mlflow-users"}
 SECRET = re.compile(r"PASSWORD|SECRET|FERNET|SQL_ALCHEMY|_KEY\b|LEDGER|DATABASE|STORE_URI")
 
 
@@ -74,7 +74,7 @@ def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> 
     first, second = made(tmp_path / "a"), made(tmp_path / "b")
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
-    assert len(secrets) == 10
+    assert len(secrets) == 12
     for name in secrets:
         assert len(first[name]) >= 44
         assert first[name] != second[name]
@@ -122,6 +122,69 @@ def test_only_who_starts_steps_or_runs_them_knows_the_ledger() -> None:
     assert {s for s, n, _ in environments() if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
 
 
+def test_only_mlflow_and_who_makes_its_users_know_its_admin_s_password() -> None:
+    """A step that logs is no admin of what it logs to; nor is who starts it, or sends for it."""
+    asked = {s for s, _, value in environments() if "${MLFLOW_PASSWORD:" in value}
+    assert asked == {"mlflow", "mlflow-users"}
+    users = {s: v for s, n, v in environments() if n == "MLFLOW_TRACKING_USERNAME"}
+    assert users == {
+        "mlflow-users": "confide",
+        "prepare": "steps",
+        "courier": "steps",
+        "scheduler": "steps",
+    }
+
+
+def test_who_may_only_read_the_ledger_has_a_user_of_its_own() -> None:
+    told = {(s, n): v for s, n, v in environments()}
+    reader = told["scheduler", "CONFIDE_LEDGER_READER"]
+    assert "//ledger_reader:${LEDGER_READER_DATABASE_PASSWORD:" in reader
+    assert "//ledger:" in told["scheduler", "CONFIDE_LEDGER"]
+    assert "CONFIDE_LEDGER_READER" not in SERVICES["prepare"]["environment"]
+
+
+def test_seeds_and_sources_are_no_mount_of_every_step() -> None:
+    told = SERVICES["scheduler"]["environment"]
+    every = told["CONFIDE_DOCKER_MOUNTS"].split()
+    assert [word.partition(":")[2] for word in every] == [
+        "/var/lib/confide",
+        "/var/lib/confide/keys:ro",
+    ]
+    assert told["CONFIDE_DOCKER_SEEDS"].endswith("_seeds:/var/lib/confide-seeds")
+    assert told["CONFIDE_DOCKER_SOURCES"] == "${CONFIDE_DATA_MOUNT:-}"
+    holders = {n for n, s in SERVICES.items() if "seeds:" in str(s.get("volumes"))}
+    assert holders == {"prepare"}
+
+
+def test_every_image_may_be_named_by_its_digest() -> None:
+    built = [s["build"] for s in SERVICES.values() if "build" in s]
+    assert len(built) == len(DOCKERFILES)
+    for build in built:
+        assert build["args"] == {"BASE": "${CONFIDE_PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
+    assert SERVICES["postgres"]["image"] == "${CONFIDE_POSTGRES_IMAGE:-postgres:15-bookworm}"
+
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(("known", "pinned"), [(True, True), (False, False)])
+def test_make_env_pins_bases_where_the_engine_knows_their_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, pinned: bool
+) -> None:
+    engine = tmp_path / "bin" / "docker"
+    engine.parent.mkdir()
+    says = f"echo docker.io/library/python@{DIGEST}" if known else "echo; exit 0"
+    engine.write_text(f"#!/bin/sh\n{says}\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", str(engine.parent), prepend=":")
+    names = ("CONFIDE_PYTHON_IMAGE", "CONFIDE_POSTGRES_IMAGE")
+    written = made(tmp_path)
+    assert [name in written for name in names] == [pinned, pinned]
+    if pinned:
+        assert written["CONFIDE_PYTHON_IMAGE"] == f"python:3.11-slim-bookworm@{DIGEST}"
+        assert written["CONFIDE_POSTGRES_IMAGE"] == f"postgres:15-bookworm@{DIGEST}"
+
+
 def test_the_steps_network_leads_nowhere() -> None:
     assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
 
@@ -129,8 +192,9 @@ def test_the_steps_network_leads_nowhere() -> None:
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
 def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> None:
     text = file.read_text()
-    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"python:3.11-slim-bookworm"}
-    (lock,) = set(re.findall(r"requirements/(\S+\.txt)", text)) - {"installer.txt"}
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}
+    assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["python:3.11-slim-bookworm"]
+    (lock,) = set(re.findall(r"requirements/([\w.-]+\.txt)", text)) - {"installer.txt"}
     pinned = (ROOT / "requirements" / lock).read_text()
     packages = re.findall(r"^[a-z0-9][^\s#]*==\S+ \\$", pinned, re.M)
     assert packages

@@ -13,8 +13,10 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_sbom import faults
 
 ROOT = Path(__file__).parents[2]
 TAG = os.environ.get("CONFIDE_TAG") or "local"
@@ -105,6 +107,44 @@ def test_writes_only_where_it_keeps_its_data(image: str) -> None:
     data = {"/var/lib/airflow", "/var/lib/confide", "/var/lib/confide-seeds"}
     data |= {"/var/lib/mlflow", "/var/lib/storage"}
     assert writable <= data | {"/tmp", "/var/tmp", "/run/lock", "/var/lock"}  # noqa: S108
+
+
+SBOM = "/usr/share/confide/sbom.cdx.json"
+
+
+def bill_of(image: str) -> dict[str, Any]:
+    bill: dict[str, Any] = json.loads(docker("run", "--rm", "--entrypoint=cat", image, SBOM))
+    return bill
+
+
+def test_says_what_it_is_made_of(image: str) -> None:
+    """Every locked package, with its digests, and every Debian package: neither more nor less."""
+    name = image.partition(":")[0].removeprefix("confide-")
+    lock = {"airflow": "orchestrator"}.get(name, name)
+    bill = bill_of(image)
+    assert faults(bill) == []
+    listed = {c["purl"]: c for c in bill["components"]}
+    pinned = (ROOT / "requirements" / f"{lock}.txt").read_text()
+    locked = set(re.findall(r"^([a-z0-9][\w.-]*)(?:\[.*\])?==(\S+)", pinned, re.M))
+    found = {c["name"]: c for p, c in listed.items() if p.startswith("pkg:pypi/")}
+    assert {(n, c["version"]) for n, c in found.items()} == locked
+    digests = {h["content"] for c in found.values() for h in c["hashes"]}
+    assert digests == set(re.findall(r"sha256:([0-9a-f]{64})", pinned))
+    query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"]
+    said = docker("run", "--rm", f"--entrypoint={query[0]}", image, *query[1:]).splitlines()
+    debian = {tuple(line.split()[1:]) for line in said if line.startswith("installed ")}
+    assert len(debian) > 50
+    packages = [c for p, c in listed.items() if p.startswith("pkg:deb/")]
+    assert {(c["name"], c["version"]) for c in packages} == debian
+
+
+def test_says_which_base_it_stands_on(image: str) -> None:
+    label = '{{index .Config.Labels "org.opencontainers.image.base.name"}}'
+    base = docker("image", "inspect", "-f", label, image).strip()
+    told = {p["name"]: p["value"] for p in bill_of(image)["metadata"]["properties"]}
+    name, _, digest = base.partition("@")
+    assert name == told["confide:base-image"] == "python:3.11-slim-bookworm"
+    assert told["confide:base-digest"] == (digest or "unknown: the build was told a tag only")
 
 
 def test_holds_no_secret(image: str) -> None:

@@ -175,6 +175,93 @@ def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
 
 
+# What the scheduler would start for a step, with a look round in place of the step's work.
+AS_STEP = """
+import os, sys
+from unittest.mock import patch
+from dags.launcher.docker import DockerStep
+from dags.launcher.work import Work
+from tasks.specs import JobSettings, RunContext, dp_bert_steps
+spec = dp_bert_steps(JobSettings(), os.environ["CONFIDE_STORE"])[sys.argv[1]]
+work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
+step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})
+step.labels = {}
+with patch.object(Work, "arguments", lambda _: ["-c", sys.argv[2]]):
+    container = step._create(work)["Id"]
+os.environ.pop("CONFIDE_LEASE", None)
+lease = step.cli.attach_socket(container, params={"stdin": 1, "stream": 1})
+try:
+    step.cli.start(container)
+    step.cli.wait(container)
+    print(step.cli.logs(container, stderr=True).decode())
+finally:
+    lease.close()
+    step.cli.remove_container(container, force=True)
+"""
+LOOK = """
+import os, pathlib, socket, urllib.request as u, base64, json
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+from dp_core.privacy.ledger import Ledger
+from tasks.deployment import Deployment
+from tasks.workbench import content_key
+here = Deployment.from_environment()
+content_key(here, "content-digest")
+print("digests")
+def tried(name, what):
+    try:
+        print(name, what())
+    except (OSError, SQLAlchemyError) as error:
+        print(name, "refused", type(error).__name__)
+tried("seeds", lambda: len(list(pathlib.Path("/var/lib/confide-seeds").iterdir())) > 0)
+tried("key", lambda: (here.keys / "mine").write_text("x"))
+tried("ledger", lambda: bool(Ledger.open(here.ledger).datasets()))
+def write(*before):
+    with create_engine(make_url(here.ledger)).begin() as db:
+        for words in (*before, "update budgets set id = id"):
+            db.execute(text(words))
+    return "done"
+tried("write", write)
+tried("write-anyway", lambda: write("set transaction read write"))
+def mlflow(path, body=None):
+    words = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]
+    basic = base64.b64encode(":".join(words).encode()).decode()
+    told = {"Authorization": "Basic " + basic, "Content-Type": "application/json"}
+    asked = u.Request(here.tracking + path, body and json.dumps(body).encode(), told)
+    return u.urlopen(asked, timeout=30).status
+tried("mlflow", lambda: mlflow("/api/2.0/mlflow/experiments/get-by-name?experiment_name=confide"))
+somebody = {"username": "somebody", "password": "a long password"}
+tried("users", lambda: mlflow("/api/2.0/mlflow/users/create", somebody))
+"""
+
+
+def looked(stack: Stack, task: str) -> dict[str, str]:
+    """Return what a step's container can do, by the words of LOOK."""
+    said = stack.compose("exec", "-T", "scheduler", "python", "-c", AS_STEP, task, LOOK)
+    lines = [line.partition(" ") for line in said.splitlines() if line.strip()]
+    return {name: rest for name, _, rest in lines}
+
+
+def test_a_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(
+    stack: Stack, run: str
+) -> None:
+    found = looked(stack, "private_corpus")
+    assert "digests" in found
+    assert found["seeds"] == "False"  # the image's own folder, empty
+    assert found["key"].startswith("refused")
+    assert found["ledger"] == "True"
+    assert found["write"] == "refused InternalError"  # a transaction that only reads
+    assert found["write-anyway"] == "refused ProgrammingError"  # permission denied
+    assert found["mlflow"] == "200"
+    assert found["users"] == "refused HTTPError"
+
+
+def test_the_look_round_finds_what_is_there(stack: Stack, run: str) -> None:
+    found = looked(stack, "vocabulary")
+    assert (found["seeds"], found["ledger"], found["write"]) == ("True", "True", "done")
+    assert found["users"] == "refused HTTPError"  # no step is an admin of MLflow
+
+
 def test_a_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
     program = """
 import os, socket, sqlalchemy

@@ -1,0 +1,194 @@
+"""The MLflow user by which steps log, on a real server with passwords: what it may, and may not."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.exceptions import MlflowException  # noqa: TID251 - asks the server as a step does
+from mlflow.tracking import MlflowClient  # noqa: TID251
+
+from tasks.deployment import Deployment
+from tasks.outbox import Identity, Outbox
+from tasks.tracking import EXPERIMENTS, KEY_TAG, OPERATOR, PUBLIC, Delivery
+from tasks.tracking_lines import PUBLIC as SHOWN
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docker" / "mlflow-users"
+ADMIN, STEPS = ("confide", "the admin's password"), ("steps", "the steps' password")
+WHOSE = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
+
+
+def make_users(address: str) -> subprocess.CompletedProcess[str]:
+    told = os.environ | {
+        "MLFLOW_TRACKING_URI": address,
+        "MLFLOW_TRACKING_USERNAME": ADMIN[0],
+        "MLFLOW_TRACKING_PASSWORD": ADMIN[1],
+        "CONFIDE_STEPS_USERNAME": STEPS[0],
+        "CONFIDE_STEPS_PASSWORD": STEPS[1],
+    }
+    return subprocess.run(
+        [sys.executable, SCRIPT], env=told, capture_output=True, text=True, check=False
+    )
+
+
+def users_of(address: str) -> Any:
+    """Return the client of the server's users; importing it warns of its own dependencies."""
+    from mlflow.server import get_app_client  # noqa: TID251
+
+    return get_app_client("basic-auth", address)
+
+
+def speak_as(who: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", who[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", who[1])
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server as docker/mlflow-server starts it, on SQLite."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = folder / "auth.ini"
+    starter = (ROOT / "docker" / "mlflow-server").read_text()
+    (permission,) = re.findall(r"^default_permission = (\w+)$", starter, re.M)
+    settings.write_text(
+        f"[mlflow]\ndefault_permission = {permission}\ndatabase_uri = sqlite:///{folder}/users.db\n"
+    )
+    told = os.environ | {
+        "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/mlflow.db",
+        "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN[0],
+        "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "a key",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    words = [sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "1"]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
+    words += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            words, cwd=folder, env=told, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        until = time.monotonic() + 240
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).close()
+                break
+            except OSError:
+                assert server.poll() is None, (folder / "log").read_text()[-2000:]
+                assert time.monotonic() < until, "MLflow does not answer"
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def served(address: str) -> str:
+    """The address once the user is made; a model is there that the admin registered before."""
+    with pytest.MonkeyPatch.context() as patch:
+        speak_as(ADMIN, patch)
+        admin = MlflowClient(address)
+        admin.create_experiment("somebody else's")
+        admin.create_registered_model("an-earlier-one")
+    first = make_users(address)
+    assert first.returncode == 0, first.stderr
+    again = make_users(address)
+    assert again.returncode == 0, again.stderr  # every `up` runs it
+    return address
+
+
+def test_a_step_logs_by_it_and_registers_its_model(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(STEPS, monkeypatch)
+    here = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path), "CONFIDE_TRACKING": served})
+    here.prepare()
+    weights = tmp_path / "weights"
+    weights.write_text("w")
+    outbox = Outbox.create(here.outbox, WHOSE)
+    kept = outbox.keep(weights)
+    outbox.add(kind="begin", experiment=PUBLIC, target="step")
+    for experiment in EXPERIMENTS:
+        outbox.add(kind="metric", experiment=experiment, target="step", key="ε", value=1.0, step=1)
+    for name in ("a-new-one", "an-earlier-one"):
+        outbox.add(
+            kind="model",
+            experiment=PUBLIC,
+            target="step",
+            name=name,
+            files=[kept],
+            tags={"confide.spec_hash": WHOSE.spec_hash},
+            description="",
+        )
+    assert Delivery(here).deliver(outbox)
+    client = MlflowClient(served)
+    for name in ("a-new-one", "an-earlier-one"):
+        assert len(client.search_model_versions(f"name = '{name}'")) == 1
+    shown = client.get_experiment_by_name(SHOWN).experiment_id
+    (run,) = client.search_runs([shown], f"tags.`{KEY_TAG}` = '{WHOSE.key('step')}'")
+    assert len(client.list_artifacts(run.info.run_id, "model")) == 1
+
+
+def test_a_double_that_it_may_not_delete_is_found_no_more(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(STEPS, monkeypatch)
+    here = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path), "CONFIDE_TRACKING": served})
+    here.prepare()
+    client = MlflowClient(served)
+    experiment = client.get_experiment_by_name(OPERATOR).experiment_id
+    key = WHOSE.key("parent")
+    for later in (0, 1):
+        client.create_run(experiment, start_time=1000 + later, tags={KEY_TAG: key})
+    outbox = Outbox.create(here.outbox, WHOSE)
+    outbox.add(kind="metric", experiment=OPERATOR, target="parent", key="x", value=1.0, step=1)
+    assert Delivery(here).deliver(outbox)
+    found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'")
+    assert len(found) == 1
+
+
+def test_it_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    speak_as(STEPS, monkeypatch)
+    client, users = MlflowClient(served), users_of(served)
+    assert {e.name for e in client.search_experiments()} == set(EXPERIMENTS)
+    shown = client.get_experiment_by_name(SHOWN).experiment_id
+    refused = [
+        lambda: users.create_user("somebody", "a long password"),
+        lambda: users.update_user_admin(STEPS[0], True),
+        lambda: users.update_user_password(ADMIN[0], "a long password"),
+        lambda: users.grant_user_permission(STEPS[0], "experiment", shown, "MANAGE"),
+        lambda: client.delete_experiment(shown),
+        lambda: client.get_experiment_by_name("somebody else's").experiment_id,
+    ]
+    for attempt in refused:
+        with pytest.raises((MlflowException, AttributeError)):
+            attempt()
+
+
+def test_an_admin_is_not_made_the_steps_user(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    speak_as(ADMIN, monkeypatch)
+    users = users_of(served)
+    users.update_user_admin(STEPS[0], True)
+    try:
+        answer = make_users(served)
+    finally:
+        users.update_user_admin(STEPS[0], False)
+    assert answer.returncode == 1
+    assert "is an admin" in answer.stderr
