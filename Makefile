@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down test test-transformers test-newest-tensorflow test-beam check audit format bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-transformers test-newest-tensorflow test-beam mutants check audit format bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -45,6 +45,9 @@ test-beam: setup-dev ## batch plans by Apache Beam, in an environment of its own
 	@$(environments) ensure beam
 	$(task)/python -m pytest tests/dp_core/beam
 
+mutants: setup-dev ## plant known bugs and see that tests fail; ONLY=a room or a part of a name, SHARE=today/12
+	@$(task)/python scripts/mutants.py --only "$(ONLY)" --share "$(SHARE)"
+
 check: setup-dev ## lint, types, import contracts, known vulnerabilities of what is locked
 	$(task)/ruff check .
 	$(task)/ruff format --check .
@@ -56,6 +59,9 @@ check: setup-dev ## lint, types, import contracts, known vulnerabilities of what
 audit: ## ask about known vulnerabilities; fails, too, where nobody can be asked
 	@$(environments) ensure audit
 	@scripts/python3.11 scripts/audit.py --strict
+
+sbom: ## bills of materials of the compose stack's images, into the folder sbom (needs the images)
+	@docker/sbom-of-images sbom
 
 format: setup-dev ## format the sources
 	$(task)/ruff check --fix .

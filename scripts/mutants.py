@@ -1,0 +1,392 @@
+#!/usr/bin/env python3.11
+"""Plant known bugs, one at a time, and see that the tests named for them fail.
+
+    make mutants                     # all of them, on two cores
+    make mutants ONLY=clipping       # one room, or every bug with that in its name
+    make mutants SHARE=today/8       # an eighth, another one each day: what CI runs
+
+`tests/mutants/ROOM.toml` holds the bugs as data: `name`, `file`, the text that stands there `now`
+(exactly once), the text to be `planted`, the `tests` of which one must fail, and `why` it matters.
+Exit code 1 where a bug survives, where its text is stale, or where its tests fail without it.
+
+A mutant costs its tests and little else: this process imports the slow libraries once, and forks.
+The project itself is imported anew in every fork, from a copy of the tree in which one bug is
+planted. Bytecode is made there beforehand and never written again: a file may change twice within
+one second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import compileall
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path("tests/mutants")
+PATIENCE = 300.0  # seconds for one run of tests
+_FIELDS = {"name", "file", "now", "planted", "tests", "why"}
+_NO_FINDING = (SyntaxError, NameError, ImportError)  # the planted text itself is broken
+_WARM = (
+    *("numpy", "scipy.optimize", "scipy.stats", "scipy.fft", "scipy.special", "numba"),
+    *("tensorflow", "dp_accounting.pld", "dp_accounting.rdp", "tokenizers", "safetensors.numpy"),
+    *("sqlalchemy", "pydantic", "cryptography.hazmat.primitives.ciphers", "hypothesis"),
+)
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+_PYTEST = ("-x", "-q", "-rN", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header")
+_ALREADY = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what is imported before
+
+
+class Stale(Exception):
+    """The data do not follow the code."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug to be planted."""
+
+    room: str
+    name: str
+    file: str
+    now: str
+    planted: str
+    tests: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tests to be run on the tree, with a bug in it or without."""
+
+    tests: tuple[str, ...]
+    mutant: Mutant | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        said: passed, failed, or what kept it from being either.
+        by: the tests that failed.
+        log: the end of what pytest said.
+    """
+
+    job: Job
+    said: str
+    seconds: float
+    by: tuple[str, ...] = ()
+    log: str = ""
+
+
+def load(root: Path) -> list[Mutant]:
+    """Return every bug, room by room.
+
+    Raises:
+        Stale: a bug that cannot be planted or tested; all such are named.
+    """
+    found, wrong = [], []
+    for path in sorted((root / DATA).glob("*.toml")):
+        for entry in tomllib.loads(path.read_text()).get("bug", []):
+            if set(entry) != _FIELDS:
+                wrong.append(f"{path.name}: {entry.get('name')}: needs {sorted(_FIELDS)}")
+                continue
+            found.append(Mutant(path.stem, **entry | {"tests": tuple(entry["tests"])}))
+    names = [mutant.name for mutant in found]
+    wrong += [
+        f"two bugs are called {name!r}" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    wrong += [f"{m.room}: {m.name}: {what}" for m in found if (what := stale(root, m))]
+    if wrong:
+        raise Stale("\n".join(wrong))
+    return found
+
+
+def stale(root: Path, mutant: Mutant) -> str:
+    """Return why the bug cannot be planted in this tree, or nothing."""
+    path = root / mutant.file
+    if not path.is_file():
+        return f"there is no {mutant.file}"
+    text = path.read_text()
+    if (count := text.count(mutant.now)) != 1:
+        return f"its `now` stands {count} times in {mutant.file}, not once"
+    if mutant.now == mutant.planted:
+        return "nothing is planted"
+    try:
+        ast.parse(text.replace(mutant.now, mutant.planted), mutant.file)
+    except SyntaxError as error:
+        return f"what is planted is not Python: {error}"
+    if not mutant.tests:
+        return "it names no test"
+    missing = [test for test in mutant.tests if not (root / test.partition("::")[0]).is_file()]
+    return f"there is no {missing[0]}" if missing else ""
+
+
+def chosen(mutants: Sequence[Mutant], only: str, share: str, today: int) -> list[Mutant]:
+    """Return the bugs of a room, or with a text in their name; and of these the share k/n."""
+    rooms = {mutant.room for mutant in mutants}
+    own = [m for m in mutants if only == m.room or (only not in rooms and only in m.name)]
+    if not share:
+        return own
+    which, _, parts = share.partition("/")
+    n = int(parts)
+    return own[(today if which == "today" else int(which)) % n :: n]
+
+
+def baseline(mutants: Iterable[Mutant]) -> list[Job]:
+    """Return the tests of all bugs, a job for each file of tests."""
+    files: dict[str, dict[str, None]] = {}
+    for mutant in mutants:
+        for test in mutant.tests:
+            files.setdefault(test.partition("::")[0], {})[test] = None
+    return [Job((file,) if file in tests else tuple(tests)) for file, tests in files.items()]
+
+
+def files_of_tree() -> list[str]:
+    """Return what git knows of, and what it would not ignore."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    answer = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
+    return [name for name in answer.stdout.split("\0") if name]
+
+
+def copy_of_tree(target: Path) -> Path:
+    """Copy the sources."""
+    target.mkdir(parents=True)
+    for name in files_of_tree():
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+class Tree:
+    """A copy of the sources in which one job runs at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = copy_of_tree(folder / "tree")
+        compileall.compile_dir(self._folder, quiet=2)
+        self._log, self._answer = folder / "log", folder / "answer.json"
+        self._job: Job | None = None
+        self._began = 0.0
+
+    def start(self, job: Job) -> int:
+        """Fork a process that runs the job's tests; return its number."""
+        self._job, self._began = job, time.monotonic()
+        self._answer.unlink(missing_ok=True)
+        if mutant := job.mutant:
+            path = self._folder / mutant.file
+            path.write_text(path.read_text().replace(mutant.now, mutant.planted))
+            os.utime(path, (0, 0))  # no bytecode is of that time
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                code = self._run(job.tests)
+            except BaseException:  # noqa: BLE001 - told, and the fork must not go on
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        return child
+
+    def ended(self, code: int) -> Outcome:
+        """Take the bug out; return what the tests said."""
+        assert self._job is not None  # noqa: S101
+        job, seconds = self._job, time.monotonic() - self._began
+        if mutant := job.mutant:
+            shutil.copy2(ROOT / mutant.file, self._folder / mutant.file)
+        log = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+        try:
+            answer = json.loads(self._answer.read_text())
+        except (OSError, ValueError):
+            return Outcome(job, f"pytest did not end by itself ({code})", seconds, log=log)
+        by = tuple(answer.pop("failed"))
+        return Outcome(job, verdict(code, **answer), seconds, by, log)
+
+    @property
+    def late(self) -> bool:
+        """Whether the job has had its time."""
+        return time.monotonic() - self._began > PATIENCE
+
+    def _run(self, tests: tuple[str, ...]) -> int:
+        os.setsid()  # what tests start is ended with them
+        os.chdir(self._folder)
+        with self._log.open("w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        sys.path.insert(0, str(self._folder))
+        os.environ |= {"PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        import pytest
+
+        seen = _Seen()
+        scratch = self._folder.parent / "tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        arguments = [*_PYTEST, *_ALREADY, f"--basetemp={scratch}", *tests]
+        code = int(pytest.main(arguments, plugins=[seen]))
+        self._answer.write_text(json.dumps(vars(seen)))
+        return code
+
+
+class _Seen:
+    """A plugin: how many tests passed, and by what kinds of error others failed."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed: list[str] = []
+        self.errors: list[str] = []
+
+    def pytest_sessionstart(self) -> None:
+        """Let Hypothesis stop at the first failing example: nobody reads a smaller one."""
+        if "hypothesis" in sys.modules:
+            from hypothesis import Phase, settings
+
+            only = (Phase.explicit, Phase.generate)
+            settings.register_profile("planted", settings.default, phases=only, database=None)
+            settings.load_profile("planted")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.passed += report.when == "call" and report.passed
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def pytest_exception_interact(self, call: Any, report: Any) -> None:
+        if report.when in ("setup", "call"):
+            broken = isinstance(call.excinfo.value, _NO_FINDING)
+            self.errors.append(call.excinfo.type.__name__ if broken else "")
+
+
+def verdict(code: int, passed: int, errors: list[str]) -> str:
+    """Return `passed`, `failed`, or why the tests say nothing."""
+    if code == 0:
+        return "passed" if passed else "every test was skipped"
+    if code == 1 and errors:
+        return f"the planted text is broken: {errors[0]}" if any(errors) else "failed"
+    return f"pytest could not run the tests (exit code {code})"
+
+
+def run_all(
+    jobs: Sequence[Job], trees: Sequence[Tree], told: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Run every job, one in each tree at a time."""
+    waiting, free, outcomes = list(reversed(jobs)), list(trees), []
+    running: dict[int, Tree] = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                tree = free.pop()
+                running[tree.start(waiting.pop())] = tree
+            for child, tree in list(running.items()):
+                number, status = os.waitpid(child, os.WNOHANG)
+                if not number and tree.late:
+                    os.killpg(child, signal.SIGKILL)
+                    number, status = os.waitpid(child, 0)
+                if not number:
+                    continue
+                _end_group(child)
+                outcome = tree.ended(os.waitstatus_to_exitcode(status))
+                outcomes.append(outcome)
+                told(outcome)
+                free.append(running.pop(child))
+            time.sleep(0.02)
+    finally:
+        for child in running:  # stopped midway: nobody else would end them
+            _end_group(child)
+    return outcomes
+
+
+def _end_group(child: int) -> None:
+    """End what the tests left running."""
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def warm() -> None:
+    """Import what is slow to import and not the project's; start no thread of TensorFlow."""
+    for name in _ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    plugins = [entry.module for entry in metadata.entry_points(group="pytest11")]
+    for name in ("pytest", *_WARM, *plugins):
+        try:
+            importlib.import_module(name)
+        except ImportError:  # the fork that needs it says so
+            continue
+
+
+def failures(mutants: Sequence[Mutant], trees: Sequence[Tree]) -> Iterator[Outcome]:
+    """Run the tests without bugs, then with each; yield what is wrong, and print the table."""
+    print("First, the tests without any bug.", flush=True)
+    without = run_all(baseline(mutants), trees, lambda outcome: None)
+    yield from (outcome for outcome in without if outcome.said != "passed")
+    width = max(len(mutant.name) for mutant in mutants)
+
+    def told(outcome: Outcome) -> None:
+        mutant = outcome.job.mutant
+        assert mutant is not None  # noqa: S101
+        print(
+            f"{mutant.room:<12} {mutant.name:<{width}} {said(outcome):<9} {outcome.seconds:6.1f} s"
+        )
+        sys.stdout.flush()
+
+    planted = run_all([Job(mutant.tests, mutant) for mutant in mutants], trees, told)
+    yield from (outcome for outcome in planted if outcome.said != "failed")
+
+
+def said(outcome: Outcome) -> str:
+    """Return the outcome of a bug's tests in the table's words."""
+    return {"failed": "caught", "passed": "SURVIVED"}.get(outcome.said, outcome.said.upper())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(description="Plant known bugs and see that tests fail.")
+    parser.add_argument("--only", default="", help="a room, or a part of a bug's name")
+    parser.add_argument(
+        "--share", default="", help="k/n, or today/n: every n-th bug, from the k-th"
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args(arguments)
+    try:
+        every = load(ROOT)
+    except Stale as error:
+        print(f"The data in {DATA} do not follow the code:\n{error}", file=sys.stderr)
+        return 1
+    mutants = chosen(every, asked.only, asked.share, datetime.now(UTC).date().toordinal())
+    if not mutants:
+        print("No such bug.", file=sys.stderr)
+        return 1
+    began = time.monotonic()
+    warm()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trees = [Tree(Path(folder) / str(i)) for i in range(asked.workers)]
+        wrong = list(failures(mutants, trees))
+    for outcome in wrong:
+        name = outcome.job.mutant.name if outcome.job.mutant else "without any bug"
+        print(f"\n== {name}: {outcome.said}: {' '.join(outcome.job.tests)}\n{outcome.log}")
+    caught = len(mutants) - sum(outcome.job.mutant is not None for outcome in wrong)
+    print(f"\n{caught} of {len(mutants)} caught, {time.monotonic() - began:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

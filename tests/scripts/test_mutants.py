@@ -1,0 +1,163 @@
+"""Planted bugs: the data follow the code, and a bug that no test sees is not called caught."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CODE = "def double(x: int) -> int:\n    return 2 * x\n"
+TESTS = """
+import pytest
+from code_under_test import double
+
+def test_it_doubles():
+    assert double(3) == 6
+
+def test_nothing():
+    pass
+
+@pytest.mark.skip
+def test_skipped():
+    raise AssertionError
+"""
+BUG = """
+[[bug]]
+name = "{name}"
+file = "code_under_test.py"
+now = '2 * x'
+planted = '{planted}'
+tests = ["test_it.py::{test}"]
+why = "It doubles."
+"""
+
+
+@pytest.fixture(scope="module")
+def mutants() -> ModuleType:
+    """The script as a module."""
+    path = CHECKOUT / "scripts" / "mutants.py"
+    spec = importlib.util.spec_from_file_location("planted_bugs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planted_bugs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def project(tmp_path: Path, mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one function and three tests, and no slow library to be imported."""
+    (tmp_path / "code_under_test.py").write_text(CODE)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / mutants.DATA).mkdir(parents=True)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "warm", lambda: None)
+    monkeypatch.setattr(
+        mutants,
+        "files_of_tree",
+        lambda: ["code_under_test.py", "test_it.py"],
+    )
+    return tmp_path
+
+
+def plant(project: Path, mutants: ModuleType, name: str, planted: str, test: str) -> None:
+    with (project / mutants.DATA / "room.toml").open("a") as file:
+        file.write(BUG.format(name=name, planted=planted, test=test))
+
+
+def test_the_data_follow_the_code(mutants: ModuleType) -> None:
+    found = mutants.load(CHECKOUT)
+    assert len(found) >= 80
+    rooms = Counter(mutant.room for mutant in found)
+    for room in ("noise", "sampling", "clipping", "accounting", "vocabulary", "ledger", "labels"):
+        assert rooms[room] >= 5, room
+    assert rooms["resume"] >= 5
+    assert all(mutant.why for mutant in found)
+
+
+def test_a_bug_that_a_test_sees_is_caught(
+    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(project, mutants, "triples", "3 * x", "test_it_doubles")
+    assert mutants.main(["--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "triples caught" in said
+    assert "1 of 1 caught" in said
+    assert (project / "code_under_test.py").read_text() == CODE
+
+
+@pytest.mark.parametrize(
+    ("planted", "test", "said"),
+    [
+        ("3 * x", "test_nothing", "SURVIVED"),
+        ("3 * x", "test_skipped", "EVERY TEST WAS SKIPPED"),
+        ("2 * y", "test_it_doubles", "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
+        ("3 * x", "test_that_is_not_there", "COULD NOT RUN THE TESTS"),
+    ],
+)
+def test_a_bug_that_no_test_sees_fails(
+    project: Path,
+    mutants: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    planted: str,
+    test: str,
+    said: str,
+) -> None:
+    plant(project, mutants, "triples", planted, test)
+    assert mutants.main(["--workers", "1"]) == 1
+    told = capsys.readouterr().out
+    assert said in told
+    assert "0 of 1 caught" in told
+
+
+def test_tests_that_fail_without_any_bug_fail_the_run(
+    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "test_it.py").write_text(TESTS.replace("== 6", "== 7"))
+    plant(project, mutants, "triples", "3 * x", "test_it_doubles")
+    assert mutants.main(["--workers", "1"]) == 1
+    assert "without any bug" in capsys.readouterr().out
+
+
+def test_what_cannot_be_planted_is_named(
+    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(project, mutants, "gone", "3 * x", "test_it_doubles")
+    (project / "code_under_test.py").write_text(CODE.replace("2 * x", "x + x"))
+    assert mutants.main([]) == 1
+    assert "gone: its `now` stands 0 times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"planted": "2 * x"}, "nothing is planted"),
+        ({"planted": "2 * ("}, "not Python"),
+        ({"now": "x"}, "stands 2 times"),
+        ({"tests": ()}, "names no test"),
+        ({"tests": ("test_gone.py",)}, "there is no test_gone.py"),
+        ({"file": "gone.py"}, "there is no gone.py"),
+    ],
+)
+def test_each_way_to_be_stale_has_its_word(
+    project: Path, mutants: ModuleType, change: dict[str, object], said: str
+) -> None:
+    bug = mutants.Mutant("room", "bug", "code_under_test.py", "2 * x", "3 * x", ("test_it.py",), "")
+    assert mutants.stale(project, bug) == ""
+    assert said in mutants.stale(project, replace(bug, **change))
+
+
+def test_the_shares_of_all_days_are_all_bugs(mutants: ModuleType) -> None:
+    bugs = [mutants.Mutant(r, f"{r} {n}", "", "", "", (), "") for r in "ab" for n in range(7)]
+    shares = [mutants.chosen(bugs, "", "today/3", day) for day in (100, 101, 102)]
+    assert sorted(bug.name for share in shares for bug in share) == sorted(b.name for b in bugs)
+    assert mutants.chosen(bugs, "", "1/3", 100) == mutants.chosen(bugs, "", "today/3", 100)
+    assert len(mutants.chosen(bugs, "a", "", 0)) == 7
+    assert [bug.name for bug in mutants.chosen(bugs, "b 3", "", 0)] == ["b 3"]
