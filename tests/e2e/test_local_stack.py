@@ -142,6 +142,26 @@ def test_mlflow_asks_for_its_password(served):
     assert mlflow(served, served.password) == 401
 
 
+def test_mlflow_s_processes_hold_nothing_of_airflow_s(served, deployment):
+    kept = json.loads((local.airflow_home(deployment) / "secrets.json").read_text())
+    airflow_s = [kept[name].encode() for name in ("password", "jwt", "session", "fernet")]
+    leader = served.components["mlflow"].pid
+    looked_at = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            session = (process / "stat").read_text().rpartition(")")[2].split()[3]
+            told = (process / "environ").read_bytes() if int(session) == leader else b""
+            works_in = (process / "cwd").readlink() if told else None
+        except OSError:  # it has ended meanwhile
+            continue
+        if told:
+            looked_at += 1
+            assert not [secret for secret in airflow_s if secret in told]
+            assert b"AIRFLOW" not in told
+            assert list(works_in.iterdir()) == []
+    assert looked_at
+
+
 def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment):
     written = io.StringIO()
     report = demo.run(deployment, JobSettings(), Console(file=written, width=120))

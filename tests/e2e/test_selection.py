@@ -79,7 +79,9 @@ def test_one_model_leaves_and_is_charged_once_for_all(deployment: Deployment) ->
     assert not any("selection-" in name for name in names)
     assert winner.seconds == 0
     assert not any(m.value == count and "count" in m.name for m in winner.metrics)
-    assert {m.name for m in winner.metrics} == {"mlm_accuracy_public", "mlm_accuracy_private"}
+    assert {m.name for m in winner.metrics} == {
+        "mlm_accuracy_public", "mlm_accuracy_private", "epsilon", "delta"
+    }  # fmt: skip
     headline = {m.name: m.value for m in results["report"].metrics}
     assert headline["sweep/points"] == 1
     assert headline["sweep/epsilon"] > own.epsilon

@@ -63,9 +63,10 @@ class Finished:
         return Path(self.steps[task].output.removeprefix("file://"))
 
     def left_behind(self) -> Iterator[tuple[str, bytes]]:
-        """Yield every file of the deployment but the seeds: its name and what it holds."""
+        """Yield every file of the deployment but seeds and keys: its name and what it holds."""
         for file in sorted(self.deployment.home.rglob("*")):
-            if file.is_file() and not file.is_relative_to(self.deployment.seeds):
+            secret = {self.deployment.seeds, self.deployment.keys} & set(file.parents)
+            if file.is_file() and not secret:
                 yield str(file.relative_to(self.deployment.home)), _content(file)
 
     def may_hold_text(self, name: str) -> bool:
@@ -195,9 +196,10 @@ def _betrayed(secrets: dict[str, bytes], content: bytes) -> set[str]:
 
 
 def test_no_privacy_seed_leaves_its_store(finished: Finished) -> None:
-    store = SeedStore(finished.deployment.seeds)
+    kept = (finished.deployment.seeds, finished.deployment.keys)
     secrets: dict[str, bytes] = {}
-    for file in finished.deployment.seeds.glob("*.json"):
+    for file in (file for folder in kept for file in folder.glob("*.json")):
+        store = SeedStore(file.parent)
         secrets[file.stem] = bytes.fromhex(json.loads(file.read_text())["secret"])
         for t in range(2):  # who knows these knows who was drawn, if not the noise
             key = store.get(file.stem).derive("sampling", "poisson", t)
@@ -294,7 +296,8 @@ def test_anyone_may_see_how_a_private_training_goes_on_public_text(finished: Fin
     seen = [m for m in finished.result("dp_pretraining").metrics if m.name == "mlm_public"]
     assert seen
     assert {m.label for m in seen} == {"dp"}
-    spent = {m.step for m in finished.result("dp_pretraining").metrics if m.name == "epsilon"}
+    told = finished.result("dp_pretraining").metrics
+    spent = {m.step for m in told if m.name == "epsilon_training"}
     assert {m.step for m in seen} <= spent
     before = {
         m.step: (m.label, m.value)
