@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down sbom test test-transformers test-newest-tensorflow test-beam mutants check audit format bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-transformers test-newest-tensorflow mutants check audit format bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -34,16 +34,12 @@ test: setup-dev ## run all tests, each half in its own environment
 
 test-transformers: setup-dev ## model folders against real `transformers`, both ways, in an environment of its own
 	@$(environments) ensure transformers
-	$(task)/python -m pytest tests/dp_core/bert/test_transformers.py
+	$(task)/python -m pytest tests/dp_core/models/test_transformers.py
 
 test-newest-tensorflow: ## the tests of dp_core on the newest TensorFlow, in an environment of its own
 	@$(environments) ensure newest-tensorflow
-	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core --ignore tests/dp_core/beam \
+	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core \
 	  --numprocesses auto --maxprocesses 4 --dist loadfile
-
-test-beam: setup-dev ## batch plans by Apache Beam, in an environment of its own
-	@$(environments) ensure beam
-	$(task)/python -m pytest tests/dp_core/beam
 
 mutants: setup-dev ## plant known bugs and see that tests fail; ONLY=a room or a part of a name, SHARE=today/12
 	@$(task)/python scripts/mutants.py --only "$(ONLY)" --share "$(SHARE)"

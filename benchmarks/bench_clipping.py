@@ -30,26 +30,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import dp_core  # noqa: E402, F401 - before TensorFlow: it chooses whose products are used
+import dp_core  # noqa: F401 - before TensorFlow: it chooses whose products are used
 
 # isort: split
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from cases import CASES, Case  # noqa: E402
-from clocks import clocks  # noqa: E402
-from memory import PeakMemory  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+import numpy as np
+import tensorflow as tf
+from cases import CASES, Case
+from clocks import clocks
+from memory import PeakMemory
+from rich.console import Console
+from rich.table import Table
 
-from dp_core.bert.config import BertConfig  # noqa: E402
-from dp_core.bert.parameters import fresh  # noqa: E402
-from dp_core.privacy.clipping.engines import ENGINES  # noqa: E402
-from dp_core.privacy.seeds import PrivacySeed  # noqa: E402
-from dp_core.training.adamw import AdamW  # noqa: E402
-from dp_core.training.devices import strategy_for  # noqa: E402
-from dp_core.training.noised_means import UpdateNoise  # noqa: E402
-from dp_core.training.rows import MicroBatch  # noqa: E402
-from dp_core.training.trainer import Clipping, Trainer  # noqa: E402
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import fresh
+from dp_core.privacy.clipping.reference import ENGINES
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import MicroBatch
+from dp_core.training.devices import strategy_for
+from dp_core.training.trainer import AdamW, Clipping, Trainer
 
 RESULT = ROOT / "benchmarks" / "results" / "clipping.json"
 ORDINARY, FAST = "non-private", ENGINES[0]

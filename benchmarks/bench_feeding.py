@@ -24,22 +24,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import numpy as np  # noqa: E402
-from clocks import clocks  # noqa: E402
+import numpy as np
+from clocks import clocks
+from dp_core.training.batch_plan import BatchPlan, BatchPlanKey, write_update
 
-from dp_core.bert.config import BertConfig  # noqa: E402
-from dp_core.bert.parameters import fresh  # noqa: E402
-from dp_core.corpus.token_store import TokenStore, TokenStoreWriter  # noqa: E402
-from dp_core.privacy.plan import TrainingPlan  # noqa: E402
-from dp_core.privacy.seeds import PrivacySeed  # noqa: E402
-from dp_core.training.adamw import AdamW  # noqa: E402
-from dp_core.training.batch_plan import BatchPlan, BatchPlanKey, write_update  # noqa: E402
-from dp_core.training.batch_source import BatchSource, private_batches  # noqa: E402
-from dp_core.training.devices import strategy_for  # noqa: E402
-from dp_core.training.noised_means import UpdateNoise  # noqa: E402
-from dp_core.training.recipe import Recipe  # noqa: E402
-from dp_core.training.rows import masked_examples  # noqa: E402
-from dp_core.training.trainer import Clipping, Trainer  # noqa: E402
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import fresh
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import BatchSource, masked_examples, private_batches
+from dp_core.training.config import Recipe
+from dp_core.training.devices import strategy_for
+from dp_core.training.trainer import AdamW, Clipping, Trainer
 
 RESULT = ROOT / "benchmarks" / "results" / "feeding.json"
 SEED, MANIFEST = PrivacySeed.fixed(0), b"benchmark"
@@ -58,8 +56,8 @@ def corpus(folder: Path, rows: int) -> TokenStore:
     return writer.finish()
 
 
-def plan_for(store: TokenStore) -> TrainingPlan:
-    return TrainingPlan.poisson(
+def plan_for(store: TokenStore) -> ExecutionPlan:
+    return ExecutionPlan.poisson(
         unit="document",
         declared_units=store.n_units,
         expected_batch=BATCH,

@@ -21,17 +21,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numba  # noqa: E402
-import numpy as np  # noqa: E402
-from clocks import clocks  # noqa: E402
-from numpy.typing import NDArray  # noqa: E402
+import numba
+import numpy as np
+from clocks import clocks
+from numpy.typing import NDArray
 
-from dp_core.privacy.gaussian_noise import lattice_places, noise_words, noised_mean  # noqa: E402
-from dp_core.training.allocator import keep_freed_memory  # noqa: E402
+from dp_core.privacy.noise_addition import lattice_places, noise_words, noised_mean
+from dp_core.training.devices import keep_freed_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "noise.json"
 KEY = np.arange(32, dtype=np.uint8)
-BLOCK = 1 << 18  # values: as `dp_core.training.noised_means` cuts them
+BLOCK = 1 << 18  # values: as `dp_core.privacy.noise_addition` cuts them
 _f, _i = np.float32, np.int32
 _LOG = tuple(
     _f(c)

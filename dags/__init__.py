@@ -1,1 +1,1 @@
-"""What runs after what: DAG files import `airflow.sdk`, `dags.launcher` and `tasks.specs` alone."""
+"""The DAG files. They import `airflow.sdk`, `dags.launcher` and `tasks.protocol` alone."""

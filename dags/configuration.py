@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.specs import JobSettings, SweepSettings, one_line
+from tasks.protocol import JobSettings, SweepSettings, one_line
 
 MADE_UP = "synthetic-notes"  # the project's own notes: what a new version does can be seen on them
 

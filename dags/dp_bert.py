@@ -11,7 +11,7 @@ from airflow.sdk import TriggerRule, dag, get_current_context, task
 from dags import configuration, launcher
 from dags.launcher import TRAINING
 from dags.names import NAMES
-from tasks.specs import JobSettings, StepSpec, SweepPoint, dp_bert_steps
+from tasks.protocol import JobSettings, StepSpec, SweepPoint, dp_bert_steps
 
 
 def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:

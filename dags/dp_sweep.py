@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from dags import configuration, launcher
 from dags.launcher import TRAINING
 from dags.names import NAMES
-from tasks.specs import StepSpec, SweepPoint, SweepSettings, sweep_point_steps, sweep_report
+from tasks.protocol import StepSpec, SweepPoint, SweepSettings, sweep_point_steps, sweep_report
 
 
 def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dags import configuration, launcher
 from dags.names import NAMES
-from tasks.specs import one_line
+from tasks.protocol import one_line
 
 CORPORA = configuration.corpora()
 GROUP = "confide-corpus"

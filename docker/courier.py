@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.deployment import Deployment
-from tasks.tracking import send_all
+from tasks.runtime.deployment import Deployment
+from tasks.tracking.mlflow import send_all
 
 EVERY = 60.0  # seconds
 ALIVE = Path("/tmp/courier")  # noqa: S108 - touched on every round, for the health check

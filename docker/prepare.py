@@ -1,8 +1,8 @@
 """Makes what the first step must find: the ledger's tables, and the key of content digests."""
 
 from dp_core.privacy.ledger import Ledger
-from tasks.deployment import Deployment
-from tasks.workbench import content_key
+from tasks.runtime.context import content_key
+from tasks.runtime.deployment import Deployment
 
 if __name__ == "__main__":
     deployment = Deployment.from_environment()

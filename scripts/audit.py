@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepOutput:
     """What the service said of one lock: what it knows, and how many packages it looked at."""
 
     found: tuple[Found, ...]
@@ -55,7 +55,7 @@ class Answer:
     unknown: tuple[str, ...]  # packages that it could not look at
 
 
-Ask = Callable[[Path], Answer | None]  # None: nobody answered
+Ask = Callable[[Path], StepOutput | None]  # None: nobody answered
 
 
 def main(arguments: list[str] | None = None, ask: Ask | None = None) -> int:
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None, ask: Ask | None = None) -> int:
     return 1 if open_ones or bad or (strict and unknown) else 0
 
 
-def audit(ask: Ask) -> dict[str, Answer] | None:
+def audit(ask: Ask) -> dict[str, StepOutput] | None:
     """Return what is known, by lock; None where nobody answers."""
     probe = ask(LOCKS / PROBE)
     if probe is None or not probe.looked_at:
@@ -103,7 +103,7 @@ def audit(ask: Ask) -> dict[str, Answer] | None:
     return answers
 
 
-def with_pip_audit(lock: Path) -> Answer | None:
+def with_pip_audit(lock: Path) -> StepOutput | None:
     """Ask by pip-audit; it exits with 1 both for a finding and for a service that is away."""
     words = [_TOOL, "-r", lock, "--disable-pip", "--require-hashes", "-f", "json"]
     try:
@@ -119,7 +119,7 @@ def with_pip_audit(lock: Path) -> Answer | None:
     return parsed(answer.stdout)
 
 
-def parsed(output: str) -> Answer | None:
+def parsed(output: str) -> StepOutput | None:
     """Return what pip-audit's JSON says; None where it is none."""
     try:
         packages = json.loads(output)["dependencies"]
@@ -132,7 +132,7 @@ def parsed(output: str) -> Answer | None:
         unknown = tuple(p["name"] for p in packages if "skip_reason" in p)
     except (ValueError, KeyError, TypeError):
         return None
-    return Answer(found, len(looked_at), unknown)
+    return StepOutput(found, len(looked_at), unknown)
 
 
 def read_accepted(file: Path, today: date) -> Mapping[str, str]:

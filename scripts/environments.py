@@ -54,7 +54,6 @@ ENVIRONMENTS = {
     "browser": Environment("browser", "browser.txt"),  # `docker/ci`, with the system's Chromium
     "transformers": Environment("transformers", "transformers-test.txt"),  # `make test-…`
     "newest-tensorflow": Environment("newest-tensorflow", "newest-tensorflow.txt"),
-    "beam": Environment("beam", "beam.txt"),  # `make test-beam`, and batch plans for pods
     "bench": Environment("bench", "bench.txt"),  # `make bench-opacus`
 }
 
@@ -198,7 +197,6 @@ def resolve_locks() -> None:
         "browser": platform,
         "transformers-test": platform,
         "newest-tensorflow": platform,
-        "beam": platform,
         "bench": platform,
         "audit": platform,
     }.items():

@@ -9,7 +9,7 @@ import sys
 # Before anything imports TensorFlow: what its native code writes, nobody could place.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from tasks.contract import main
+from tasks.runtime.step import main
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one step.")

@@ -84,7 +84,7 @@ def main() -> int:
         click.echo(f"confide: {error}", err=True)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
-        from tasks.contract import fault_line
+        from tasks.runtime.step import fault_line
 
         _traceback()
         click.echo(f"confide: {fault_line(error)}", err=True)

@@ -22,5 +22,5 @@ def _libraries_are_heard_as_before() -> Iterator[None]:
     yield
     logging.captureWarnings(False)
     for handler in logging.root.handlers[:]:
-        if type(handler).__module__ == "tasks.speech":
+        if type(handler).__module__ == "tasks.runtime.messages":
             logging.root.removeHandler(handler)

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher import deployment
-from tasks.specs import JobSettings, missing_file, one_line
+from tasks.protocol import JobSettings, missing_file, one_line
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)

@@ -13,7 +13,7 @@ PLACES = (
     "GOOGLE_CLOUD_PROJECT",
     "STORAGE_EMULATOR_HOST",
 )
-SECRETS = (  # of these, a step gets what `tasks/specs/needs.py` says that it needs
+SECRETS = (  # of these, a step gets what `tasks/protocol/least_privilege.py` says that it needs
     "CONFIDE_LEDGER",  # a database URL, with its password
     "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
     "MLFLOW_TRACKING_USERNAME",

@@ -20,7 +20,7 @@ from dags.launcher import deployment
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import UNFINISHED, failure
 from dags.launcher.work import Plan, Work, publishable, work_of
-from tasks.specs import environment_for
+from tasks.protocol import environment_for
 
 GRACE_SECONDS = 4.0  # Airflow's supervisor escalates every 5 s; a step ends itself before
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from airflow.sdk.exceptions import AirflowSkipException
 
 from dags.launcher import deployment
-from tasks.specs import RunContext, StepSpec, SweepPoint
+from tasks.protocol import RunContext, StepSpec, SweepPoint
 
 
 class Plan(Protocol):

@@ -17,10 +17,10 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from dp_core.corpus.keyed_hash import coin, generator, seed_key
+from dp_core.data.hashing import coin, generator, seed_key
+from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
-from dp_core.vocab import wordpiece
-from dp_core.vocab.special_ids import SpecialIds
+from dp_core.vocabulary import wordpiece
 
 REFERENCES_PER_PATTERN = 32
 _PATTERN = re.compile(r"H*SH*")

@@ -12,14 +12,204 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.audit.contexts import CanaryLike, MaskedContexts, SpecialPieces, alone, embedded
-from dp_core.audit.null_exposure import null_exposure, null_p_value, null_rank_exposure
+
+class CanaryLike(Protocol):
+    """What the audit needs to know of a canary or of a reference that was never planted."""
+
+    @property
+    def pattern(self) -> str:
+        """String of H (hint) with one S (secret)."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Probability that a unit carries it; 0 for a reference."""
+        ...
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Ids of its word pieces, the secret's among them."""
+        ...
+
+    @property
+    def secret_index(self) -> int:
+        """Place of the secret in `pieces`."""
+        ...
+
+
+class SpecialPieces(Protocol):
+    """Ids of the special pieces that a context is made of."""
+
+    @property
+    def cls(self) -> int:
+        """`[CLS]`."""
+        ...
+
+    @property
+    def sep(self) -> int:
+        """`[SEP]`."""
+        ...
+
+    @property
+    def mask(self) -> int:
+        """`[MASK]`."""
+        ...
+
+    @property
+    def pad(self) -> int:
+        """`[PAD]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskedContexts:
+    """Rows ready for the model, the secret masked in each; rows of one canary are adjacent."""
+
+    input_ids: NDArray[np.int32]  # [B, S]
+    lengths: NDArray[np.int32]  # [B] pieces of each row that are not padding
+    positions: NDArray[np.int32]  # [B] where the secret is masked
+    secrets: NDArray[np.int32]  # [B] the piece that is hidden there
+
+
+def alone(
+    canaries: Sequence[CanaryLike], special: SpecialPieces, sequence_length: int
+) -> MaskedContexts:
+    """Return one row for each canary: `[CLS] H H S H H [SEP]`, padded to S = sequence_length."""
+    return _rows(
+        [(c, [], []) for c in canaries],
+        special,
+        sequence_length,
+    )
+
+
+def embedded(
+    canaries: Sequence[CanaryLike],
+    special: SpecialPieces,
+    sequence_length: int,
+    *,
+    filler: Sequence[int],
+    repeats: int,
+    seed: int,
+) -> MaskedContexts:
+    """Return `repeats` full rows for each canary, at random places among random pieces.
+
+    Args:
+        canaries: planted ones or references; each gets its own stream, independent of its place
+            in the sequence, so that adding a canary changes no other's contexts.
+        special: ids of the special pieces.
+        sequence_length: S; every row is full.
+        filler: ids that the surrounding pieces are drawn from, uniformly.
+        repeats: R rows for each canary, adjacent.
+        seed: public.
+    """
+    pool = np.asarray(filler, np.int64)
+    framed = []
+    for canary in canaries:
+        coins = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence([seed, *canary.pieces]))
+        )
+        room = sequence_length - 2 - len(canary.pieces)
+        if room < 0:
+            raise ValueError(f"a canary of {len(canary.pieces)} pieces needs longer rows")
+        for _ in range(repeats):
+            around = pool[coins.integers(0, pool.size, room)].tolist()
+            place = int(coins.integers(0, room + 1))
+            framed.append((canary, around[:place], around[place:]))
+    return _rows(framed, special, sequence_length)
+
+
+def _rows(
+    framed: Sequence[tuple[CanaryLike, list[int], list[int]]],
+    special: SpecialPieces,
+    sequence_length: int,
+) -> MaskedContexts:
+    size = len(framed)
+    ids = np.full((size, sequence_length), special.pad, np.int32)
+    lengths, positions, secrets = (np.zeros(size, np.int32) for _ in range(3))
+    for row, (canary, before, after) in enumerate(framed):
+        pieces = [special.cls, *before, *canary.pieces, *after, special.sep]
+        if len(pieces) > sequence_length:
+            raise ValueError(f"a canary of {len(canary.pieces)} pieces needs longer rows")
+        ids[row, : len(pieces)] = pieces
+        lengths[row] = len(pieces)
+        positions[row] = 1 + len(before) + canary.secret_index
+        secrets[row] = canary.pieces[canary.secret_index]
+        ids[row, positions[row]] = special.mask
+    return MaskedContexts(ids, lengths, positions, secrets)
+
+
+_LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
+_RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
+
+
+@dataclass(frozen=True)
+class NullExposure:
+    """Exposure, in bits, of a model that remembers nothing: expectation and central 95% band."""
+
+    expected: float
+    low: float
+    high: float
+
+
+@lru_cache(maxsize=32)
+def _mean_rank_law(candidates: int, canaries: int) -> tuple[NDArray[np.float64], ...]:
+    """Return (mean ranks [K] ascending, their cumulative probabilities [K])."""
+    cells = min(candidates, max(64, _LATTICE_POINTS // canaries))
+    size = canaries * (cells - 1) + 1
+    one = np.fft.rfft(np.full(cells, 1 / cells), size)
+    law = np.maximum(np.fft.irfft(one**canaries, size), 0.0)  # law of the sum: n-fold convolution
+    # Cell k of `cells` stands for the ranks around (k + 1/2)·V/cells + 1/2; exact for cells = V.
+    sums = np.arange(law.size) / canaries
+    ranks = (sums + 0.5) * (candidates / cells) + 0.5
+    return ranks, np.minimum(np.cumsum(law), 1.0)
+
+
+def null_exposure(candidates: int, canaries: int, groups: int = 1) -> NullExposure:
+    """Return what the largest exposure of `groups` independent groups is under the null.
+
+    Args:
+        candidates: V, the number of pieces that a secret is drawn from and ranked among.
+        canaries: n, the number of canaries whose ranks are averaged in each group.
+        groups: how many groups the reader picks the largest exposure from; 1 for a single group.
+
+    Raises:
+        ValueError: an argument below 1.
+    """
+    if min(candidates, canaries, groups) < 1:
+        raise ValueError(f"need at least one of each: {candidates=}, {canaries=}, {groups=}")
+    ranks, below = _mean_rank_law(candidates, canaries)
+    # The largest exposure belongs to the smallest mean rank: P(min ≤ r) = 1 − (1 − P(r))^groups.
+    smallest = 1.0 - (1.0 - below) ** groups
+    bits = math.log2(candidates) - np.log2(ranks)
+    weights = np.diff(smallest, prepend=0.0)
+    quantile = np.searchsorted(smallest, [0.025, 0.975])
+    high, low = bits[np.minimum(quantile, bits.size - 1)]
+    return NullExposure(expected=float(weights @ bits), low=float(low), high=float(high))
+
+
+def null_p_value(mean_rank: float, candidates: int, canaries: int) -> float:
+    """Return P(mean rank of n uniform secrets ≤ `mean_rank`), or 1e-12 where it is smaller."""
+    ranks, below = _mean_rank_law(candidates, canaries)
+    index = int(np.searchsorted(ranks, mean_rank + 1e-9, side="right")) - 1
+    return max(float(below[index]), _RESOLUTION) if index >= 0 else _RESOLUTION
+
+
+def null_rank_exposure(references: int) -> float:
+    """Return the expected rank exposure of an unremembered canary among `references` others.
+
+    By exchangeability its place among R = references + 1 is uniform, so this is the mean of
+    log2 R − log2 k over k = 1 … R (Carlini et al. 2019, definition 4): about log2 e = 1.44 bits.
+    """
+    size = references + 1
+    return math.log2(size) - float(np.log2(np.arange(1, size + 1)).mean())
+
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from typing import Any
 
 import tensorflow as tf
 
 from dp_core.errors import BadInput
-from dp_core.training.allocator import keep_freed_memory
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # <malloc.h>
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library; return whether it understood. Elsewhere than on glibc: False."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = {
+        _MMAP_THRESHOLD: _NEVER,
+        _TRIM_THRESHOLD: _NEVER,
+        _TOP_PAD: 1 << 26,
+        _ARENA_MAX: 1,  # other arenas cannot hold blocks above 64 MiB
+    }
+    return all(mallopt(option, value) == 1 for option, value in settings.items())
+
 
 _MOCK = re.compile(r"mock-tpu:([1-9][0-9]?)")
 

@@ -9,15 +9,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.bert.causal import causal_row_losses
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.heads import mlm_logits
-from dp_core.bert.layers import Layers, Tensor
-from dp_core.bert.parameters import AnyModel, Bert, Gpt2, Model
-from dp_core.corpus.token_store import TokenStore
+from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.training.objective import causal_examples
-from dp_core.training.rows import masked_examples, micro_batch, row_keys
+from dp_core.models.bert import mlm_logits
+from dp_core.models.config import Gpt2Config
+from dp_core.models.gpt2 import causal_row_losses
+from dp_core.models.parameters import AnyModel, Bert, Gpt2, Model
+from dp_core.nn.layers import Layers, Tensor
+from dp_core.training.batches import masked_examples, micro_batch, row_keys
+from dp_core.training.objectives import causal_examples
 
 _ROWS_AT_ONCE = 64
 

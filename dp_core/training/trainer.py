@@ -16,16 +16,62 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.bert.heads import mlm_row_losses
-from dp_core.bert.layers import Tensor
-from dp_core.bert.parameters import Arrays, ModelConfig
-from dp_core.bert.precision import compute_type
-from dp_core.privacy.clipping.engines import engine_named
-from dp_core.privacy.clipping.factors import factors_named
-from dp_core.training.adamw import AdamW
-from dp_core.training.noised_means import UpdateNoise, noised_means
-from dp_core.training.rows import MicroBatch
-from dp_core.training.unit_losses import RowLosses, UnitBatch, ordinary_sum
+from dp_core.models.bert import mlm_row_losses
+from dp_core.models.parameters import Arrays, ModelConfig, decays
+from dp_core.nn.layers import Tensor, compute_type
+from dp_core.privacy.clipping.book_keeping import factors_named
+from dp_core.privacy.clipping.reference import engine_named
+from dp_core.privacy.noise_addition import UpdateNoise, noised_means
+from dp_core.training.batches import MicroBatch
+from dp_core.training.objectives import RowLosses, UnitBatch, ordinary_sum
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The constants of the optimizer."""
+
+    beta1: float
+    beta2: float
+    weight_decay: float
+
+    def apply(
+        self,
+        name: str,
+        weight: Any,
+        mean: Any,
+        square: Any,
+        gradient: Tensor,
+        rate: Tensor,
+        step: Tensor,
+    ) -> None:
+        """Move one variable, its two moments with it.
+
+        Args:
+            name: of the parameter; biases and LayerNorm gains do not decay.
+            weight: tf.Variable.
+            mean: tf.Variable, the decaying mean of the gradients.
+            square: tf.Variable, the decaying mean of their squares.
+            gradient: of the variable's shape.
+            rate: scalar, the learning rate.
+            step: scalar float32, number of this update, from 1.
+        """
+        if self.weight_decay and decays(name):
+            weight.assign_sub(rate * self.weight_decay * weight)
+        tf.raw_ops.ResourceApplyAdam(
+            var=weight.handle,
+            m=mean.handle,
+            v=square.handle,
+            beta1_power=tf.pow(self.beta1, step),
+            beta2_power=tf.pow(self.beta2, step),
+            lr=rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=EPSILON,
+            grad=gradient,
+        )
+
 
 _MEAN, _SQUARE = "adam-mean/", "adam-square/"
 _TALLIES = 3  # sum of unit losses, units, clipped units
@@ -37,7 +83,7 @@ class Clipping:
 
     Attributes:
         clip_norm: C, for as long as `Trainer.add` is not told another.
-        style: how to clip, `flat` or `automatic` (`dp_core.privacy.clipping.factors`).
+        style: how to clip, `flat` or `automatic` (`dp_core.privacy.clipping.book_keeping`).
     """
 
     clip_norm: float

@@ -12,7 +12,7 @@ import click
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_json
-from tasks.deployment import Deployment
+from tasks.runtime.deployment import Deployment
 
 
 @click.command("backup")

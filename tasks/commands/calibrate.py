@@ -54,7 +54,7 @@ def training(
     For every way of drawing batches, with what is proven for it.
     """
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-    from dp_core.privacy.calibration import noise_for, steps_within
+    from dp_core.privacy.accounting.calibration import noise_for, steps_within
 
     check_epsilon(epsilon)
     check_delta(delta, units)
@@ -129,7 +129,7 @@ def vocabulary(
 
 
 def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocab.calibration import calibrate, delta_of
+    from dp_core.vocabulary.calibration import calibrate, delta_of
 
     plan = calibrate(epsilon, delta, words)
     return {
@@ -140,7 +140,7 @@ def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
 
 
 def _paper(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocab.paper_mode import paper_parameters, paper_sigma
+    from dp_core.vocabulary.hoory2021 import paper_parameters, paper_sigma
 
     paper = paper_parameters(paper_sigma(epsilon, delta, words), delta, words)
     return {

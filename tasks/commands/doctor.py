@@ -16,7 +16,7 @@ import click
 from tasks.commands import doctor_services
 from tasks.commands.finding import Finding
 from tasks.commands.output import as_json, write_json
-from tasks.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 _ROOM = 1 << 30  # bytes that a job should have free, its environments being there
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError, without_password
 from tasks.commands.finding import Finding, answers
-from tasks.deployment import CHECKOUT, Deployment
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 from tasks.local.connection import connected, named
 from tasks.local.stack import TRAINING_POOL
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 _SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
 _PATIENCE = 20  # seconds for a command that asks another program
@@ -45,7 +45,7 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
 
 def tracking(deployment: Deployment) -> Iterator[Finding]:
     """Ask MLflow; without it the steps keep their numbers."""
-    from tasks.tracking import unsent
+    from tasks.tracking.mlflow import unsent
 
     fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
     place = without_password(deployment.tracking)
@@ -119,8 +119,8 @@ def _ledger(deployment: Deployment) -> str:
 
 
 def _integrity(deployment: Deployment) -> str:
-    from dp_core.privacy.seeds import SeedStore
-    from tasks.one_ledger import confirm_store, open_ledger
+    from dp_core.privacy.seed_store import SeedStore
+    from tasks.releases.ledger_identity import confirm_store, open_ledger
     from tasks.storage import Store
 
     ledger = open_ledger(deployment)
@@ -148,7 +148,7 @@ def _skew(deployment: Deployment) -> float | None:
 
 
 def _mlflow(deployment: Deployment) -> str:
-    from tasks.tracking import reachable
+    from tasks.tracking.mlflow import reachable
 
     if not reachable(deployment):
         raise ConfideError("does not answer")

@@ -12,11 +12,11 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
-from tasks.deployment import Deployment, refused
-from tasks.provenance import MODELS, operator_only
-from tasks.statements import WORDS
+from tasks.releases.provenance import MODELS, operator_only
+from tasks.releases.statements import WORDS
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment, refused
 from tasks.storage import Store
-from tasks.workbench import read_result
 
 _MODEL = "dp_pretraining"
 _PARTIAL = ".partial"

@@ -22,15 +22,15 @@ from tasks.commands.ledger_views import (
 )
 from tasks.commands.output import as_json, write_json
 from tasks.commands.training_options import check_delta, check_epsilon
-from tasks.deployment import Deployment
+from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
     from dp_core.privacy.ledger import Ledger, Reservation
-    from tasks.specs import JobSettings
+    from tasks.protocol import JobSettings
 
 
 def _open() -> Ledger:
-    from tasks.one_ledger import open_ledger
+    from tasks.releases.ledger_identity import open_ledger
 
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -97,8 +97,7 @@ def register(
 
     A public one has no budget (--public); its files are declared by declare-public.
     """
-    from dp_core.privacy.events import Relation
-    from dp_core.privacy.units import PrivacyUnit
+    from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
 
     _check_name(dataset)
     ledger = _open()
@@ -120,7 +119,7 @@ def register(
         PrivacyUnit(unit),
         epsilon,
         delta,
-        relation=Relation(relation),
+        relation=NeighboringRelation(relation),
         order=order,
         shares_budget_with=shares_budget_with,
     )
@@ -139,8 +138,8 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
     Runs read as public (public_path, entities_public, public_model, all_public) what is declared
     and nothing else. It is the content that is declared: changed files are declared anew.
     """
-    from tasks import declarations
     from tasks.commands.settings import absolute
+    from tasks.releases import declarations
 
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -200,7 +199,7 @@ def cost(job: str, words: tuple[str, ...], file: Path | None, as_json: bool) -> 
     What the ledger holds already (a vocabulary that an earlier run made) costs nothing again.
     """
     from tasks.commands.settings import settings_told
-    from tasks.specs import JobSettings, SweepSettings
+    from tasks.protocol import JobSettings, SweepSettings
 
     settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, file, words)
     planned = _planned(settings)
@@ -238,8 +237,8 @@ def _check_name(dataset: str) -> None:
     Raises:
         BadInput: it is none.
     """
-    from tasks.specs.data_settings import MADE_UP
-    from tasks.specs.fields import IN_WORDS, NAME
+    from tasks.protocol.data_settings import MADE_UP
+    from tasks.protocol.fields import IN_WORDS, NAME
 
     if not re.fullmatch(NAME, dataset):
         raise BadInput(
@@ -258,8 +257,8 @@ def _check_name(dataset: str) -> None:
 def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
     """Return every release that a run would register, by data set."""
     from dp_core.privacy.ledger import Reservation
-    from tasks.plans import PlannedRelease, planned_release, refuse_large_deltas
-    from tasks.specs import budget_of_run
+    from tasks.protocol import budget_of_run
+    from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 
     root = Deployment.from_environment().store
     planned: dict[str, list[Reservation]] = {}
@@ -282,8 +281,8 @@ def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
 def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
     from dp_core.privacy.ledger import Cost
     from dp_core.privacy.statement import total_epsilon
-    from tasks.charging import refuse_another_standing
-    from tasks.specs.data_settings import MADE_UP
+    from tasks.protocol.data_settings import MADE_UP
+    from tasks.releases.charge import refuse_another_standing
 
     ledger = _open()
     budget = ledger.datasets().get(dataset)

@@ -13,7 +13,7 @@ from tasks.commands.output import as_json, write_json, write_table
 @as_json
 def command(as_json: bool) -> None:
     """Compute the paper's figures anew: what it prints, and what its parameters really give."""
-    from dp_core.privacy.paper import paper_table
+    from dp_core.vocabulary.hoory2021 import paper_table
 
     rows = paper_table()
     if as_json:

@@ -7,8 +7,8 @@ from importlib import metadata
 from pathlib import Path
 
 from dp_core.errors import BadInput
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings, budget_of_run, missing_file
+from tasks.protocol import JobSettings, budget_of_run, missing_file
+from tasks.runtime.deployment import Deployment
 
 
 def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
@@ -36,7 +36,7 @@ def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
     budget = budget_of_run(settings, deployment.store)
     local = [source for source in budget.called_public if "://" not in source.uri]
     if local:  # what it takes to ask the ledger is imported for those alone
-        from tasks.declarations import refuse_undeclared
+        from tasks.releases.declarations import refuse_undeclared
 
         deployment.prepare()
         refuse_undeclared(local, deployment)

@@ -7,14 +7,13 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Label
-from dp_core.report.cells import Cell
-from dp_core.report.tables import Header, Table
+from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json
-from tasks.deployment import Deployment
-from tasks.specs import StepResult
+from tasks.protocol import StepResult
+from tasks.report.tables import Cell, Header, Table
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
-from tasks.workbench import read_result
 
 _STEPS = ("report", "sweep_report")
 
@@ -37,7 +36,7 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output, and where its pages are."""
     from rich.console import Console
 
-    from dp_core.report.terminal import rich_table, side_by_side
+    from tasks.report.tables import rich_table, side_by_side
 
     deployment = Deployment.from_environment()
     content = _content(Store(deployment.store, deployment.cache), uri)

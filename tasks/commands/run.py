@@ -11,9 +11,7 @@ import click
 from tasks.commands import report, watching
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.settings import settings_from, settings_told
-from tasks.deployment import Deployment
-from tasks.runner import Job, run_job
-from tasks.specs import (
+from tasks.protocol import (
     JobSettings,
     StepSpec,
     SweepSettings,
@@ -21,7 +19,9 @@ from tasks.specs import (
     sweep_point_steps,
     sweep_report,
 )
-from tasks.tracking import send_all
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.runner import Job, run_job
+from tasks.tracking.mlflow import send_all
 
 
 @click.command("run")

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput
 from tasks.commands.readiness import refuse_what_is_missing
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings, SweepSettings, one_line
+from tasks.protocol import JobSettings, SweepSettings, one_line
+from tasks.runtime.deployment import Deployment
 
 S = TypeVar("S", bound=JobSettings)
 _PATHS = (

@@ -12,7 +12,7 @@ import click
 from dp_core.errors import BadInput
 
 if TYPE_CHECKING:
-    from dp_core.privacy.events import MechanismEvent
+    from dp_core.privacy.mechanisms import MechanismEvent
 
 NEIGHBOURS = {
     "add-or-remove-one": "one unit added or removed",
@@ -73,7 +73,7 @@ class Batches:
             BadInput: an impossible rate, σ or number; units or a cap that are missing, or belong to
                 another sampling; a batch that is no whole number.
         """
-        from dp_core.privacy import events
+        from dp_core.privacy import mechanisms as events
 
         phases = tuple((rate, sigma, n) for rate, n in schedule)
         poisson = events.PoissonGaussian(phases)  # checks rates, noise and steps for all of them
@@ -147,7 +147,7 @@ def check_noise(value: float) -> None:
     Raises:
         BadInput: not finite, or out of range.
     """
-    from dp_core.privacy.plan import LEAST_NOISE, MOST_NOISE
+    from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE
 
     if not math.isfinite(value):
         raise BadInput(f"{value} is not finite", where="--noise-multiplier")
@@ -187,7 +187,7 @@ def check_delta(delta: float, units: int | None) -> None:
         BadInput: not between 0 and 1, or not below 1/units; or a number of units that is none.
     """
     from dp_core.privacy.accounting import refuse_large_delta
-    from dp_core.vocab.calibration import LEAST_DELTA
+    from dp_core.vocabulary.calibration import LEAST_DELTA
 
     check_count(units, "--units")
     if not 0 < delta < 1:

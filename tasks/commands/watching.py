@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
-from tasks.runner import Watcher
+from tasks.runtime.runner import Watcher
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tasks.deployment import Deployment
+from tasks.runtime.deployment import Deployment
 
 
 @click.group()
@@ -29,7 +29,7 @@ def demo(file: Path | None, words: tuple[str, ...]) -> None:
     from tasks.commands.report import show
     from tasks.commands.settings import settings_from, settings_told
     from tasks.local.demo import run
-    from tasks.specs import JobSettings
+    from tasks.protocol import JobSettings
 
     started = time.monotonic()
     console = Console()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp_core.errors import BadInput
-from tasks.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # MLflow keeps the password of its first start in it

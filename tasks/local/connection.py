@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 from dp_core.errors import BadInput
-from tasks.deployment import Deployment
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi
+from tasks.runtime.deployment import Deployment
 
 
 def named() -> str:

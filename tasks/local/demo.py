@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
-from tasks.deployment import Deployment
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 from tasks.local.follow import Follower, first_failure, progress_folder
 from tasks.local.stack import Stack
-from tasks.specs import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.runtime.deployment import Deployment
 
 DAG = "dp_bert"
 PREFIX = "demo__"

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
-from tasks.deployment import CHECKOUT, Deployment
 from tasks.local import processes, tracking_server
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.configuration import (
@@ -26,6 +25,7 @@ from tasks.local.configuration import (
     write_private,
 )
 from tasks.local.processes import Started
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a DAG
 PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything

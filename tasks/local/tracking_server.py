@@ -12,8 +12,8 @@ import re
 import urllib.request
 from pathlib import Path
 
-from tasks.deployment import CHECKOUT, Deployment
 from tasks.local.configuration import HOST, MLFLOW_USERS, USER, Secrets, write_private
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 # What a server may need of our own environment: where its programs, its home and its temporary
 # files are, how it speaks, which libraries it loads. Nothing of Airflow's or Confide's.
@@ -65,7 +65,7 @@ def working_folder(deployment: Deployment) -> Path:
 
 def runs_page(server: str, password: str) -> str:
     """Return the page of the runs: MLflow's own first page shows other things."""
-    from tasks.tracking_lines import PUBLIC
+    from tasks.tracking.mlflow import PUBLIC
 
     place = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
     words = base64.b64encode(f"{USER}:{password}".encode()).decode()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dp_core.privacy.labels import Public
+from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
-from tasks.charging import register_plan
-from tasks.declarations import record_sources
-from tasks.plans import planned_release
-from tasks.specs import BudgetSpec
-from tasks.statements import release_in_words
-from tasks.workbench import Answer, Workbench
+from tasks.protocol import BudgetSpec
+from tasks.releases.charge import register_plan
+from tasks.releases.declarations import record_sources
+from tasks.releases.plans import planned_release
+from tasks.releases.statements import release_in_words
+from tasks.runtime.context import StepContext, StepOutput
 
 
-def run(spec: BudgetSpec, bench: Workbench) -> Answer:
+def run(spec: BudgetSpec, bench: StepContext) -> StepOutput:
     """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3).
 
     What the run calls public and the operator has not declared so is refused before that; what it
@@ -28,7 +28,7 @@ def run(spec: BudgetSpec, bench: Workbench) -> Answer:
         if total is not None:
             bench.measure(f"planned_epsilon/{dataset}", Public(total))
             bench.measure(f"planned_delta/{dataset}", Public(delta))
-    return Answer(
+    return StepOutput(
         outputs={},
         facts={
             "planned": [

@@ -10,23 +10,23 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, draw
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Label, Public
-from tasks.provenance import vocabulary_at, vocabulary_digest
-from tasks.specs import CanariesSpec
+from dp_core.labels import Label, Public
+from tasks.protocol import CanariesSpec
+from tasks.releases.provenance import vocabulary_at, vocabulary_digest
+from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Artifact, Workbench
 
 FILE = "canaries.json"
 _CANARIES = TypeAdapter(list[Canary])
 
 
-def run(spec: CanariesSpec, bench: Workbench) -> Answer:
+def run(spec: CanariesSpec, bench: StepContext) -> StepOutput:
     """Write the canaries and the references that are never planted."""
     vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
     canaries = draw(vocabulary.folder, spec.patterns, spec.rates, spec.per_group, spec.seed)
     (bench.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
     bench.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
-    return Answer(
+    return StepOutput(
         outputs={"canaries": FILE},
         facts={
             "seed": spec.seed,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dp_core.corpus.document import Document
-from dp_core.corpus.normal_form import write_corpus
-from dp_core.corpus.readers import JsonlFields, Quarantine, read_corpus
-from dp_core.corpus.synthetic.notes import notes
-from dp_core.corpus.synthetic.public import public_text
-from dp_core.privacy.labels import Operator, Public
-from tasks import declarations
-from tasks.charging import ledger_for
-from tasks.declarations import Opened, open_source
-from tasks.specs import CorpusSpec, StepResult
-from tasks.steps.set_aside import listed
-from tasks.workbench import Answer, Workbench
+from dp_core.data.corpus import write_corpus
+from dp_core.data.documents import Document
+from dp_core.data.readers import JsonlFields, Quarantine, read_corpus
+from dp_core.labels import Operator, Public
+from tasks.demo_data.notes import notes
+from tasks.demo_data.public_text import public_text
+from tasks.protocol import CorpusSpec, StepResult
+from tasks.releases import declarations
+from tasks.releases.charge import ledger_for
+from tasks.releases.declarations import Opened, open_source
+from tasks.runtime.context import StepContext, StepOutput
+from tasks.steps.quarantine import listed
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 
 
-def run(spec: CorpusSpec, bench: Workbench) -> Answer:
+def run(spec: CorpusSpec, bench: StepContext) -> StepOutput:
     """Write the corpus in normal form; counts of private text are for the operator."""
     if spec.role == "private":
         ledger_for(bench, spec.dataset)  # registered as what the spec says: nothing is read before
@@ -42,7 +42,7 @@ def run(spec: CorpusSpec, bench: Workbench) -> Answer:
     count = Operator if spec.role == "private" else Public
     bench.measure("documents", count(taken))
     bench.measure("documents_quarantined", count(quarantine.rejected))
-    return Answer(
+    return StepOutput(
         outputs={"corpus": ""},
         facts={
             "role": spec.role,
@@ -54,7 +54,7 @@ def run(spec: CorpusSpec, bench: Workbench) -> Answer:
     )
 
 
-def refuse_if_changed(spec: CorpusSpec, result: StepResult, bench: Workbench) -> None:
+def refuse_if_changed(spec: CorpusSpec, result: StepResult, bench: StepContext) -> None:
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:

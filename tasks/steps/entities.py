@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dp_core.corpus.readers import Quarantine
-from dp_core.corpus.synthetic.labelled import labelled_sentences
+from dp_core.data.ner import Sentence, label_set
+from dp_core.data.readers import Quarantine
+from dp_core.data.readers.labelled import read_sentences
+from dp_core.data.readers.patients import read_patients, with_patients
 from dp_core.errors import BadInput
-from dp_core.ner.readers.patients import read_patients, with_patients
-from dp_core.ner.readers.read import read_sentences
-from dp_core.ner.sentence import Sentence, label_set
-from dp_core.privacy.labels import Operator, Public
-from tasks import declarations
-from tasks.charging import refuse_unregistered
-from tasks.declarations import open_source
-from tasks.specs import EntitiesSpec, StepResult
-from tasks.steps.set_aside import listed
-from tasks.workbench import Answer, Workbench
+from dp_core.labels import Operator, Public
+from tasks.demo_data.entities import labelled_sentences
+from tasks.protocol import EntitiesSpec, StepResult
+from tasks.releases import declarations
+from tasks.releases.charge import refuse_unregistered
+from tasks.releases.declarations import open_source
+from tasks.runtime.context import StepContext, StepOutput
+from tasks.steps.quarantine import listed
 
 PARTS = ("train", "test")
 
 
-def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
+def run(spec: EntitiesSpec, bench: StepContext) -> StepOutput:
     """Write both parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
         refuse_unregistered(bench, spec.dataset)  # what reads them will be written down there
@@ -44,7 +44,7 @@ def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
     # Of private labels, whether one unit's entity is the only one is not for this step to tell.
     if spec.public and len(label_set(parts["train"])) == 1:
         raise BadInput("the training part has no entity", where="entities_train")
-    return Answer(
+    return StepOutput(
         outputs={part: f"{part}.jsonl" for part in PARTS},
         facts={
             "public": spec.public,
@@ -57,7 +57,7 @@ def run(spec: EntitiesSpec, bench: Workbench) -> Answer:
     )
 
 
-def refuse_if_changed(spec: EntitiesSpec, result: StepResult, bench: Workbench) -> None:
+def refuse_if_changed(spec: EntitiesSpec, result: StepResult, bench: StepContext) -> None:
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:
@@ -102,7 +102,7 @@ def _sentence(row: object) -> Sentence:
     return Sentence(tuple(tokens), tuple(tags), document, patient)
 
 
-def _read(spec: EntitiesSpec, bench: Workbench, part: str, path: Path) -> list[Sentence]:
+def _read(spec: EntitiesSpec, bench: StepContext, part: str, path: Path) -> list[Sentence]:
     quarantine = Quarantine()
     with listed(quarantine, bench, f"{part}_quarantine.json"):
         sentences = list(read_sentences(spec.format, path, quarantine))

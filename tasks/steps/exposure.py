@@ -6,13 +6,14 @@ import json
 
 from dp_core.audit.canaries import candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
-from dp_core.bert.weights import load_model
+from dp_core.audit.ranking import ranker
+from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Dp, Label, Operator
-from dp_core.training.secret_ranks import ranker
-from dp_core.vocab import wordpiece
-from dp_core.vocab.special_ids import SpecialIds
-from tasks.provenance import (
+from dp_core.labels import Dp, Label, Operator
+from dp_core.models.hugging_face import load_model
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import ExposureSpec
+from tasks.releases.provenance import (
     PRETRAINED,
     canaries_at,
     fact,
@@ -21,15 +22,14 @@ from tasks.provenance import (
     private_units,
     rows_at,
 )
-from tasks.reporting import EXPOSURE_FILE
-from tasks.specs import ExposureSpec
+from tasks.report.results import EXPOSURE_FILE
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
-from tasks.workbench import Answer, Artifact, Input, Workbench
 
 CONTEXTS_PER_CANARY = 8
 
 
-def run(spec: ExposureSpec, bench: Workbench) -> Answer:
+def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
     model_input = model_at(bench, spec.model_uri, field="model_uri", steps=PRETRAINED)
     planted = canaries_at(bench, spec.canaries_uri, model_input)
@@ -61,7 +61,7 @@ def run(spec: ExposureSpec, bench: Workbench) -> Answer:
         name = f"exposure/{row.context}/{row.pattern} at {row.rate:g}"
         bench.measure(name, label(row.exposure))
     (bench.out / EXPOSURE_FILE).write_text(json.dumps([row.to_json() for row in rows], indent=1))
-    return Answer(
+    return StepOutput(
         outputs={"exposure": EXPOSURE_FILE},
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
     )

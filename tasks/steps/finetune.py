@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dp_core.bert.parameters import Bert
-from dp_core.bert.weights import save
+from dp_core.data.ner import Sentence, label_set, score, tags_of_types
 from dp_core.errors import BadInput
-from dp_core.ner.scoring import score
-from dp_core.ner.sentence import Sentence, label_set, tags_of_types
-from dp_core.privacy.labels import Dp, Operator
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.finetune import finetune, tag
-from dp_core.training.private_finetune import finetune_privately
-from dp_core.training.progress import Progress
-from dp_core.vocab import wordpiece
-from tasks.charging import charge, record_operator_use
-from tasks.plans import finetuning_plan, finetuning_recipe, planned_release
-from tasks.provenance import (
+from dp_core.labels import Dp, Operator
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import Bert
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.training.finetune import finetune, finetune_privately, tag
+from dp_core.training.loop import Progress
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import FinetuneSpec, ReleaseRecord
+from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.manifest import manifest, weights_released
+from tasks.releases.plans import finetuning_plan, finetuning_recipe, planned_release
+from tasks.releases.provenance import (
     fact,
     labels_at,
     model_at,
@@ -26,15 +26,12 @@ from tasks.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.release_manifest import manifest
-from tasks.same_release import weights_released
-from tasks.specs import FinetuneSpec, ReleaseRecord
-from tasks.statements import write_statement
+from tasks.releases.statements import write_statement
+from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.entities import read_part
 from tasks.steps.model_kinds import refuse_causal
 from tasks.steps.spending import Spending, measure_totals
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Input, Workbench
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class _Tuned:
     release: ReleaseRecord | None = None
 
 
-def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
+def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
     """Train on the training part, tag the test part, score.
 
     The model may be released if the one it began with may, and its labels are public or its
@@ -79,7 +76,7 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     write_statement(bench.out, bench.releases, made_up=bench.made_up)
     measure_totals(bench)
     types = sorted(scores.by_type) if public else list(spec.entity_types)
-    return Answer(
+    return StepOutput(
         outputs={"model": ""},
         facts={
             "entity_types": types,
@@ -89,7 +86,7 @@ def run(spec: FinetuneSpec, bench: Workbench) -> Answer:
     )
 
 
-def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
+def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
     if not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
@@ -113,7 +110,7 @@ def _freely(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input)
     return _Tuned(outcome.model, outcome.predictions, outcome.losses)
 
 
-def _privately(spec: FinetuneSpec, bench: Workbench, model: Input, entities: Input) -> _Tuned:
+def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
     plan, recipe, units = finetuning_plan(spec), finetuning_recipe(spec), private_units(entities)
     content = manifest(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.parameters import ModelConfig
 from dp_core.errors import BadInput
-from tasks.specs import CAUSAL, ModelShape
-from tasks.workbench import Input
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.parameters import ModelConfig
+from tasks.protocol import CAUSAL, ModelShape
+from tasks.runtime.context import Input
 
 NAMES = {"bert": "BERT", "distilbert": "DistilBERT", CAUSAL: "GPT-2"}
 

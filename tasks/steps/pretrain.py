@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.new_vocabulary import load_with_vocabulary, read_pieces
-from dp_core.bert.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
-from dp_core.bert.weights import load_model, save
-from dp_core.corpus.token_store import TokenStore
+from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Dp, Operator
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.seeds import PrivacySeed
+from dp_core.labels import Dp, Operator
+from dp_core.models.config import Gpt2Config
+from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_pieces, save
+from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.evaluate import mlm_accuracy, perplexity
-from dp_core.training.pretrain import pretrain
-from dp_core.training.progress import CURVE_POINTS, Probe, Progress, curve_points
-from dp_core.vocab.wordpiece import continuation_pieces, load
-from tasks.charging import Charge, charge, record_operator_use
-from tasks.declarations import open_source
-from tasks.plans import planned_release, recipe_of, training_plan
-from tasks.provenance import (
+from dp_core.training.loop import CURVE_POINTS, Probe, Progress, curve_points, pretrain
+from dp_core.vocabulary.wordpiece import continuation_pieces, load
+from tasks.protocol import PretrainSpec
+from tasks.releases.charge import Charge, charge, record_operator_use
+from tasks.releases.declarations import open_source
+from tasks.releases.manifest import manifest, weights_released
+from tasks.releases.plans import planned_release, recipe_of, training_plan
+from tasks.releases.provenance import (
     PRETRAINED,
     model_at,
     operator_only,
@@ -33,15 +33,12 @@ from tasks.provenance import (
     vocabulary_at,
     vocabulary_digest,
 )
-from tasks.release_manifest import manifest
-from tasks.same_release import weights_released
-from tasks.specs import PretrainSpec
-from tasks.statements import refuse_own_model, write_statement
+from tasks.releases.statements import refuse_own_model, write_statement
+from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.model_kinds import config_of, kind_of, refuse_other_architecture
 from tasks.steps.spending import Spending, measure_totals
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Input, Workbench
 
 MEASURED_ROWS = 1024
 PROBES, PROBED_ROWS = 5, 256  # looks at the score on the way, and their cost
@@ -49,7 +46,7 @@ _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 _UNDER_WAY = "_under_way"
 
 
-def run(spec: PretrainSpec, bench: Workbench) -> Answer:
+def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
     vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
@@ -83,7 +80,7 @@ def run(spec: PretrainSpec, bench: Workbench) -> Answer:
     _measure(spec, bench, model, measured)
     write_statement(bench.out, bench.releases, made_up=bench.made_up)
     measure_totals(bench)
-    return Answer(
+    return StepOutput(
         outputs={"model": ""},
         facts={
             "mode": spec.mode,
@@ -113,7 +110,7 @@ class _Measured:
     private: Input
 
     @classmethod
-    def opened(cls, spec: PretrainSpec, bench: Workbench, vocabulary: Input) -> Self:
+    def opened(cls, spec: PretrainSpec, bench: StepContext, vocabulary: Input) -> Self:
         """Open both: what is measured on public text may be shown, and on private text not."""
         public, private = "public_store_uri", "private_store_uri"
         return cls(
@@ -134,11 +131,11 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
 
 def _manifest(
     spec: PretrainSpec,
-    bench: Workbench,
+    bench: StepContext,
     source: Input,
     vocabulary: Input,
     initial: Input | None,
-    plan: TrainingPlan,
+    plan: ExecutionPlan,
 ) -> bytes:
     return manifest(
         kind="pretrain",
@@ -157,12 +154,12 @@ def _manifest(
 
 def _train(
     spec: PretrainSpec,
-    bench: Workbench,
+    bench: StepContext,
     store: TokenStore,
     vocabulary: Input,
     initial: Input | None,
     measured: _Measured,
-    plan: TrainingPlan | None,
+    plan: ExecutionPlan | None,
     content: bytes,
     charged: Charge | None,
 ) -> AnyModel:
@@ -187,7 +184,7 @@ def _train(
 
 def _start(
     spec: PretrainSpec,
-    bench: Workbench,
+    bench: StepContext,
     store: TokenStore,
     vocabulary: Input,
     initial: Input | None,
@@ -208,7 +205,7 @@ def _start(
 
 
 def _public_curve(
-    spec: PretrainSpec, bench: Workbench, public: Input, config: ModelConfig
+    spec: PretrainSpec, bench: StepContext, public: Input, config: ModelConfig
 ) -> Probe | None:
     """Return the probe of a private training: its score on public text, on the way.
 
@@ -230,7 +227,7 @@ def _public_curve(
     return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
 
 
-def _publish_curve(bench: Workbench) -> None:
+def _publish_curve(bench: StepContext) -> None:
     """Show anyone the scores on the way: the weights that they led to are released."""
     for look in bench.measured():
         if look.name.endswith(_UNDER_WAY):
@@ -240,7 +237,7 @@ def _publish_curve(bench: Workbench) -> None:
 class _Curve:
     """Turns the trainer's reports into metrics: ε beside the loss, at bounded cost."""
 
-    def __init__(self, spec: PretrainSpec, bench: Workbench, plan: TrainingPlan | None) -> None:
+    def __init__(self, spec: PretrainSpec, bench: StepContext, plan: ExecutionPlan | None) -> None:
         self._spec, self._bench, self._plan = spec, bench, plan
         self._spending = Spending(bench, plan, spec.updates)
 
@@ -268,7 +265,7 @@ def _score(model: AnyModel, store: TokenStore, seed: int, rows: int) -> tuple[st
     return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
 
 
-def _measure(spec: PretrainSpec, bench: Workbench, model: AnyModel, measured: _Measured) -> None:
+def _measure(spec: PretrainSpec, bench: StepContext, model: AnyModel, measured: _Measured) -> None:
     """Measure on rows that no model trained on: public ones, and private ones for the operator."""
     public = Operator if operator_only(bench.releases) else Dp
     for name, held_out, label in (

@@ -6,24 +6,23 @@ import math
 from collections.abc import Iterator
 
 from dp_core.audit.exposure import summarise
-from dp_core.privacy.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.report.editions import job_edition
-from dp_core.report.model import Edition, Exposures, Fact, JobReport, ModelRow
-from dp_core.report.page import job_page
-from dp_core.report.tables import closing_table
-from tasks import reporting
-from tasks.provenance import MODELS, operator_only
-from tasks.specs import ReportSpec
-from tasks.statements import statement_of
+from tasks.protocol import ReportSpec
+from tasks.releases.provenance import MODELS, operator_only
+from tasks.releases.statements import statement_of
+from tasks.report import results as reporting
+from tasks.report.model import Edition, Exposures, Fact, JobReport, ModelRow, job_edition
+from tasks.report.page import job_page
+from tasks.report.tables import closing_table
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput, merged
 from tasks.steps.model_kinds import in_words
-from tasks.workbench import Answer, Artifact, Input, Workbench, merged
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
 
-def run(spec: ReportSpec, bench: Workbench) -> Answer:
+def run(spec: ReportSpec, bench: StepContext) -> StepOutput:
     """Write the page for anyone and the page for the operator; hand the closing table on."""
     results = {name: bench.input(uri) for name, uri in spec.results.items()}
     report = job_report(spec, bench, results)
@@ -32,7 +31,7 @@ def run(spec: ReportSpec, bench: Workbench) -> Answer:
     shown = job_edition(report, Edition.PUBLISHABLE)
     for name, value in _headlines(report, shown):
         bench.measure(name, value)
-    return Answer(
+    return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
@@ -48,7 +47,7 @@ def run(spec: ReportSpec, bench: Workbench) -> Answer:
     )
 
 
-def artifacts(bench: Workbench) -> Iterator[Artifact]:
+def artifacts(bench: StepContext) -> Iterator[Artifact]:
     """Yield the pages and figures of both editions, each with the label of its edition."""
     labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
     for name, label in labels.items():
@@ -56,7 +55,7 @@ def artifacts(bench: Workbench) -> Iterator[Artifact]:
             yield Artifact(f"{name}/{file.name}", label, name)
 
 
-def job_report(spec: ReportSpec, bench: Workbench, results: dict[str, Input]) -> JobReport:
+def job_report(spec: ReportSpec, bench: StepContext, results: dict[str, Input]) -> JobReport:
     """Return what the page is told."""
     vocabulary, dp = results["vocabulary"], results["dp_pretraining"]
     unit = PrivacyUnit(vocabulary.facts["unit"])

@@ -12,21 +12,23 @@ import hashlib
 from dataclasses import dataclass
 from typing import cast
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import Bert
-from dp_core.bert.weights import load, save
-from dp_core.corpus.token_store import TokenStore
+from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.privacy.events import RandomCountSelection
-from dp_core.privacy.labels import Dp, Operator
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.selection import draw_candidate, draw_count, training_seed
+from dp_core.labels import Dp, Operator
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import load, save
+from dp_core.models.parameters import Bert
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.mechanisms import RandomCountSelection
+from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.pretrain import pretrain
-from dp_core.vocab import wordpiece
-from tasks.charging import Charge, charge
-from tasks.plans import planned_release, recipe_of, training_plan
-from tasks.provenance import (
+from dp_core.training.loop import pretrain
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import PretrainSpec, SelectSpec
+from tasks.releases.charge import Charge, charge
+from tasks.releases.manifest import manifest, weights_released
+from tasks.releases.plans import planned_release, recipe_of, training_plan
+from tasks.releases.provenance import (
     PRETRAINED,
     model_at,
     private_units,
@@ -34,15 +36,12 @@ from tasks.provenance import (
     vocabulary_at,
     vocabulary_digest,
 )
-from tasks.release_manifest import manifest
-from tasks.same_release import weights_released
-from tasks.specs import PretrainSpec, SelectSpec
-from tasks.speech import silence
-from tasks.statements import write_statement
+from tasks.releases.statements import write_statement
+from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.runtime.messages import silence
 from tasks.steps.spending import measure_totals
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Input, Workbench
 
 MEASURED_ROWS = 1024
 _SHARED = (
@@ -74,7 +73,7 @@ class _Trained:
         return self.score, digest.digest()
 
 
-def run(spec: SelectSpec, bench: Workbench) -> Answer:
+def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
     """Reserve once, draw how many and which, train, keep the best, settle."""
     first = spec.candidates[0]
     _refuse_unlike(spec)
@@ -124,7 +123,7 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
     write_statement(bench.out, bench.releases, made_up=bench.made_up)
     measure_totals(bench)
     shown = max(best.candidate, 0)
-    return Answer(
+    return StepOutput(
         outputs={"model": ""},
         facts={
             "mode": "dp",
@@ -143,8 +142,8 @@ def run(spec: SelectSpec, bench: Workbench) -> Answer:
 
 def _best(
     spec: SelectSpec,
-    bench: Workbench,
-    plans: list[TrainingPlan],
+    bench: StepContext,
+    plans: list[ExecutionPlan],
     store: TokenStore,
     public: Input,
     initial: Input,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
+from dp_core.labels import Public
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.labels import Public
-from dp_core.privacy.plan import TrainingPlan
+from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.statement import DatasetTotal
-from dp_core.training.progress import Progress, curve_points
-from tasks.plans import plan_until
-from tasks.reporting import totals
-from tasks.workbench import Workbench
+from dp_core.training.loop import Progress, curve_points
+from tasks.releases.plans import plan_until
+from tasks.report.results import totals
+from tasks.runtime.context import StepContext
 
 NO_TOTAL = "no total: unlike units or neighbours"
 
@@ -23,7 +23,7 @@ class Spending:
     when it is released (`measure_totals`).
     """
 
-    def __init__(self, bench: Workbench, plan: TrainingPlan | None, updates: int) -> None:
+    def __init__(self, bench: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
         self._bench, self._plan = bench, plan
         self._left, self._spent = curve_points(updates), 0.0
 
@@ -39,7 +39,7 @@ class Spending:
         return f"ε {self._spent:.3g}"
 
 
-def measure_totals(bench: Workbench) -> None:
+def measure_totals(bench: StepContext) -> None:
     """Tell what the step's model has cost by its whole ancestry: `epsilon` and `delta`.
 
     Of several data sets each has its own, `epsilon/NAME` and `delta/NAME`: they hold other people,
@@ -53,7 +53,7 @@ def measure_totals(bench: Workbench) -> None:
         measure_total(bench, DatasetTotal("", None, 0.0, 0.0), "")
 
 
-def measure_total(bench: Workbench, total: DatasetTotal, name: str) -> None:
+def measure_total(bench: StepContext, total: DatasetTotal, name: str) -> None:
     """Tell one data set's total, as `epsilon` and `delta` followed by `name`."""
     if total.epsilon is None or math.isinf(total.epsilon):
         bench.tracker.tag(f"epsilon{name}", NO_TOTAL if total.epsilon is None else "inf")

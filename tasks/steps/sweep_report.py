@@ -6,21 +6,20 @@ import math
 from collections.abc import Iterator
 
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Labelled, Public
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.report.editions import sweep_edition
-from dp_core.report.model import Edition, SweepReport, SweepRow
-from dp_core.report.page import sweep_page
-from dp_core.report.tables import sweep_table
-from tasks import reporting
-from tasks.specs import ReleaseRecord, SweepReportSpec
-from tasks.statements import statement_of
+from dp_core.labels import Labelled, Public
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import ReleaseRecord, SweepReportSpec
+from tasks.releases.statements import statement_of
+from tasks.report import results as reporting
+from tasks.report.model import Edition, SweepReport, SweepRow, sweep_edition
+from tasks.report.page import sweep_page
+from tasks.report.tables import sweep_table
+from tasks.runtime.context import Input, StepContext, StepOutput, merged, read_result
 from tasks.steps.model_kinds import in_words
 from tasks.steps.report import EDITIONS, artifacts, released
-from tasks.workbench import Answer, Input, Workbench, merged, read_result
 
 
-def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
+def run(spec: SweepReportSpec, bench: StepContext) -> StepOutput:
     """Write both editions of the sweep's page; hand the table of its points on.
 
     Raises:
@@ -40,7 +39,7 @@ def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
     for metric, value in _headlines(points, report):
         bench.measure(metric, value, len(points))  # of a later try with more points, it is the last
     shown = sweep_edition(report, Edition.PUBLISHABLE)
-    return Answer(
+    return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
@@ -52,13 +51,13 @@ def run(spec: SweepReportSpec, bench: Workbench) -> Answer:
     )
 
 
-def _finished(bench: Workbench, tasks: dict[str, str]) -> bool:
+def _finished(bench: StepContext, tasks: dict[str, str]) -> bool:
     return all(read_result(bench.store, uri) is not None for uri in tasks.values())
 
 
 def _report(
     spec: SweepReportSpec,
-    bench: Workbench,
+    bench: StepContext,
     points: dict[str, dict[str, Input]],
     missing: list[str],
 ) -> SweepReport:

@@ -9,24 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from dp_core.audit.canaries import Canary, plant
-from dp_core.corpus.contribution import is_held_out
-from dp_core.corpus.keyed_hash import seed_key
-from dp_core.corpus.privacy_units import Unit, iter_units
-from dp_core.corpus.rows import rows_of_units
-from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.errors import BadInput
-from dp_core.privacy.labels import Operator, Public
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab import wordpiece
-from tasks.provenance import canaries_at, corpus_at, fact, vocabulary_at, vocabulary_digest
-from tasks.specs import TokenStoreSpec
+from dp_core.labels import Operator, Public
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import TokenStoreSpec
+from tasks.releases.provenance import canaries_at, corpus_at, fact, vocabulary_at, vocabulary_digest
+from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
-from tasks.workbench import Answer, Input, Workbench
 
 TRAIN, HELD_OUT = "train", "held_out"
 
 
-def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
+def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
     """Write two stores: units that train, and units that only measure (none of them carries)."""
     corpus = corpus_at(bench, spec.corpus_uri, spec.role)
     vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
@@ -60,7 +58,7 @@ def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
     _measure(spec, bench, train)
-    return Answer(
+    return StepOutput(
         outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
         facts={
             "role": spec.role,
@@ -76,7 +74,7 @@ def run(spec: TokenStoreSpec, bench: Workbench) -> Answer:
     )
 
 
-def keyed_store_digest(store: TokenStore, bench: Workbench) -> str:
+def keyed_store_digest(store: TokenStore, bench: StepContext) -> str:
     """Return the keyed digest of a store's content as it is now, in hex."""
     key = bench.content_key()
     return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
@@ -119,7 +117,7 @@ def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
         yield unit
 
 
-def _measure(spec: TokenStoreSpec, bench: Workbench, store: TokenStore) -> None:
+def _measure(spec: TokenStoreSpec, bench: StepContext, store: TokenStore) -> None:
     count = Operator if spec.role == "private" else Public
     bench.measure("units", count(store.n_units))
     bench.measure("rows", count(store.n_rows))

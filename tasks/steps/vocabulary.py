@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dp_core.corpus.privacy_units import iter_units
-from dp_core.privacy.labels import Dp, Label, Operator, Public
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab import wordpiece
-from dp_core.vocab.histogram import release, set_counts
-from tasks.charging import charge
-from tasks.plans import histogram_plan, planned_release
-from tasks.provenance import corpus_at, private_units
-from tasks.release_manifest import manifest
-from tasks.same_release import counts_released
-from tasks.specs import VocabularySpec
+from dp_core.data.privacy_units import iter_units
+from dp_core.labels import Dp, Label, Operator, Public
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.dp_histogram import release, set_counts
+from tasks.protocol import VocabularySpec
+from tasks.releases.charge import charge
+from tasks.releases.manifest import counts_released, manifest
+from tasks.releases.plans import histogram_plan, planned_release
+from tasks.releases.provenance import corpus_at, private_units
+from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.storage import sha256_of
-from tasks.workbench import Answer, Artifact, Workbench
 
 
-def run(spec: VocabularySpec, bench: Workbench) -> Answer:
+def run(spec: VocabularySpec, bench: StepContext) -> StepOutput:
     """Reserve, count, add noise, cut at the threshold, settle; then post-process."""
     corpus = corpus_at(bench, spec.corpus_uri, "private")
     units = private_units(corpus)
@@ -43,7 +42,7 @@ def run(spec: VocabularySpec, bench: Workbench) -> Answer:
     bench.measure("words_released", Dp(len(noised)))
     bench.measure("vocabulary_epsilon", Public(record.epsilon))
     bench.measure("vocabulary_delta", Public(record.delta))
-    return Answer(
+    return StepOutput(
         outputs={"vocabulary": ""},
         facts={
             "dataset": units.dataset,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.lines import alone
+from tasks.runtime.messages import alone
 
 UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job is tried again
 

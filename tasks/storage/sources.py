@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from dp_core.corpus.readers.files import entries, open_regular
+from dp_core.data.readers.sources import entries, open_regular
 from dp_core.errors import BadInput
 from tasks.storage.backend import Missing
 from tasks.storage.uris import backend_for, decode_data, is_remote, local_path

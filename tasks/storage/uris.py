@@ -42,7 +42,7 @@ def local_path(uri: str) -> Path:
 def backend_for(uri: str) -> Backend:
     """Return the backend whose root is the URI."""
     if is_remote(uri):
-        from tasks.storage.gs import GoogleStorageBackend
+        from tasks.storage.gcs import GoogleStorageBackend
 
         bucket, _, prefix = uri.removeprefix("gs://").partition("/")
         return GoogleStorageBackend(bucket, prefix)

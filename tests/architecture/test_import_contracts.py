@@ -27,12 +27,12 @@ def test_an_arrow_the_wrong_way_is_noticed(tmp_path):
     for room in ("dp_core", "tasks", "dags"):
         _copy_sources(CHECKOUT / room, tmp_path / room)
     (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
-    (tmp_path / "dp_core" / "errors.py").write_text("import tasks.specs\n")
-    (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.contract\n")
+    (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
+    (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.runtime.step\n")
     answer = lint(tmp_path)
     assert answer.returncode != 0
-    assert "dp_core.errors -> tasks.specs" in answer.stdout
-    assert "dags.dp_bert -> tasks.contract" in answer.stdout
+    assert "dp_core.errors -> tasks.protocol" in answer.stdout
+    assert "dags.dp_bert -> tasks.runtime.step" in answer.stdout
 
 
 def _copy_sources(source: Path, target: Path) -> None:

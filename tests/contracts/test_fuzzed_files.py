@@ -17,26 +17,25 @@ import pytest
 from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
-from dp_core.bert import weights
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import Model, initial_values, parameter_shapes
-from dp_core.corpus.document import Document
-from dp_core.corpus.normal_form import open_corpus, write_corpus
-from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.corpus import open_corpus, write_corpus
+from dp_core.data.documents import Document
+from dp_core.data.ner import Sentence
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
-from dp_core.ner.sentence import Sentence
-from dp_core.privacy.events import MechanismEvent
-from dp_core.privacy.seeds import SeedStore
-from dp_core.training.checkpoint import Checkpoint, Checkpoints
-from dp_core.training.checkpoint_places import LocalFolder
-from dp_core.vocab import wordpiece
-from tasks import contract
+from dp_core.models import hugging_face as weights
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import Model, initial_values, parameter_shapes
+from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.privacy.seed_store import SeedStore
+from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
+from dp_core.vocabulary import wordpiece
 from tasks.commands.settings import settings_from
-from tasks.specs import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.runtime import step as contract
+from tasks.runtime.context import read_result
 from tasks.steps import canaries as canaries_step
 from tasks.steps import entities as entities_step
 from tasks.storage import Store
-from tasks.workbench import read_result
 
 SECRET = "zyxsecret"  # stands for what a note says
 EACH = 40

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.specs import (
+from tasks.protocol import (
     BudgetSpec,
     EntitiesSpec,
     JobSettings,
@@ -25,7 +25,7 @@ from tasks.specs import (
     sweep_point_steps,
     sweep_report,
 )
-from tasks.specs.fields import IN_WORDS
+from tasks.protocol.fields import IN_WORDS
 
 ROOT = "file:///store"
 STEPS = dp_bert_steps(JobSettings(), ROOT)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.specs import MetricRecord, StepResult, spec_from_json
+from tasks.protocol import MetricRecord, StepResult, spec_from_json
 
 
 def read(uri: str) -> bytes:

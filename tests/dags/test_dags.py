@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.specs import (
+from tasks.protocol import (
     JobSettings,
     SweepSettings,
     dp_bert_steps,

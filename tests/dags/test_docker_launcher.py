@@ -27,7 +27,7 @@ from docker.errors import DockerException
 import docker
 from dags.launcher import docker as launcher
 from dags.launcher.docker import RUN, DockerStep
-from tasks.specs import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, dp_bert_steps
 
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
 RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
@@ -252,7 +252,7 @@ WORKER = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
 from test_docker_launcher import context, plan
-from dags.launcher.docker import DockerStep
+from dags.launcher.docker import (DockerStep)
 step = DockerStep(task_id="vocabulary", plan=plan)
 if sys.argv[1] == "kill":
     import signal

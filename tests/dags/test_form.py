@@ -5,7 +5,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 from dags.launcher import form, settings_from, settings_to_start
-from tasks.specs import JobSettings, SweepSettings
+from tasks.protocol import JobSettings, SweepSettings
 
 
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])

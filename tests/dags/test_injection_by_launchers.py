@@ -10,7 +10,7 @@ from dags.launcher import docker as by_docker
 from dags.launcher import process as by_process
 from dags.launcher.process import progress_file
 from dags.launcher.work import Work
-from tasks.specs import JobSettings, RunContext, dp_bert_steps, spec_from_json
+from tasks.protocol import JobSettings, RunContext, dp_bert_steps, spec_from_json
 
 HOSTILE = ["; touch here", "$(touch here)", "`touch here`", "\n--spec\nx", "' || touch here '"]
 

@@ -17,7 +17,7 @@ from kubernetes.client import ApiClient, models
 
 from dags.launcher.kubernetes import KubernetesStep, template
 from dags.launcher.work import Work
-from tasks.specs import JobSettings, RunContext, dp_bert_steps, spec_from_json
+from tasks.protocol import JobSettings, RunContext, dp_bert_steps, spec_from_json
 
 ROOT = "gs://bucket/store"
 SECRET = "postgresql://ledger:hunter2@db/ledger"

@@ -16,18 +16,18 @@ from dags.launcher.docker import DockerStep
 from dags.launcher.kubernetes import KubernetesStep, granted, template
 from dags.launcher.process import _environment
 from dags.launcher.work import Work
-from tasks.specs import (
+from tasks.protocol import (
     JobSettings,
     Need,
     RunContext,
     StepSpec,
     SweepSettings,
     dp_bert_steps,
-    needs,
     sweep_report,
 )
-from tasks.specs.needs import _NEEDS, WITHHELD
-from tasks.specs.steps import _ADAPTER
+from tasks.protocol import least_privilege as needs
+from tasks.protocol.least_privilege import _NEEDS, WITHHELD
+from tasks.protocol.specs import _ADAPTER
 
 PASSWORD, READER = "hunter2", "looks-only"
 LEDGER = f"postgresql://ledger:{PASSWORD}@db/ledger"

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 
 from dags.launcher.process import ProcessStep, progress_file
 from dags.launcher.work import work_of
-from tasks.specs import JobSettings, SweepSettings, dp_bert_steps, spec_from_json, sweep_report
+from tasks.protocol import JobSettings, SweepSettings, dp_bert_steps, spec_from_json, sweep_report
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.weights import load_model
+from dp_core.models.config import Gpt2Config
+from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import (
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
     RunContext,
@@ -26,6 +24,8 @@ from tasks.specs import (
     SweepSettings,
     dp_bert_steps,
 )
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 

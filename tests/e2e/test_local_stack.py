@@ -20,10 +20,10 @@ from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.announce import command as announce
-from tasks.deployment import Deployment
 from tasks.local import demo
 from tasks.local import stack as local
-from tasks.specs import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.runtime.deployment import Deployment
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.privacy.events import MechanismEvent, RandomCountSelection
 from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.selection import draw_count
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import (
+from dp_core.privacy.mechanisms import MechanismEvent, RandomCountSelection
+from dp_core.privacy.private_selection import draw_count
+from dp_core.privacy.seed_store import SeedStore
+from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
@@ -23,6 +21,8 @@ from tasks.specs import (
     sweep_point_steps,
     sweep_report,
 )
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 

@@ -23,15 +23,15 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
-from dp_core.corpus.synthetic.notes import notes
 from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.events import MechanismEvent
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from tasks import cli, contract
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
+from tasks import cli
+from tasks.demo_data.notes import notes
+from tasks.protocol import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 

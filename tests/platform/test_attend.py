@@ -173,7 +173,7 @@ def grace(file: str) -> float:
 
 def test_a_cancelled_step_can_end_its_runs_by_itself() -> None:
     """Each waits for the one inside it; Airflow, outside them all, kills after five seconds."""
-    step = grace("tasks/contract.py")
+    step = grace("tasks/runtime/step.py")
     assert step < grace("docker/attend.py") < grace("dags/launcher/docker.py") < 5
     assert step < grace("dags/launcher/process.py") < 5
-    assert step < grace("tasks/runner.py")
+    assert step < grace("tasks/runtime/runner.py")

@@ -194,7 +194,7 @@ def test_holds_nothing_of_the_other_environments(name: str, without: list[str]) 
     ("name", "module"),
     [
         ("task", "tensorflow"),
-        ("task", "tasks.contract"),
+        ("task", "tasks.runtime.step"),
         ("airflow", "airflow"),
         ("mlflow", "mlflow"),
     ],

@@ -17,10 +17,10 @@ import pytest
 from mlflow.exceptions import MlflowException  # noqa: TID251 - asks the server as a step does
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
-from tasks.deployment import Deployment
-from tasks.outbox import Identity, Outbox
-from tasks.tracking import EXPERIMENTS, KEY_TAG, OPERATOR, PUBLIC, Delivery
-from tasks.tracking_lines import PUBLIC as SHOWN
+from tasks.runtime.deployment import Deployment
+from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, PUBLIC, Delivery
+from tasks.tracking.mlflow import PUBLIC as SHOWN
+from tasks.tracking.outbox import Identity, Outbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -179,9 +179,9 @@ def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
 AS_STEP = """
 import os, sys
 from unittest.mock import patch
-from dags.launcher.docker import DockerStep
-from dags.launcher.work import Work
-from tasks.specs import JobSettings, RunContext, dp_bert_steps
+from dags.launcher.docker import (DockerStep)
+from dags.launcher.work import (Work)
+from tasks.protocol import (JobSettings, RunContext, dp_bert_steps)
 spec = dp_bert_steps(JobSettings(), os.environ["CONFIDE_STORE"])[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
 step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})
@@ -202,9 +202,9 @@ LOOK = """
 import os, pathlib, socket, urllib.request as u, base64, json
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
-from dp_core.privacy.ledger import Ledger
-from tasks.deployment import Deployment
-from tasks.workbench import content_key
+from dp_core.privacy.ledger import (Ledger)
+from tasks.runtime.deployment import (Deployment)
+from tasks.runtime.context import (content_key)
 here = Deployment.from_environment()
 content_key(here, "content-digest")
 print("digests")

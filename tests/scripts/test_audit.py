@@ -38,7 +38,7 @@ def audit(monkeypatch, tmp_path):
 
 
 def clean(module):
-    return module.Answer((), 3, ())
+    return module.StepOutput((), 3, ())
 
 
 def test_a_known_vulnerability_fails_the_check(audit, capsys):
@@ -57,7 +57,7 @@ def test_nothing_known_passes(audit, capsys):
 @pytest.mark.parametrize("silence", ["nobody", "an index that knows no vulnerabilities"])
 def test_where_nobody_answers_it_says_so_and_claims_nothing(audit, capsys, silence):
     """pip-audit itself says "No known vulnerabilities found" of packages it could not look up."""
-    skipped = audit.Answer((), 0, ("uv",))
+    skipped = audit.StepOutput((), 0, ("uv",))
     assert audit.main([], lambda lock: None if silence == "nobody" else skipped) == 0
     said = capsys.readouterr()
     assert "NOT AUDITED" in said.err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.deployment import Deployment
+from tasks.runtime.deployment import Deployment
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs: making its tables takes longer than any test here."""
-    from tasks.tracking import reachable
+    from tasks.tracking.mlflow import reachable
 
     home = tmp_path_factory.mktemp("mlflow")
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})
@@ -73,7 +73,7 @@ def bucket() -> Iterator[str]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-            from tasks.storage.gs import _client
+            from tasks.storage.gcs import _client
 
             _client().create_bucket("confide-test")
             yield "confide-test"

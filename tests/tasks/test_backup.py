@@ -8,13 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.events import Unaccounted
 from dp_core.privacy.ledger import Ledger, Reservation
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
+from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.backup import command, copied
-from tasks.deployment import Deployment
-from tasks.workbench import content_key
+from tasks.runtime.context import content_key
+from tasks.runtime.deployment import Deployment
 
 
 def reserve(ledger: Ledger, name: str):

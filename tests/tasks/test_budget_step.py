@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings, dp_bert_steps
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 
 JOB = JobSettings(
     private_format="text", private_path="/nobody/has/this", private_dataset="notes",

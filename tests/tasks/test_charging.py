@@ -11,25 +11,24 @@ from typing import Any, cast
 import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded, PlanError
-from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from tasks.charging import MADE_UP, Charge, charge, record_operator_use, refuse_unregistered
-from tasks.deployment import Deployment
-from tasks.plans import PlannedRelease
-from tasks.provenance import PrivateUnits, operator_only
-from tasks.release_manifest import manifest
-from tasks.specs import ReleaseRecord
-from tasks.specs.needs import WITHHELD
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
+from tasks.protocol import ReleaseRecord
+from tasks.protocol.least_privilege import WITHHELD
+from tasks.releases.charge import MADE_UP, Charge, charge, record_operator_use, refuse_unregistered
+from tasks.releases.manifest import manifest
+from tasks.releases.plans import PlannedRelease
+from tasks.releases.provenance import PrivateUnits, operator_only
+from tasks.runtime.context import StepContext
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
-from tasks.workbench import Workbench
 
 UNIT = PrivacyUnit.PATIENT
 NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
 
 
-def _bench(deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = False) -> Workbench:
+def _bench(deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = False) -> StepContext:
     releases: list[ReleaseRecord] = []
     bench = SimpleNamespace(
         deployment=deployment,
@@ -41,10 +40,10 @@ def _bench(deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = Fa
         releases=releases,
         descends_from=releases.append,
     )
-    return cast(Workbench, bench)
+    return cast(StepContext, bench)
 
 
-def _charge(bench: Workbench, content: bytes = b"m", **more: Any) -> Charge:
+def _charge(bench: StepContext, content: bytes = b"m", **more: Any) -> Charge:
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
     planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
     return charge(bench, NOTES, replace(planned, **more), content=content)
@@ -175,7 +174,7 @@ def test_a_settled_release_says_what_it_cost(registered: Deployment) -> None:
 def test_the_code_is_part_of_what_noise_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
     before = manifest(kind="vocabulary")
     assert json.loads(before)["code"]
-    monkeypatch.setattr("tasks.release_manifest.code_digest", lambda kind: "other")
+    monkeypatch.setattr("tasks.releases.manifest.code_digest", lambda kind: "other")
     assert manifest(kind="vocabulary") != before
     assert manifest(kind="vocabulary", a=1) != manifest(kind="vocabulary", a=2)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dp_core.errors import ConfideError
-from dp_core.training.checkpoint import Checkpoint, Checkpoints
-from dp_core.training.checkpoint_places import CheckpointPlace, LocalFolder
+from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, LocalFolder
 from tasks.storage import Store, StoredCheckpoints
 
 

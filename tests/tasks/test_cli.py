@@ -15,13 +15,12 @@ import pytest
 from command_line import confide
 
 from dp_core.privacy.accounting import gaussian_epsilon
-from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger, Reservation
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.commands.ledger import _planned
 from tasks.commands.settings import settings_told
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings
+from tasks.protocol import JobSettings
+from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

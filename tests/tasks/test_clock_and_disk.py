@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.privacy.events import Unaccounted
-from dp_core.privacy.labels import Public
+from dp_core.labels import Public
 from dp_core.privacy.ledger import Ledger, Reservation
-from dp_core.privacy.units import PrivacyUnit
-from tasks import lines
-from tasks.deployment import Deployment
-from tasks.outbox import Identity, Outbox
-from tasks.progress import Progress
-from tasks.tracker import Tracker
-from tasks.tracking import PUBLIC, _client
+from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
+from tasks.runtime import messages as lines
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.messages import Progress
+from tasks.tracking.mlflow import PUBLIC, Tracker, _client
+from tasks.tracking.outbox import Identity, Outbox
 
 WHO = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
 

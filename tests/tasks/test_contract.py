@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded, Unfinished
-from dp_core.privacy.labels import Operator, Public
+from dp_core.labels import Operator, Public
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import CanariesSpec, CorpusSpec, RunContext, StepResult
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
+from tasks.runtime import step as contract
+from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.deployment import Deployment
 from tasks.storage import encode_data
-from tasks.workbench import Answer, Workbench
 
 SECRET = "Zacharias Quillfeather"
 
@@ -69,11 +69,11 @@ def _output(spec: CanariesSpec) -> Path:
     return Path(spec.output.removeprefix("file://"))
 
 
-def _good(spec: CanariesSpec, bench: Workbench) -> Answer:
+def _good(spec: CanariesSpec, bench: StepContext) -> StepOutput:
     (bench.out / "made.txt").write_text("made")
     bench.measure("epsilon", Public(1.0), 2)
     bench.measure("loss", Operator(3.0), 2)
-    return Answer(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
+    return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
 
 
 def test_a_result_says_what_was_made(
@@ -123,7 +123,7 @@ def test_what_a_kill_after_the_result_left_is_removed(
 def test_a_copy_of_the_source_is_removed_once_it_was_compared(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
-    def compares(spec: CanariesSpec, result: StepResult, bench: Workbench) -> None:
+    def compares(spec: CanariesSpec, result: StepResult, bench: StepContext) -> None:
         (bench.durable / "source").write_text(SECRET)
         if changed:
             raise BadInput("the files have changed", where="private_path")
@@ -142,7 +142,7 @@ def test_a_result_that_lacks_something_is_made_again(
 ) -> None:
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
-    _step(monkeypatch, lambda spec, bench: Answer(outputs={}, facts=answer))
+    _step(monkeypatch, lambda spec, bench: StepOutput(outputs={}, facts=answer))
     spec = _spec(deployment)
     assert _main(spec) == 0
     missing.clear()
@@ -196,7 +196,7 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     error: Exception,
     code: int,
 ) -> None:
-    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         (bench.out / "half.txt").write_text("half")
         raise error
 
@@ -228,7 +228,7 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         raise error
 
     for ending in ("finish", "leave"):
@@ -240,7 +240,7 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
 def test_a_full_disk_is_named(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         raise OSError(28, "No space left on device")
 
     _step(monkeypatch, fails)
@@ -260,17 +260,17 @@ def test_the_traceback_is_there_when_asked_for(
 def test_a_retry_goes_on_in_the_same_folder(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def first(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def first(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         bench.measure("epsilon", Public(1.0), 1)
         (bench.durable / "checkpoint").write_text("half-way")
         (bench.out / "stale").write_text("from the first attempt")
         raise RuntimeError
 
-    def second(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def second(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         assert (bench.durable / "checkpoint").read_text() == "half-way"
         bench.measure("epsilon", Public(1.0), 1)
         bench.measure("epsilon", Public(2.0), 2)
-        return Answer(outputs={"all": ""})
+        return StepOutput(outputs={"all": ""})
 
     spec = _spec(deployment)
     _step(monkeypatch, first)
@@ -314,9 +314,9 @@ def test_a_private_input_cannot_be_called_made_up(
     private = _spec(deployment, made_up=False)
     assert _main(private) == 0
 
-    def reads(spec: CanariesSpec, bench: Workbench) -> Answer:
+    def reads(spec: CanariesSpec, bench: StepContext) -> StepOutput:
         bench.input(spec.vocabulary_uri)
-        return Answer(outputs={})
+        return StepOutput(outputs={})
 
     _step(monkeypatch, reads)
     assert _main(_spec(deployment, vocabulary_uri=private.output)) == 2
@@ -356,7 +356,7 @@ def test_a_stopped_step_ends_at_once_and_leaves_no_result(
         f"""
         import sys, time
         from types import SimpleNamespace
-        from tasks import contract
+        from tasks.runtime import step as contract
         def run(spec, bench):
             print("working", flush=True)
             time.sleep(60)

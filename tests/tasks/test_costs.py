@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.labels import Operator
 from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.events import MechanismEvent, PoissonGaussian, Unaccounted
-from dp_core.privacy.labels import Operator
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.report.editions import job_edition
-from dp_core.report.model import Edition, JobReport, ModelRow, Statement
-from dp_core.report.tables import closing_table
-from dp_core.report.verdict import verdict
-from tasks.reporting import model_row
-from tasks.specs import MetricRecord, ReleaseRecord, StepResult
-from tasks.workbench import Input
+from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit, Unaccounted
+from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.report.model import Edition, JobReport, ModelRow, Statement, job_edition
+from tasks.report.page import verdict
+from tasks.report.results import model_row
+from tasks.report.tables import closing_table
+from tasks.runtime.context import Input
 
 P = PrivacyUnit.PATIENT
 VOCABULARY = PoissonGaussian.single(0.1, 3.0, 5, unit=P)

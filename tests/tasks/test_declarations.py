@@ -19,12 +19,8 @@ from command_line import confide
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.declarations import open_source, refuse_undeclared
-from tasks.deployment import CHECKOUT, Deployment
-from tasks.one_ledger import MARK
-from tasks.specs import (
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import (
     BudgetSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -34,7 +30,11 @@ from tasks.specs import (
     budget_of_run,
     dp_bert_steps,
 )
-from tasks.statements import DATA
+from tasks.releases.declarations import open_source, refuse_undeclared
+from tasks.releases.ledger_identity import MARK
+from tasks.releases.statements import DATA
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus
 from tasks.storage import Store
 
@@ -459,7 +459,7 @@ def test_every_step_opens_its_sources_through_one_door() -> None:
         for file in (CHECKOUT / "tasks").rglob("*.py")
         if "stage_source(" in file.read_text()
     }
-    assert callers == {"tasks/declarations.py", "tasks/storage/sources.py"}
+    assert callers == {"tasks/releases/declarations.py", "tasks/storage/sources.py"}
     openers = {
         file.stem
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")

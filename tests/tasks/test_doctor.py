@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tasks.commands import doctor, doctor_services
-from tasks.deployment import Deployment
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
-from tasks.outbox import Identity, Outbox
+from tasks.runtime.deployment import Deployment
+from tasks.tracking.outbox import Identity, Outbox
 
 
 class Airflow:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.privacy.events import Unaccounted
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks import cli
-from tasks.deployment import Deployment
-from tasks.specs import ReleaseRecord, StepResult
+from tasks.protocol import ReleaseRecord, StepResult
+from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}

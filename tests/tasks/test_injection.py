@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput
-from tasks.deployment import CHECKOUT, Deployment
-from tasks.runner import _run_step
-from tasks.specs import CorpusSpec, JobSettings, RunContext
+from tasks.protocol import CorpusSpec, JobSettings, RunContext
+from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.runner import _run_step
 from tasks.storage import stage_source
 
 HOSTILE = [

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
-from dp_core.ner.sentence import Sentence
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import EntitiesSpec, RunContext
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import EntitiesSpec, RunContext
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import read_part
 from tasks.steps.finetune import units_of_sentences
 

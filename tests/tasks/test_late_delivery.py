@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
-from dp_core.privacy.labels import Operator, Public
-from tasks import outbox
-from tasks.deployment import Deployment
-from tasks.outbox import Identity, Outbox
-from tasks.recording import end_tracking
-from tasks.tracker import Tracker
-from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, send_all, unsent
+from dp_core.labels import Operator, Public
+from tasks.runtime.deployment import Deployment
+from tasks.tracking import outbox
+from tasks.tracking.mlflow import (
+    KEY_TAG,
+    OPERATOR,
+    PUBLIC,
+    Delivery,
+    Tracker,
+    send_all,
+    unsent,
+)
+from tasks.tracking.outbox import Identity, Outbox
+from tasks.tracking.recording import end_tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 

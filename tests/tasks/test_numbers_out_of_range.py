@@ -9,10 +9,10 @@ from command_line import confide
 from pydantic import ValidationError
 
 from dp_core.errors import PlanError
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.units import PrivacyUnit
-from tasks.specs import JobSettings, SweepSettings
-from tasks.specs.sweep_settings import MOST_POINTS
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import JobSettings, SweepSettings
+from tasks.protocol.sweep_settings import MOST_POINTS
 
 LONG = "9" * 400
 EPSILON = [
@@ -101,7 +101,7 @@ def test_the_form_refuses_them(field: str, value: Any) -> None:
 def test_a_plan_refuses_noise_that_is_none() -> None:
     for sigma in (1e-300, 1e300, float("nan"), float("inf")):
         with pytest.raises(PlanError, match="noise_multiplier"):
-            TrainingPlan.poisson(
+            ExecutionPlan.poisson(
                 unit=PrivacyUnit.PATIENT, declared_units=100, expected_batch=10, steps=5,
                 noise_multiplier=sigma, clip_norm=1.0, delta=1e-6,
             )  # fmt: skip

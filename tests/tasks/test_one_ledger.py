@@ -12,25 +12,24 @@ import pytest
 from command_line import confide
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from tasks.charging import charge, record_operator_use
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor, doctor_services
 from tasks.commands.backup import copied
-from tasks.deployment import Deployment
-from tasks.one_ledger import MARK, open_ledger
-from tasks.plans import PlannedRelease
-from tasks.provenance import PrivateUnits
+from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.ledger_identity import MARK, open_ledger
+from tasks.releases.plans import PlannedRelease
+from tasks.releases.provenance import PrivateUnits
+from tasks.runtime.context import StepContext
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
-from tasks.workbench import Workbench
 
 UNIT = PrivacyUnit.PATIENT
 NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
 
 
-def bench_of(deployment: Deployment) -> Workbench:
+def bench_of(deployment: Deployment) -> StepContext:
     bench = SimpleNamespace(
         deployment=deployment,
         store=Store(deployment.store, deployment.cache),
@@ -41,7 +40,7 @@ def bench_of(deployment: Deployment) -> Workbench:
         descends_from=lambda *releases: None,
         seeds=SeedStore(deployment.seeds),
     )
-    return cast(Workbench, bench)
+    return cast(StepContext, bench)
 
 
 def release(deployment: Deployment) -> None:

@@ -10,28 +10,22 @@ from typing import Any, cast
 import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.labels import Labelled
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.events import (
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan, PoissonSampling
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,
+    NeighboringRelation,
     PoissonGaussian,
-    Relation,
+    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.labels import Labelled
-from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.samplings import PoissonSampling
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from tasks import reporting
-from tasks.charging import charge
-from tasks.deployment import Deployment
-from tasks.plans import plan_until, planned_release, training_plan
-from tasks.provenance import PrivateUnits
-from tasks.specs import (
+from dp_core.privacy.seed_store import SeedStore
+from tasks.protocol import (
     BudgetSpec,
     JobSettings,
     PretrainSpec,
@@ -41,24 +35,29 @@ from tasks.specs import (
     dp_bert_steps,
     sweep_point_steps,
 )
+from tasks.releases.charge import charge
+from tasks.releases.plans import plan_until, planned_release, training_plan
+from tasks.releases.provenance import PrivateUnits
+from tasks.report import results as reporting
+from tasks.runtime.context import StepContext
+from tasks.runtime.deployment import Deployment
 from tasks.steps import budget
 from tasks.storage import Store
-from tasks.workbench import Workbench
 
 PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",
     "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
 }  # fmt: skip
 ROOT = "file:///store"
-SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], Relation]] = [
-    ({}, PoissonGaussian, Relation.ADD_REMOVE),
+SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]] = [
+    ({}, PoissonGaussian, NeighboringRelation.ADD_REMOVE),
     (
         {"sampling": "truncated-poisson", "batch_cap": 300},
         TruncatedPoissonGaussian,
-        Relation.ADD_REMOVE,
+        NeighboringRelation.ADD_REMOVE,
     ),
-    ({"sampling": "fixed-size"}, FixedSizeGaussian, Relation.REPLACE),
-    ({"sampling": "shuffled"}, ShuffledGaussian, Relation.ZERO_OUT),
+    ({"sampling": "fixed-size"}, FixedSizeGaussian, NeighboringRelation.REPLACE),
+    ({"sampling": "shuffled"}, ShuffledGaussian, NeighboringRelation.ZERO_OUT),
 ]
 
 
@@ -66,7 +65,7 @@ def steps_of(**settings: Any) -> dict[str, Any]:
     return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings), ROOT))
 
 
-def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> Workbench:
+def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> StepContext:
     measured: dict[str, Labelled] = {}
     bench = SimpleNamespace(
         deployment=deployment,
@@ -82,12 +81,12 @@ def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> W
         durable=deployment.home / "work" / "budget",
         content_key=lambda: b"key",
     )
-    return cast(Workbench, bench)
+    return cast(StepContext, bench)
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
 def test_a_job_charges_what_its_sampling_proves_and_all_of_it_adds_up(
-    settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+    settings: dict[str, Any], kind: type[MechanismEvent], relation: NeighboringRelation
 ) -> None:
     steps = steps_of(**settings)
     vocabulary, training = steps["vocabulary"], steps["dp_pretraining"]
@@ -126,11 +125,12 @@ def test_unlike_neighbours_have_no_total() -> None:
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
 def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
-    settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+    settings: dict[str, Any], kind: type[MechanismEvent], relation: NeighboringRelation
 ) -> None:
-    grown = {} if "size" in settings.get("sampling", "") or relation is Relation.ZERO_OUT else {
-        "first_batch_size": 64
-    }  # fmt: skip
+    grows = (
+        "size" not in settings.get("sampling", "") and relation is not NeighboringRelation.ZERO_OUT
+    )
+    grown = {"first_batch_size": 64} if grows else {}
     spec = steps_of(**settings, **grown)["dp_pretraining"]
     plan = training_plan(spec)
     assert plan_until(plan, plan.steps) == dataclasses.replace(plan)
@@ -214,19 +214,22 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
 def test_a_budget_holds_jobs_of_its_own_neighbours_only(
-    deployment: Deployment, settings: dict[str, Any], kind: type[MechanismEvent], relation: Relation
+    deployment: Deployment,
+    settings: dict[str, Any],
+    kind: type[MechanismEvent],
+    relation: NeighboringRelation,
 ) -> None:
     ledger = _registered(deployment, 400.0, relation=relation)
     budget.run(steps_of(**settings)["budget"], bench_of(deployment))
     assert len(ledger.history("notes")) == 2
-    other = {"sampling": "shuffled"} if relation is not Relation.ZERO_OUT else {}
+    other = {"sampling": "shuffled"} if relation is not NeighboringRelation.ZERO_OUT else {}
     with pytest.raises(BadInput, match="neighbours"):
         budget.run(steps_of(**other)["budget"], bench_of(deployment, "other"))
     assert len(ledger.history("notes")) == 2
 
 
 def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:
-    plan = TrainingPlan(
+    plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=100,
         sampling=PoissonSampling(),

@@ -9,19 +9,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.parameters import WORD, AnyModel, fresh
-from dp_core.bert.weights import save
 from dp_core.errors import BadInput
-from dp_core.vocab import wordpiece
-from tasks.declarations import declare_public
-from tasks.deployment import Deployment
-from tasks.specs import JobSettings, PretrainSpec, dp_bert_steps
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import WORD, AnyModel, fresh
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import JobSettings, PretrainSpec, dp_bert_steps
+from tasks.releases.declarations import declare_public
+from tasks.runtime.context import Input, StepContext, content_key
+from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain
 from tasks.steps.model_kinds import kind_of
 from tasks.storage import Store
-from tasks.workbench import Input, Workbench, content_key
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
 
@@ -50,7 +49,7 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     kept = Store(ours.store, ours.cache)
     own = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
     own["content_key"] = lambda: key
-    bench = cast(Workbench, SimpleNamespace(**own))
+    bench = cast(StepContext, SimpleNamespace(**own))
     store = cast(Any, SimpleNamespace(sequence_length=16))
     return pretrain._start(spec, bench, store, vocabulary, None)
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import Unfinished
 from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab import wordpiece
-from tasks.deployment import CHECKOUT, Deployment
-from tasks.specs import PretrainSpec, StepResult
-from tasks.specs.steps import ModelShape, PrivacyPlan
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import PretrainSpec, StepResult
+from tasks.protocol.specs import ModelShape, PrivacyPlan
+from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import RESULT, Store, is_remote
 from tasks.storage.uris import backend_for
 

@@ -15,20 +15,22 @@ from typing import Any
 
 import pytest
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import fresh
-from dp_core.bert.weights import save
-from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.data.ner import Sentence
+from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
-from dp_core.ner.sentence import Sentence
-from dp_core.privacy.events import PoissonGaussian, ThresholdedHistogram, Unaccounted
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab import wordpiece
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import (
+from dp_core.privacy.mechanisms import (
+    PoissonGaussian,
+    PrivacyUnit,
+    ThresholdedHistogram,
+    Unaccounted,
+)
+from dp_core.privacy.seed_store import SeedStore
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import (
     CanariesSpec,
     ExposureSpec,
     FinetuneSpec,
@@ -41,7 +43,9 @@ from tasks.specs import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.specs.steps import ModelShape, PrivacyPlan
+from tasks.protocol.specs import ModelShape, PrivacyPlan
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import write_sentences
 from tasks.storage import RESULT, Store
 

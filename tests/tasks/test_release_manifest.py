@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tasks import release_manifest
-from tasks.deployment import CHECKOUT
-from tasks.release_manifest import BY_VALUE, ENTRIES, code_digest, code_of, imports_of
+from tasks.releases import manifest as release_manifest
+from tasks.releases.manifest import BY_VALUE, ENTRIES, code_digest, code_of, imports_of
+from tasks.runtime.deployment import CHECKOUT
 
 AFTERWARDS = {  # what a step imports to look at a release, not to make it
-    "vocabulary": {"dp_core.vocab.wordpiece", "dp_core.vocab", "dp_core.privacy.labels"},
-    "pretrain": {"dp_core.training.evaluate", "dp_core.privacy.labels"},
-    "select": {"dp_core.privacy.labels"},
+    "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
+    "pretrain": {"dp_core.training.evaluate", "dp_core.labels"},
+    "select": {"dp_core.labels"},
     "finetune": {
-        "dp_core.ner.scoring",
-        "dp_core.privacy.labels",
+        "dp_core.data.ner",
+        "dp_core.labels",
         "dp_core.training.finetune",  # without privacy; its `tag` reads the finished model
     },
 }
@@ -127,7 +127,7 @@ def test_libraries_that_compute_a_release_are_named_with_their_versions(
     assert "tensorflow" not in code_of("vocabulary").libraries
     before = code_digest.__wrapped__("vocabulary")
     monkeypatch.setattr(
-        "tasks.release_manifest.metadata.version", lambda name: f"not that of {name}"
+        "tasks.releases.manifest.metadata.version", lambda name: f"not that of {name}"
     )
     assert code_digest.__wrapped__("vocabulary") != before
 
@@ -137,7 +137,7 @@ def test_a_digest_imports_nothing_that_it_reads(tmp_path: Path) -> None:
     import sys
 
     told = (
-        "import sys; from tasks.release_manifest import code_digest; code_digest('pretrain'); "
+        "import sys; from tasks.releases.manifest import code_digest; code_digest('pretrain'); "
         "assert not {'tensorflow', 'numba', 'dp_core.training'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", told], cwd=CHECKOUT, check=True)

@@ -11,10 +11,10 @@ from command_line import confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run
-from tasks.deployment import Deployment
 from tasks.local import demo
-from tasks.runner import Job, Outcome
-from tasks.specs import JobSettings, StepResult, SweepSettings
+from tasks.protocol import JobSettings, StepResult, SweepSettings
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.runner import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

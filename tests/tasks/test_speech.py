@@ -9,10 +9,10 @@ import warnings
 import pytest
 
 from dp_core.errors import BadInput
-from tasks import contract
-from tasks.runner import _last_line
-from tasks.specs import RunContext
-from tasks.speech import introduce, message_of, say, silence
+from tasks.protocol import RunContext
+from tasks.runtime import step as contract
+from tasks.runtime.messages import introduce, message_of, say, silence
+from tasks.runtime.runner import _last_line
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")
 

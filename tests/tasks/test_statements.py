@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import PoissonGaussian, Unaccounted
-from dp_core.privacy.units import PrivacyUnit
-from tasks.specs import ReleaseRecord
-from tasks.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
+from tasks.protocol import ReleaseRecord
+from tasks.releases.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
 
 RELEASE = ReleaseRecord(
     ledger_id="entry-1",

@@ -13,18 +13,15 @@ from typing import Any, cast
 import pytest
 
 from dp_core.audit.canaries import Canary
-from dp_core.corpus.document import Document
-from dp_core.corpus.normal_form import write_corpus
-from dp_core.corpus.token_store import TokenStore
+from dp_core.data.corpus import write_corpus
+from dp_core.data.documents import Document
+from dp_core.data.ner import Sentence
+from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.ner.sentence import Sentence
-from dp_core.privacy.labels import Label, Labelled
+from dp_core.labels import Label, Labelled
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks.deployment import Deployment
-from tasks.plans import training_plan
-from tasks.provenance import operator_only
-from tasks.specs import (
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
     MetricRecord,
@@ -34,10 +31,13 @@ from tasks.specs import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.specs.steps import ModelShape, PrivacyPlan
+from tasks.protocol.specs import ModelShape, PrivacyPlan
+from tasks.releases.plans import training_plan
+from tasks.releases.provenance import operator_only
+from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.runtime.deployment import Deployment
 from tasks.steps import canaries, entities, exposure, finetune, pretrain, token_store, vocabulary
 from tasks.storage import Store
-from tasks.workbench import Answer, Input, Workbench
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
 WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
@@ -53,7 +53,7 @@ PLAN = PrivacyPlan(
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 
 
-class Bench(Workbench):
+class Bench(StepContext):
     """A bench whose inputs are given, and which notes down what it is told."""
 
     def __init__(self, home: Deployment, inputs: dict[str, Input], name: str) -> None:
@@ -89,7 +89,7 @@ class Bench(Workbench):
         return found
 
 
-def answered(answer: Answer, bench: Bench, step: str) -> Input:
+def answered(answer: StepOutput, bench: Bench, step: str) -> Input:
     """Return a step's answer as the next step's input."""
     result = StepResult(
         step=step,
@@ -106,7 +106,7 @@ def corpus_of(bench: Bench, dataset: str, notes: dict[str, str], role: str = "pr
     """Return a corpus: patient -> note."""
     write_corpus((Document("1", who, text) for who, text in notes.items()), bench.out)
     facts = {"dataset": dataset, "role": role, "digest": bench.content_digest(bench.out)}
-    return answered(Answer({}, facts=facts | {"all_name_a_patient": True}), bench, "corpus")
+    return answered(StepOutput({}, facts=facts | {"all_name_a_patient": True}), bench, "corpus")
 
 
 def notes_of(patients: int) -> dict[str, str]:
@@ -133,7 +133,7 @@ class Chain:
         drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days"), 1))
         (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
         facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
-        self.inputs["canaries"] = answered(Answer({}, facts=facts), planted, "canaries")
+        self.inputs["canaries"] = answered(StepOutput({}, facts=facts), planted, "canaries")
         self.inputs["rows"] = self.answer("rows", token_store.run, self.cut())
         public_rows = {"role": "public", "corpus_uri": "public corpus", "canaries_uri": ""}
         public_rows |= {"unit": "document", "declared_units": 0}
@@ -397,7 +397,7 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     facts = {"public": False, "dataset": "notes", "unit": "document", "all_name_a_patient": False}
     facts["digest"] = labelled.content_digest(labelled.out)
     bench.inputs = chain.inputs | {"model": trained[0]}
-    bench.inputs["labels"] = answered(Answer({}, facts=facts), labelled, "entities")
+    bench.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     bench.inputs["labels"] = with_facts(bench.inputs["labels"], dataset="labels")
     spec = FinetuneSpec(

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.deployment import Deployment
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 from tasks.storage.backend import Backend, Missing
-from tasks.storage.gs import CHUNK
+from tasks.storage.gcs import CHUNK
 from tasks.storage.uris import backend_for
 
 CHECKOUT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ MEASURE = f"""
 import resource, sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.uris import backend_for
+from tasks.storage.uris import (backend_for)
 root, small, large, copy = sys.argv[1], *map(Path, sys.argv[2:])
 backend = backend_for(root)
 peaks = []
@@ -163,7 +163,7 @@ UPLOAD = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.uris import backend_for
+from tasks.storage.uris import (backend_for)
 backend = backend_for(sys.argv[1])
 print("begins", flush=True)
 for number in range(10**6):
@@ -258,7 +258,7 @@ def test_a_full_disk_shows_no_part_of_a_file(small_disk: Path, tmp_path: Path) -
 def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
     small_disk: Path, tmp_path: Path, tracked: Deployment
 ) -> None:
-    from tasks.specs import JobSettings, dp_bert_steps
+    from tasks.protocol import JobSettings, dp_bert_steps
 
     store = small_disk / "store"
     settings = JobSettings(synthetic_patients=400, declared_units=400)

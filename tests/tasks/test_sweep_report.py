@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import (
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from tasks.protocol import (
     MetricRecord,
     ReleaseRecord,
     RunContext,
@@ -22,6 +19,8 @@ from tasks.specs import (
     sweep_point_steps,
     sweep_report,
 )
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own

@@ -11,15 +11,14 @@ from test_plans import PRIVATE, ROOT, bench_of, steps_of
 
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting import refuse_large_delta
-from dp_core.privacy.events import PoissonGaussian
 from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import Release, privacy_statement
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab.calibration import calibrate
-from tasks.deployment import Deployment
-from tasks.plans import planned_release, refuse_large_deltas
-from tasks.specs import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings, VocabularySpec
-from tasks.specs.sweep import sweep_budget
+from dp_core.vocabulary.calibration import calibrate
+from tasks.protocol import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings, VocabularySpec
+from tasks.protocol.job import sweep_budget
+from tasks.releases.plans import planned_release, refuse_large_deltas
+from tasks.runtime.deployment import Deployment
 from tasks.steps import budget
 
 LABELS = {

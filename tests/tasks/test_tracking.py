@@ -12,14 +12,21 @@ from mlflow.entities import Run  # noqa: TID251 - looks at what tracking.py left
 from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
-from dp_core.privacy.labels import Dp, Label, Operator, Public
-from tasks import lines
-from tasks.deployment import Deployment
-from tasks.outbox import Identity, Outbox
+from dp_core.labels import Dp, Label, Operator, Public
+from tasks.runtime import messages as lines
+from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, RESULT
-from tasks.tracker import Tracker
-from tasks.tracking import KEY_TAG, OPERATOR, PUBLIC, Delivery, TrackingDown, send_all
-from tasks.tracking_lines import shown_name
+from tasks.tracking.mlflow import (
+    KEY_TAG,
+    OPERATOR,
+    PUBLIC,
+    Delivery,
+    Tracker,
+    TrackingDown,
+    send_all,
+    shown_name,
+)
+from tasks.tracking.outbox import Identity, Outbox
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 

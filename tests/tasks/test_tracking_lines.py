@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.outbox import Identity
-from tasks.tracking_lines import OPERATOR, PUBLIC, shown_key, shown_name, shown_time
+from tasks.tracking.mlflow import OPERATOR, PUBLIC, shown_key, shown_name, shown_time
+from tasks.tracking.outbox import Identity
 
 PRIVATE = Identity("run", "run", "dp_pretraining", "", "pretrain", "a" * 64, made_up=False)
 NOON = 1_795_260_000_123

@@ -13,10 +13,10 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
-from tasks import contract
-from tasks.deployment import Deployment
-from tasks.specs import CorpusSpec, EntitiesSpec, JobSettings, missing_file
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, missing_file
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source
 
 NAME = "doe_john_1961"
@@ -209,7 +209,7 @@ def test_objects_of_a_bucket_whose_names_are_no_files(tmp_path: Path, bucket: st
 
 
 def test_a_model_s_config_of_a_hundred_thousand_brackets(tmp_path: Path) -> None:
-    from dp_core.bert.weights import CONFIG, load_model
+    from dp_core.models.hugging_face import CONFIG, load_model
 
     (tmp_path / CONFIG).write_text("[" * 100_000)
     with pytest.raises(BadInput, match="cannot be read"):

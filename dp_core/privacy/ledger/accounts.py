@@ -11,7 +11,6 @@ from typing import Self
 from sqlalchemy import select
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.ledger import checks, rows
 from dp_core.privacy.ledger import filter as privacy_filter
 from dp_core.privacy.ledger.damage import RESTORE
@@ -21,8 +20,8 @@ from dp_core.privacy.ledger.filter import Cost, Remaining
 from dp_core.privacy.ledger.integrity import faults
 from dp_core.privacy.ledger.schema import BUDGETS, DATASETS, ENTRIES, identity_of
 from dp_core.privacy.ledger.sources import Sources
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 
 _ENTRY_KEY = re.compile(r"[0-9a-f]{32}")  # the deployment keeps other secrets among its seeds
 
@@ -101,7 +100,7 @@ class Accounts:
         budget_epsilon: float,
         budget_delta: float,
         *,
-        relation: Relation = Relation.ADD_REMOVE,
+        relation: NeighboringRelation = NeighboringRelation.ADD_REMOVE,
         order: float | None = None,
         shares_budget_with: str | None = None,
     ) -> Budget:
@@ -129,7 +128,13 @@ class Accounts:
             order = privacy_filter.best_order(budget_epsilon, budget_delta)
         privacy_filter.check_order(order, budget_epsilon, budget_delta)
         wanted = Budget(
-            0, name, PrivacyUnit(unit), Relation(relation), budget_epsilon, budget_delta, order
+            0,
+            name,
+            PrivacyUnit(unit),
+            NeighboringRelation(relation),
+            budget_epsilon,
+            budget_delta,
+            order,
         )
         return self._register(name, wanted, shares_budget_with)
 

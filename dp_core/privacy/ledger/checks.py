@@ -7,14 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger.entry import (
-    Budget,
-    Entry,
-    Reservation,
-    State,
-    canonical,
-    is_accounted,
-)
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical, is_accounted
 
 
 def refuse_alike(name: str, registered: Iterable[str]) -> None:

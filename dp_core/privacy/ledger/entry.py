@@ -11,9 +11,8 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import is_unaccounted
-from dp_core.privacy.events import MechanismEvent, Relation
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 
 LARGEST_DELTA = 0.01  # a job's own δ is bounded by it too, and its units are ten at least
 
@@ -87,7 +86,7 @@ class Budget:
     id: int
     name: str
     unit: PrivacyUnit | None
-    relation: Relation | None
+    relation: NeighboringRelation | None
     epsilon: float | None
     delta: float | None
     order: float

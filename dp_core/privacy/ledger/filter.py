@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger.entry import (
-    Budget,
-    Entry,
-    Reservation,
-    State,
-    canonical,
-    is_accounted,
-)
+from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical, is_accounted
 from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
 
 LARGEST_ORDER = 512

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Table, select, text
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import rows
 from dp_core.privacy.ledger.schema import BUDGETS, ENTRIES, identity_of
-from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.seed_store import SeedStore
 
 
 def faults(db: Connection, seeds: SeedStore) -> Iterator[str]:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dp_core.privacy.accounting import compose, epsilon_pld, rdp_curve
-from dp_core.privacy.accounting.discrete_gaussian import upper_tail
-from dp_core.privacy.events import (
+from dp_core.privacy.accounting.profiles import upper_tail
+from dp_core.privacy.mechanisms import (
     Composed,
+    ConvertedRelation,
     MechanismEvent,
-    Relation,
-    Restated,
+    NeighboringRelation,
     ThresholdedHistogram,
 )
 
@@ -66,7 +66,7 @@ def _finite_order(event: MechanismEvent, delta: float, order: float) -> Charge:
         # each part may need a δ of its own: equal shares keep their sum what was stated
         share = delta / len(event.events)
         return added([_finite_order(part, share, order) for part in event.events])
-    if isinstance(event, Restated) and event.to is Relation.ZERO_OUT:
+    if isinstance(event, ConvertedRelation) and event.to is NeighboringRelation.ZERO_OUT:
         return _finite_order(event.event, delta, order)  # the same two distributions
     if isinstance(event, ThresholdedHistogram):
         return _histogram(event, order)

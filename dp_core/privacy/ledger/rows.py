@@ -13,11 +13,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import MechanismEvent, Relation
 from dp_core.privacy.ledger.damage import RESTORE, LedgerDamaged
 from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical
 from dp_core.privacy.ledger.schema import BUDGETS, DATASETS, ENTRIES
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 
 
 def now() -> str:
@@ -177,7 +176,7 @@ def as_budget(row: Row[Any]) -> Budget:
             id=row.id,
             name=row.name,
             unit=None if row.unit is None else PrivacyUnit(row.unit),
-            relation=None if row.relation is None else Relation(row.relation),
+            relation=None if row.relation is None else NeighboringRelation(row.relation),
             epsilon=row.epsilon,
             delta=row.delta,
             order=row.renyi_order,

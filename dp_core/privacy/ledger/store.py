@@ -9,7 +9,7 @@ from dp_core.privacy.ledger import checks, rows
 from dp_core.privacy.ledger import filter as privacy_filter
 from dp_core.privacy.ledger.accounts import Accounts
 from dp_core.privacy.ledger.entry import Entry, Reservation, State, by_identity, manifest_hash
-from dp_core.privacy.seeds import PrivacySeed, SeedStore
+from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 
 class Ledger(Accounts):

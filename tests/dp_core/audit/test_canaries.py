@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
 from dp_core.errors import BadInput
-from dp_core.vocab import wordpiece
+from dp_core.vocabulary import wordpiece
 
 CANARY = Canary("HSH-1-0", "HSH", 1.0, (901, 902, 903), 1)
 OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905), 1)

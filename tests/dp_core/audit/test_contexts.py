@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dp_core.audit.contexts import alone, embedded
+from dp_core.audit.exposure import alone, embedded
 
 
 @dataclass(frozen=True)

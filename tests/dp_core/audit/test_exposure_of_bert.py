@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import ALONE, ExposureRow, measure
-from dp_core.audit.null_exposure import null_exposure
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import MLM_BIAS, Bert, fresh
-from dp_core.training.secret_ranks import Ranker, ranker, secret_ranks
-from dp_core.vocab.special_ids import SpecialIds
+from dp_core.audit.exposure import ALONE, ExposureRow, measure, null_exposure
+from dp_core.audit.ranking import Ranker, ranker, secret_ranks
+from dp_core.data.tokens import SpecialIds
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import MLM_BIAS, Bert, fresh
 
 PIECES, S = 400, 16
 CANDIDATES = list(range(200, PIECES, 2))  # half of the upper half: far from all pieces

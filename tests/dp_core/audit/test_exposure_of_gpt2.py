@@ -7,14 +7,14 @@ import pytest
 
 from dp_core.audit.canaries import Canary, plant
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, measure
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.parameters import Gpt2, fresh
-from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
-from dp_core.training.checkpoint_places import LocalFolder
-from dp_core.training.pretrain import pretrain
-from dp_core.training.recipe import Recipe
-from dp_core.training.secret_ranks import ranker
-from dp_core.vocab.special_ids import SpecialIds
+from dp_core.audit.ranking import ranker
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.tokens import SpecialIds
+from dp_core.models.config import Gpt2Config
+from dp_core.models.parameters import Gpt2, fresh
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.config import Recipe
+from dp_core.training.loop import pretrain
 
 PIECES, S, UNITS = 125, 12, 40
 CANDIDATES = list(range(5, PIECES))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dp_core.audit.null_exposure import null_exposure, null_p_value, null_rank_exposure
+from dp_core.audit.exposure import null_exposure, null_p_value, null_rank_exposure
 
 
 @pytest.mark.parametrize(("candidates", "canaries"), [(7, 1), (7, 2), (5, 4)])

@@ -15,5 +15,7 @@ def other_processes() -> ForkServerContext:
     whole session, so its imports are named here for all.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "dp_core.privacy.ledger", "dp_core.privacy.noise"])
+    context.set_forkserver_preload(
+        ["pytest", "dp_core.privacy.ledger", "dp_core.privacy.discrete_gaussian"]
+    )
     return context

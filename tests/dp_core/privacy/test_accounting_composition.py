@@ -12,16 +12,16 @@ from dp_core.privacy.accounting import (
     group_privacy,
     is_unaccounted,
 )
-from dp_core.privacy.events import (
+from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     PoissonGaussian,
+    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     Unaccounted,
 )
-from dp_core.privacy.units import PrivacyUnit
 
 HISTOGRAM = ThresholdedHistogram(128, 60.0, 370)
 TRAINING = PoissonGaussian.single(0.05, 1.5, 200)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from privacy_oracles import gaussian_mixture, hockey_stick
 
-from dp_core.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])

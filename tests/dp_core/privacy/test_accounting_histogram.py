@@ -6,13 +6,14 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.privacy.accounting import delta_pld, gaussian_delta
-from dp_core.privacy.accounting.discrete_gaussian import (
+from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
+    HistogramProfile,
     convolution_slack,
+    shared_deltas,
     upper_tail,
 )
-from dp_core.privacy.accounting.histogram import HistogramProfile, shared_deltas
-from dp_core.privacy.events import ThresholdedHistogram
+from dp_core.privacy.mechanisms import ThresholdedHistogram
 
 
 def discrete_pmf(sigma: float, reach: int) -> np.ndarray:

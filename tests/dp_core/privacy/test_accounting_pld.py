@@ -23,7 +23,7 @@ from dp_core.privacy.accounting import (
     pld,
 )
 from dp_core.privacy.accounting.profiles import Floats, Profile
-from dp_core.privacy.events import (
+from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,
     PoissonGaussian,

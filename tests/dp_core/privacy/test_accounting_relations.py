@@ -11,34 +11,37 @@ from scipy.stats import norm
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, under
-from dp_core.privacy.accounting.relations import stated_delta
-from dp_core.privacy.accounting.stated import StatedProfile, replace_one
-from dp_core.privacy.events import (
+from dp_core.privacy.accounting.composition import stated_delta
+from dp_core.privacy.accounting.pld import StatedProfile, replace_one
+from dp_core.privacy.mechanisms import (
+    ConvertedRelation,
     FixedSizeGaussian,
     MechanismEvent,
+    NeighboringRelation,
     PoissonGaussian,
-    Relation,
-    Restated,
+    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.units import PrivacyUnit
 
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
 
 
-def restated(event: MechanismEvent, relation: Relation) -> MechanismEvent:
+def restated(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
     found = under(event, relation, 1e-6)
     assert found is not None
     return found
 
 
 def test_zero_out_has_the_same_epsilon_and_composes_with_shuffled_training() -> None:
-    vocabulary, shuffled = restated(HISTOGRAM, Relation.ZERO_OUT), ShuffledGaussian(2.0, 10)
+    vocabulary, shuffled = (
+        restated(HISTOGRAM, NeighboringRelation.ZERO_OUT),
+        ShuffledGaussian(2.0, 10),
+    )
     assert epsilon_pld(vocabulary, 1e-6) == epsilon_pld(HISTOGRAM, 1e-6)
     total = compose(vocabulary, shuffled)
-    assert total.relation is Relation.ZERO_OUT
+    assert total.relation is NeighboringRelation.ZERO_OUT
     assert epsilon_pld(shuffled, 2e-6) < epsilon_pld(total, 2e-6)
     with pytest.raises(BadInput, match="does not compose"):
         compose(HISTOGRAM, shuffled)
@@ -46,16 +49,18 @@ def test_zero_out_has_the_same_epsilon_and_composes_with_shuffled_training() -> 
 
 def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
     cut = TruncatedPoissonGaussian(1000, 20, ((0.01, 1.0, 5),))
-    assert under(cut, Relation.ZERO_OUT, 1e-6) is None
-    assert under(ShuffledGaussian(1.0, 1), Relation.ADD_REMOVE, 1e-6) is None
-    assert under(FixedSizeGaussian(10, ((2, 1.0, 3),)), Relation.ADD_REMOVE, 1e-6) is None
+    assert under(cut, NeighboringRelation.ZERO_OUT, 1e-6) is None
+    assert under(ShuffledGaussian(1.0, 1), NeighboringRelation.ADD_REMOVE, 1e-6) is None
+    assert (
+        under(FixedSizeGaussian(10, ((2, 1.0, 3),)), NeighboringRelation.ADD_REMOVE, 1e-6) is None
+    )
     with pytest.raises(BadInput):
-        Restated(cut, Relation.ZERO_OUT)
+        ConvertedRelation(cut, NeighboringRelation.ZERO_OUT)
 
 
 def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
     own = epsilon_pld(HISTOGRAM, 1e-6)
-    vocabulary = restated(HISTOGRAM, Relation.REPLACE)
+    vocabulary = restated(HISTOGRAM, NeighboringRelation.REPLACE)
     delta = stated_delta(vocabulary, 1e-6)
     assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
     assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
@@ -92,10 +97,10 @@ def test_the_stated_profile_is_that_of_randomised_response_with_a_giveaway() -> 
 
 
 def test_restated_events_are_read_back_and_know_their_unit() -> None:
-    for relation in (Relation.ZERO_OUT, Relation.REPLACE):
+    for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE):
         event = restated(PoissonGaussian.single(0.1, 2.0, 3), relation)
         assert MechanismEvent.from_json(event.to_json()) == event
         stating = event.stating(PrivacyUnit.PATIENT)
         assert MechanismEvent.from_json(stating.to_json()) == stating
-        assert isinstance(stating, Restated)
+        assert isinstance(stating, ConvertedRelation)
         assert stating.event.unit is PrivacyUnit.PATIENT

@@ -20,29 +20,29 @@ from scipy.stats import chi2
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, rdp_curve, without_pld
-from dp_core.privacy.accounting.rdp import LOW_ORDERS
-from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
-from dp_core.privacy.accounting.selection import (
+from dp_core.privacy.accounting.rdp import (
+    LOW_ORDERS,
     negative_binomial_curve,
     negative_binomial_mean,
     poisson_curve,
     worst,
 )
-from dp_core.privacy.events import (
+from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
+from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
     PoissonGaussian,
     RandomCountSelection,
     ThresholdedHistogram,
 )
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.selection import (
+from dp_core.privacy.private_selection import (
     Law,
     draw_candidate,
     draw_count,
     selection_of,
     training_seed,
 )
+from dp_core.privacy.seed_store import PrivacySeed
 
 ORDERS = np.array([1.5, 2, 3, 5, 8, 16, 32, 64, 128, 512.0])
 LAWS = [(1.0, 0.1), (0.0, 0.02), (-0.5, 0.01), (3.0, 0.3)]

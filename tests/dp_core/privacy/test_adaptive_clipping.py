@@ -11,10 +11,8 @@ from scipy.stats import norm
 
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.adaptive_clipping import RANGE, AdaptiveClipping
-from dp_core.privacy.events import PoissonGaussian
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.execution_plan import RANGE, AdaptiveClipping, ExecutionPlan
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 
 
 def plan(**changes):
@@ -28,7 +26,7 @@ def plan(**changes):
         "delta": 1e-6,
         "adaptive": AdaptiveClipping(quantile=0.5, count_noise=5.0),
     }
-    return TrainingPlan.poisson(**(usual | changes))
+    return ExecutionPlan.poisson(**(usual | changes))
 
 
 def test_the_papers_theorem_1():

@@ -5,17 +5,20 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld, gaussian_epsilon
-from dp_core.privacy.calibration import (
+from dp_core.privacy.accounting.calibration import (
     noise_for,
     noise_multiplier_for,
     plan_for,
     steps_for,
     steps_within,
 )
-from dp_core.privacy.events import PoissonGaussian, ShuffledGaussian, ThresholdedHistogram
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.samplings import ShuffledSampling
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan, ShuffledSampling
+from dp_core.privacy.mechanisms import (
+    PoissonGaussian,
+    PrivacyUnit,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_what_is_spent_alongside_is_reckoned() -> None:
 
 
 def test_a_plan_keeps_its_sampling_and_schedule() -> None:
-    plan = TrainingPlan.poisson(
+    plan = ExecutionPlan.poisson(
         unit=PrivacyUnit.PATIENT,
         declared_units=1000,
         expected_batch=100,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from dp_core.corpus.privacy_units import Unit
+from dp_core.data.privacy_units import Unit
 from dp_core.errors import BadInput
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.sampling import sampler_for
-from dp_core.privacy.samplings import (
+from dp_core.privacy.batch_selection import sampler_for
+from dp_core.privacy.execution_plan import (
+    BatchPhase,
+    ExecutionPlan,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.vocab.histogram import set_counts
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary.dp_histogram import set_counts
 
 SEED = PrivacySeed.fixed("declared bound")
 DECLARED = 20
@@ -29,7 +30,7 @@ DECLARED = 20
     ids=lambda sampling: sampling.kind,
 )
 def test_a_sampler_draws_from_no_more_units_than_declared(sampling: Sampling) -> None:
-    plan = TrainingPlan(
+    plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=DECLARED,
         sampling=sampling,

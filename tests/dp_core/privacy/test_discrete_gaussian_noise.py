@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.errors import BadInput
-from dp_core.privacy.noise import discrete_gaussian
-from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.discrete_gaussian import discrete_gaussian
+from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("discrete gaussian")
 SIGMAS = [0.4, 1.0, math.sqrt(2), 10.7, 166.0, 1000.0]

@@ -4,19 +4,19 @@ import math
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import (
+from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
+    NeighboringRelation,
     PoissonGaussian,
-    Relation,
+    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
     Unaccounted,
 )
-from dp_core.privacy.units import PrivacyUnit
 
 PATIENT = PrivacyUnit.PATIENT
 EVENTS = [
@@ -109,8 +109,8 @@ def test_a_composition_cannot_hide_the_unit_of_its_parts() -> None:
 
 def test_each_event_names_its_neighbours() -> None:
     relations = {event.kind: event.relation for event in EVENTS}
-    assert relations["poisson_gaussian"] is Relation.ADD_REMOVE
-    assert relations["truncated_poisson_gaussian"] is Relation.ADD_REMOVE
-    assert relations["thresholded_histogram"] is Relation.ADD_REMOVE
-    assert relations["fixed_size_gaussian"] is Relation.REPLACE
-    assert relations["shuffled_gaussian"] is Relation.ZERO_OUT
+    assert relations["poisson_gaussian"] is NeighboringRelation.ADD_REMOVE
+    assert relations["truncated_poisson_gaussian"] is NeighboringRelation.ADD_REMOVE
+    assert relations["thresholded_histogram"] is NeighboringRelation.ADD_REMOVE
+    assert relations["fixed_size_gaussian"] is NeighboringRelation.REPLACE
+    assert relations["shuffled_gaussian"] is NeighboringRelation.ZERO_OUT

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.privacy.exact_coins import (
+from dp_core.privacy.discrete_gaussian import (
     WordStream,
     bernoulli,
     bernoulli_exp_minus,

@@ -12,8 +12,9 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from dp_core.errors import PlanError
-from dp_core.privacy import gaussian_noise as module
-from dp_core.privacy.gaussian_noise import (
+from dp_core.privacy import noise_addition as module
+from dp_core.privacy.discrete_gaussian import keystream, noise_key
+from dp_core.privacy.noise_addition import (
     DEVIATION,
     alias_table,
     decide,
@@ -21,8 +22,7 @@ from dp_core.privacy.gaussian_noise import (
     noise_places,
     noised_mean,
 )
-from dp_core.privacy.noise import keystream, noise_key
-from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("gaussian noise")
 MANIFEST = b"manifest"

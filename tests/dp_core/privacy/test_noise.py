@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dp_core.privacy.noise import keystream, noise_key
-from dp_core.privacy.seeds import PrivacySeed
+from dp_core.privacy.discrete_gaussian import keystream, noise_key
+from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("noise")
 

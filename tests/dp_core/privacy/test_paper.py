@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dp_core.privacy.paper import PaperRow, paper_table
+from dp_core.vocabulary.hoory2021 import PaperRow, paper_table
 
 
 @pytest.fixture(scope="module")

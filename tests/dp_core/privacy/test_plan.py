@@ -5,23 +5,24 @@ from typing import Any
 import pytest
 
 from dp_core.errors import PlanError
-from dp_core.privacy.events import (
-    FixedSizeGaussian,
-    PoissonGaussian,
-    Relation,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
-)
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.samplings import (
+from dp_core.privacy.execution_plan import (
+    BatchPhase,
+    ExecutionPlan,
     FixedSizeSampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import (
+    FixedSizeGaussian,
+    NeighboringRelation,
+    PoissonGaussian,
+    PrivacyUnit,
+    ShuffledGaussian,
+    TruncatedPoissonGaussian,
+)
 
 
-def plan(**changes: Any) -> TrainingPlan:
+def plan(**changes: Any) -> ExecutionPlan:
     usual: dict[str, Any] = {
         "unit": PrivacyUnit.PATIENT,
         "declared_units": 4000,
@@ -31,10 +32,10 @@ def plan(**changes: Any) -> TrainingPlan:
         "clip_norm": 0.5,
         "delta": 1e-6,
     }
-    return TrainingPlan.poisson(**(usual | changes))
+    return ExecutionPlan.poisson(**(usual | changes))
 
 
-def with_sampling(sampling: Any, batch: float = 256, **changes: Any) -> TrainingPlan:
+def with_sampling(sampling: Any, batch: float = 256, **changes: Any) -> ExecutionPlan:
     return dataclasses.replace(
         plan(), sampling=sampling, schedule=(BatchPhase(300, batch),), **changes
     )
@@ -143,7 +144,7 @@ def test_other_samplings_get_the_event_that_is_proven_for_them() -> None:
     )
     fixed = with_sampling(FixedSizeSampling(256))
     assert fixed.event() == FixedSizeGaussian(4000, ((256, 1.2, 300),), unit=PrivacyUnit.PATIENT)
-    assert fixed.relation is Relation.REPLACE
+    assert fixed.relation is NeighboringRelation.REPLACE
     assert fixed.needs_exact_units
     assert not truncated.needs_exact_units
 

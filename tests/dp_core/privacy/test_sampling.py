@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import PoissonGaussian, ShuffledGaussian
-from dp_core.privacy.plan import BatchPhase, TrainingPlan
-from dp_core.privacy.sampling import (
+from dp_core.privacy.batch_selection import (
     FixedSizeSampler,
     PoissonSampler,
     ShuffledSampler,
@@ -19,15 +17,17 @@ from dp_core.privacy.sampling import (
     UnitSampler,
     sampler_for,
 )
-from dp_core.privacy.samplings import (
+from dp_core.privacy.execution_plan import (
+    BatchPhase,
+    ExecutionPlan,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ShuffledGaussian
+from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("sampling")
 
@@ -46,8 +46,8 @@ def inclusion(sampler: UnitSampler, n_units: int, steps: int) -> NDArray[np.floa
     return taken
 
 
-def plan(sampling: Sampling, batch: float, declared: int = 100, **more: Any) -> TrainingPlan:
-    return TrainingPlan(
+def plan(sampling: Sampling, batch: float, declared: int = 100, **more: Any) -> ExecutionPlan:
+    return ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=declared,
         sampling=sampling,

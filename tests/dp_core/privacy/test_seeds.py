@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_core.errors import BadInput
-from dp_core.privacy.seeds import PrivacySeed, SeedStore
+from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 PATIENCE = 300.0  # seconds, on a machine with other things to do
 PARTS = st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers())

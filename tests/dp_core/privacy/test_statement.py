@@ -6,15 +6,15 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.events import (
+from dp_core.privacy.mechanisms import (
     MechanismEvent,
     PoissonGaussian,
+    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     Unaccounted,
 )
 from dp_core.privacy.statement import Release, privacy_statement
-from dp_core.privacy.units import PrivacyUnit
 
 PATIENT = PrivacyUnit.PATIENT
 VOCABULARY = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)

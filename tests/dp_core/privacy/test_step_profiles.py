@@ -10,10 +10,13 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from dp_core.privacy.accounting import compose, rdp_curve
-from dp_core.privacy.accounting.histogram import HistogramProfile
 from dp_core.privacy.accounting.pld import _sides
-from dp_core.privacy.accounting.profiles import SubsampledGaussian, TruncatedSubsampledGaussian
-from dp_core.privacy.events import (
+from dp_core.privacy.accounting.profiles import (
+    HistogramProfile,
+    SubsampledGaussian,
+    TruncatedSubsampledGaussian,
+)
+from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
     PoissonGaussian,

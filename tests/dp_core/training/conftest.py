@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.bert.config import BertConfig
-from dp_core.corpus.token_store import TokenStore, TokenStoreWriter
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.models.config import BertConfig
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.training.config import Recipe
 from dp_core.training.devices import configure
-from dp_core.training.recipe import Recipe
 
 configure("mock-tpu:2")
 tf.config.experimental.enable_op_determinism()  # as `fit` does, for the whole process
@@ -44,8 +44,8 @@ def config() -> BertConfig:
 
 
 @pytest.fixture(scope="session")
-def plan_of() -> Callable[..., TrainingPlan]:
-    def make(**changes: object) -> TrainingPlan:
+def plan_of() -> Callable[..., ExecutionPlan]:
+    def make(**changes: object) -> ExecutionPlan:
         settings: dict[str, object] = {
             "unit": PrivacyUnit.PATIENT,
             "declared_units": 30,
@@ -56,7 +56,7 @@ def plan_of() -> Callable[..., TrainingPlan]:
             "delta": 1e-4,
             "examples_per_step": 2,
         }
-        return TrainingPlan.poisson(**(settings | changes))  # type: ignore[arg-type]
+        return ExecutionPlan.poisson(**(settings | changes))  # type: ignore[arg-type]
 
     return make
 

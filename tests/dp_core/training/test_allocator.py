@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from dp_core.training.allocator import keep_freed_memory
+from dp_core.training.devices import keep_freed_memory
 
 _SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np
-from dp_core.training.allocator import keep_freed_memory
+from dp_core.training.devices import (keep_freed_memory)
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.training.checkpoint import Checkpoint, Checkpoints, run_digest
-from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder, run_digest
 
 ROOT = Path(__file__).parents[3]
 NAMES = [f"update-{u:010d}.safetensors" for u in range(30)]
@@ -111,9 +110,9 @@ WRITER = """
     import resource, signal, sys
     from pathlib import Path
     import numpy as np
-    from dp_core.errors import ConfideError
-    from dp_core.training.checkpoint import Checkpoint, Checkpoints
-    from dp_core.training.checkpoint_places import LocalFolder
+    from dp_core.errors import (ConfideError)
+    from dp_core.training.checkpoints import (Checkpoint, Checkpoints)
+    from dp_core.training.checkpoints import (LocalFolder)
 
     kept = Checkpoints(LocalFolder(Path(sys.argv[1])), "run")
     kept.save(Checkpoint(1, {"w": np.zeros(64, np.float32)}))

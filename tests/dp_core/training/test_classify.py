@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import fresh
-from dp_core.bert.weights import load, save
 from dp_core.errors import BadInput
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training.checkpoint_places import LocalFolder
-from dp_core.training.classify import classes_of, finetune_classes, with_class_head
-from dp_core.training.classifying import LabelledText, class_rows, class_units
-from dp_core.vocab import wordpiece
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import load, save
+from dp_core.models.parameters import fresh
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.vocabulary import wordpiece
+from examples.classification import (
+    LabelledText,
+    class_rows,
+    class_units,
+    classes_of,
+    finetune_classes,
+    with_class_head,
+)
 
 WORDS = ("pain", "fever", "no", "and")
 LABELS, LENGTH, UPDATES = ("ill", "well"), 12, 40

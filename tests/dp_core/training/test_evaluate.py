@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.bert.parameters import fresh
+from dp_core.models.parameters import fresh
 from dp_core.training.evaluate import mlm_accuracy
 
 

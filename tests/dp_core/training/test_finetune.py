@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import fresh
-from dp_core.bert.weights import save
+from dp_core.data.ner import Sentence, score
 from dp_core.errors import BadInput
-from dp_core.ner.scoring import score
-from dp_core.ner.sentence import Sentence
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import fresh
 from dp_core.training.finetune import finetune
-from dp_core.vocab import wordpiece
+from dp_core.vocabulary import wordpiece
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
 

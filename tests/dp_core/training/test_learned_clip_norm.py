@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from dp_core.privacy.adaptive_clipping import AdaptiveClipping
-from dp_core.privacy.plan import TrainingPlan
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.units import PrivacyUnit
-from dp_core.training.private_updates import PrivateUpdates, noised_count
+from dp_core.privacy.execution_plan import AdaptiveClipping, ExecutionPlan
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.loop import PrivateUpdates, noised_count
 
 COUNT = 3.5  # Σ (bᵢ − ½), as the devices counted it
 BATCH = 9
@@ -30,7 +29,7 @@ class Counted:
 def learned(seed: PrivacySeed, count_noise: float, updates: int = 1) -> float:
     """Return the clip norm after some updates."""
     adaptive = AdaptiveClipping(0.5, count_noise, rate=1.0)
-    plan = TrainingPlan.poisson(
+    plan = ExecutionPlan.poisson(
         unit=PrivacyUnit.PATIENT,
         declared_units=30,
         expected_batch=BATCH,

@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from dp_core.privacy.gaussian_noise import lattice_places, noise_places
-from dp_core.privacy.noise import noise_key
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training import noised_means as module
-from dp_core.training.noised_means import UpdateNoise, noised_means
+from dp_core.privacy import noise_addition as module
+from dp_core.privacy.discrete_gaussian import noise_key
+from dp_core.privacy.noise_addition import UpdateNoise, lattice_places, noise_places, noised_means
+from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed(2)
 SHAPES = {"b": (70,), "a": (11, 130), "c": (2, 3, 5), "d": (1201,)}

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.bert.distil import student_of
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.heads import mlm_logits
-from dp_core.bert.layers import Layers
-from dp_core.bert.parameters import Bert, fresh
-from dp_core.bert.weights import save
 from dp_core.errors import BadInput
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.models.bert import mlm_logits
+from dp_core.models.config import Gpt2Config
+from dp_core.models.distil import student_of
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import Bert, fresh
+from dp_core.nn.layers import Layers
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.evaluate import perplexity
-from dp_core.training.objective import distillation
-from dp_core.training.pretrain import pretrain
+from dp_core.training.loop import pretrain
+from dp_core.training.objectives import distillation
 
 GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=1, heads=2, intermediate=32, max_positions=12)
 SEED = PrivacySeed.fixed(4)

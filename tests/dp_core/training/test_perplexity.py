@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.parameters import fresh
-from dp_core.corpus.token_store import TokenStoreWriter
+from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
+from dp_core.models.config import Gpt2Config
+from dp_core.models.parameters import fresh
 from dp_core.training.evaluate import mlm_accuracy, perplexity
-from dp_core.training.objective import causal_examples
+from dp_core.training.objectives import causal_examples
 
 LENGTH, WORDS = 12, 40
 

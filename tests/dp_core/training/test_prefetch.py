@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dp_core.training.prefetch import prefetch
+from dp_core.training.batches import prefetch
 
 
 def test_order_is_kept():

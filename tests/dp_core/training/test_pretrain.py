@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dp_core.bert.parameters import fresh
 from dp_core.errors import BadInput
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training import progress as module
-from dp_core.training.checkpoint_places import LocalFolder
+from dp_core.models.parameters import fresh
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import loop as module
+from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.pretrain import pretrain
+from dp_core.training.loop import pretrain
 
 SEED = PrivacySeed.fixed(4)
 

@@ -17,16 +17,18 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
     import hashlib, json, os, signal, sys
     from pathlib import Path
-    from dp_core.bert.config import BertConfig
-    from dp_core.corpus.token_store import TokenStoreWriter
-    from dp_core.privacy.adaptive_clipping import AdaptiveClipping
-    from dp_core.privacy.plan import TrainingPlan
-    from dp_core.privacy.seeds import PrivacySeed
-    from dp_core.training import checkpoint, checkpoint_places, progress
-    from dp_core.training.checkpoint_places import LocalFolder
-    from dp_core.training.pretrain import pretrain
-    from dp_core.training.recipe import Recipe
-    from dp_core.training.trainer import Trainer
+    from dp_core.models.config import (BertConfig)
+    from dp_core.data.token_store import (TokenStoreWriter)
+    from dp_core.privacy.execution_plan import (AdaptiveClipping)
+    from dp_core.privacy.execution_plan import (ExecutionPlan)
+    from dp_core.privacy.seed_store import (PrivacySeed)
+    from dp_core.training import checkpoints as checkpoint
+    from dp_core.training import checkpoints as checkpoint_places
+    from dp_core.training import loop as progress
+    from dp_core.training.checkpoints import (LocalFolder)
+    from dp_core.training.loop import (pretrain)
+    from dp_core.training.config import (Recipe)
+    from dp_core.training.trainer import (Trainer)
 
     folder, name, place, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 
@@ -54,7 +56,7 @@ SCRIPT = """
     writer = TokenStoreWriter(folder / f"store-{name}", 8, 20)
     for unit in range(12):
         writer.add_unit(str(unit), [[2, 5 + unit % 9, 6 + unit % 7, 7, 3]] * 2)
-    plan = TrainingPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=30,
+    plan = ExecutionPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=30,
                                 noise_multiplier=1.0, clip_norm=0.5, delta=1e-3,
                                 adaptive=AdaptiveClipping(0.5, 1.0))
     progress.REPORT_SECONDS, progress.CURVE_POINTS = 0.0, 7  # points lie between checkpoints

@@ -11,22 +11,20 @@ import pytest
 from scipy import stats
 
 from dp_core.errors import BadInput, Unfinished
-from dp_core.privacy.adaptive_clipping import AdaptiveClipping
-from dp_core.privacy.plan import BatchPhase
-from dp_core.privacy.sampling import sampler_for
-from dp_core.privacy.samplings import (
+from dp_core.privacy.batch_selection import sampler_for
+from dp_core.privacy.execution_plan import (
+    AdaptiveClipping,
+    BatchPhase,
     FixedSizeSampling,
     PoissonSampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training import rows
-from dp_core.training.checkpoint_places import LocalFolder
-from dp_core.training.pretrain import pretrain
-from dp_core.training.private_updates import noised_count
-from dp_core.training.progress import Probe
-from dp_core.training.recipe import anil
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import batches as rows
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.config import anil
+from dp_core.training.loop import Probe, noised_count, pretrain
 from dp_core.training.trainer import Trainer
 
 SEED = PrivacySeed.fixed(4)
@@ -189,7 +187,7 @@ def test_a_batch_a_hundred_times_larger_takes_no_more_memory(
     peaks = []
     for batch in (24, 2400):
         monkeypatch.setattr(
-            "dp_core.privacy.sampling.PoissonSampler.batch",
+            "dp_core.privacy.batch_selection.PoissonSampler.batch",
             lambda self, t, n=batch // 24: np.tile(np.arange(24), n),
         )
         peak, made = alive, 0

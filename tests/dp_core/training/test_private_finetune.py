@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.parameters import fresh
-from dp_core.bert.weights import load, save
+from dp_core.data.ner import Sentence, score, tags_of_types
 from dp_core.errors import BadInput
-from dp_core.ner.scoring import score
-from dp_core.ner.sentence import Sentence, tags_of_types
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training.checkpoint_places import LocalFolder
-from dp_core.training.finetune import tag, with_classifier
-from dp_core.training.private_finetune import finetune_privately
-from dp_core.training.tagging import rows_of
-from dp_core.training.tagging_units import tagging_units
-from dp_core.vocab import wordpiece
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import load, save
+from dp_core.models.parameters import fresh
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.finetune import (
+    finetune_privately,
+    rows_of,
+    tag,
+    tagging_units,
+    with_classifier,
+)
+from dp_core.vocabulary import wordpiece
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
 LABELS = tags_of_types(["drug", "problem"])

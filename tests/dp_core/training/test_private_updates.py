@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dp_core.privacy.adaptive_clipping import AdaptiveClipping
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training.noised_means import UpdateNoise
-from dp_core.training.private_updates import PrivateUpdates, noised_count
+from dp_core.privacy.execution_plan import AdaptiveClipping
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.loop import PrivateUpdates, noised_count
 
 SEED = PrivacySeed.fixed(5)
 

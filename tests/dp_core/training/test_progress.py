@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from dp_core.training.progress import Progress, Reporter
+from dp_core.training.loop import Progress, Reporter
 from dp_core.training.trainer import Tallies, Trainer
 
 UPDATES = 400  # a point of the curve every ten

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.plan import BatchPhase
-from dp_core.training.recipe import Recipe, anil, growing
+from dp_core.privacy.execution_plan import BatchPhase
+from dp_core.training.config import Recipe, anil, growing
 
 
 def test_the_rate_rises_to_its_peak_and_falls_towards_zero():

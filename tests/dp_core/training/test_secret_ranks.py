@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.bert.causal import causal_logits
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.layers import Layers
-from dp_core.bert.parameters import fresh
-from dp_core.training.secret_ranks import ranker, secret_ranks
+from dp_core.audit.ranking import ranker, secret_ranks
+from dp_core.models.config import Gpt2Config
+from dp_core.models.gpt2 import causal_logits
+from dp_core.models.parameters import fresh
+from dp_core.nn.layers import Layers
 
 IDS = np.tile(np.arange(10, dtype=np.int32), (3, 1))
 LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.ner.sentence import Sentence
-from dp_core.training.tagging import NO_LABEL, batch_of, epoch_order, rows_of, tags_of
-from dp_core.vocab import wordpiece
+from dp_core.data.ner import Sentence
+from dp_core.training.finetune import NO_LABEL, batch_of, epoch_order, rows_of, tags_of
+from dp_core.vocabulary import wordpiece
 
 LABELS = ("O", "B-drug", "I-drug")
 

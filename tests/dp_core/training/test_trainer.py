@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_core.bert.parameters import fresh
 from dp_core.errors import BadInput
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.training.adamw import AdamW
+from dp_core.models.parameters import fresh
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import OrdinaryBatches
 from dp_core.training.devices import strategy_for
-from dp_core.training.noised_means import UpdateNoise
-from dp_core.training.rows import OrdinaryBatches
-from dp_core.training.trainer import Clipping, Trainer
+from dp_core.training.trainer import AdamW, Clipping, Trainer
 
 ADAMW = AdamW(0.9, 0.999, 0.01)
 SEED = PrivacySeed.fixed(0)

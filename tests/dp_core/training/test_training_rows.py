@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dp_core.training.rows import (
+from dp_core.training.batches import (
     OrdinaryBatches,
     PrivateBatches,
     choose_rows,

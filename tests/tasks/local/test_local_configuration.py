@@ -7,9 +7,9 @@ from dataclasses import asdict
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.deployment import Deployment
 from tasks.local import configuration, tracking_server
 from tasks.local.configuration import Secrets
+from tasks.runtime.deployment import Deployment
 
 
 @pytest.fixture

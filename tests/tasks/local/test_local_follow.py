@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from dp_core.errors import ConfideError
-from tasks.deployment import Deployment
 from tasks.local import demo, follow
 from tasks.local.airflow_api import AirflowAway
+from tasks.runtime.deployment import Deployment
 
 
 def task(name, state, *, index=-1, seconds=1.5, label=None):

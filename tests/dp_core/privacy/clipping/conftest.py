@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.bert.config import BertConfig
-from dp_core.bert.heads import mlm_row_losses
-from dp_core.bert.layers import Layers
-from dp_core.bert.parameters import fresh
+from dp_core.models.bert import mlm_row_losses
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import fresh
+from dp_core.nn.layers import Layers
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dp_core.errors import PlanError
-from dp_core.privacy.clipping import linear
-from dp_core.privacy.clipping.engine import ClippedSum, clipped_sum
-from dp_core.privacy.clipping.naive import naive_clipped_sum
-from dp_core.training.unit_losses import ordinary_sum
+from dp_core.privacy.clipping import layer_rules as linear
+from dp_core.privacy.clipping.book_keeping import ClippedSum, clipped_grad_sum
+from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
+from dp_core.training.objectives import ordinary_sum
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
@@ -47,30 +47,30 @@ def test_equals_one_unit_at_a_time(
     problem_of, seed, units, rows, length, predictions, layers, words, clip
 ):
     p = problem_of(seed, units, rows, length, predictions, layers, words)
-    fast = clipped_sum(p.losses, p.parameters, p.units, clip)
-    slow = naive_clipped_sum(p.losses, p.parameters, p.units, clip)
+    fast = clipped_grad_sum(p.losses, p.parameters, p.units, clip)
+    slow = naive_clipped_grad_sum(p.losses, p.parameters, p.units, clip)
     assert_same(fast, slow)
 
 
 def test_norms_are_never_below_the_true_ones(problem):
-    fast = clipped_sum(problem.losses, problem.parameters, problem.units, 1.0)
-    slow = naive_clipped_sum(problem.losses, problem.parameters, problem.units, 1.0)
+    fast = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
+    slow = naive_clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
     assert (fast.norms.numpy() >= slow.norms.numpy() * (1 - 1e-6)).all()
 
 
 def test_an_infinite_clip_gives_the_ordinary_gradient(problem):
-    clipped = clipped_sum(problem.losses, problem.parameters, problem.units, float("inf"))
+    clipped = clipped_grad_sum(problem.losses, problem.parameters, problem.units, float("inf"))
     ordinary, _, _ = ordinary_sum(problem.losses, problem.parameters, problem.units)
     np.testing.assert_allclose(flat(clipped.sums), flat(ordinary), rtol=1e-3, atol=2e-6)
 
 
 def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(problem):
     clip = 0.5
-    whole = flat(clipped_sum(problem.losses, problem.parameters, problem.units, clip).sums)
+    whole = flat(clipped_grad_sum(problem.losses, problem.parameters, problem.units, clip).sums)
     moved = []
     for unit in range(problem.units):
         rest = problem.without(unit)
-        part = flat(clipped_sum(rest.losses, rest.parameters, rest.units, clip).sums)
+        part = flat(clipped_grad_sum(rest.losses, rest.parameters, rest.units, clip).sums)
         moved.append(np.linalg.norm(whole - part))
     assert max(moved) <= clip * (1 + 1e-5)
     assert max(moved) > 0.99 * clip  # the bound is reached: the clip is at work, and not too low
@@ -85,8 +85,8 @@ def test_another_unit_changes_nobody_elses_gradient(problem):
         own = p
         for u in alone:
             own = own.without(u)
-        whole = clipped_sum(p.losses, p.parameters, p.units, 1.0)
-        mine = clipped_sum(own.losses, own.parameters, own.units, 1.0)
+        whole = clipped_grad_sum(p.losses, p.parameters, p.units, 1.0)
+        mine = clipped_grad_sum(own.losses, own.parameters, own.units, 1.0)
         rests.append((flat(whole.sums) - flat(mine.sums), whole.norms.numpy()[alone]))
         assert np.linalg.norm(flat(mine.sums)) > 0.9
     np.testing.assert_allclose(rests[0][0], rests[1][0], atol=2e-6)
@@ -99,14 +99,14 @@ def test_rows_of_a_unit_share_one_clip(problem_of):
     p.shares[:] = 1
     p.weights[:] = 1
     clip = 0.1
-    together = flat(clipped_sum(p.losses, p.parameters, 1, clip).sums)
+    together = flat(clipped_grad_sum(p.losses, p.parameters, 1, clip).sums)
     assert np.linalg.norm(together) == pytest.approx(clip, rel=1e-4)
 
 
 def test_padding_alone_gives_zero(problem):
     for unit in range(problem.units):
         problem = problem.without(unit)
-    nothing = clipped_sum(problem.losses, problem.parameters, problem.units, 1.0)
+    nothing = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
     assert not flat(nothing.sums).any()
 
 
@@ -118,9 +118,9 @@ def test_a_unit_that_is_not_finite_contributes_nothing(problem, value):
     def losses(layers):
         return problem.losses(layers) * factors
 
-    clipped = clipped_sum(losses, problem.parameters, problem.units, 1.0)
+    clipped = clipped_grad_sum(losses, problem.parameters, problem.units, 1.0)
     rest = problem.without(2)
-    expected = clipped_sum(rest.losses, rest.parameters, rest.units, 1.0)
+    expected = clipped_grad_sum(rest.losses, rest.parameters, rest.units, 1.0)
     np.testing.assert_allclose(flat(clipped.sums), flat(expected.sums), atol=1e-6)
     assert np.abs(flat(expected.sums)).max() > 0.01
 
@@ -142,10 +142,10 @@ def test_activations_that_are_not_finite_contribute_nothing(monkeypatch, value, 
         y = tf.tanh(layers.linear("a", tf.constant(x)))
         return tf.reduce_sum(tf.reshape(y, (3, -1)), axis=1)
 
-    clipped = clipped_sum(losses, parameters, 3, 1.0)
+    clipped = clipped_grad_sum(losses, parameters, 3, 1.0)
     assert not np.isfinite(clipped.norms[0])
     x[:tokens] = 0  # differentiation cannot keep 0·NaN out of a shared product: ask without it
-    without = naive_clipped_sum(
+    without = naive_clipped_grad_sum(
         lambda layers: losses(layers) * np.array([0, 1, 1], np.float32), parameters, 3, 1.0
     )
     np.testing.assert_allclose(flat(clipped.sums), flat(without.sums), atol=1e-5)
@@ -154,7 +154,7 @@ def test_activations_that_are_not_finite_contribute_nothing(monkeypatch, value, 
 
 def test_xla_compiles_it_to_the_same(problem):
     def run():
-        r = clipped_sum(problem.losses, problem.parameters, problem.units, 1.0)
+        r = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
         return r.sums, r.norms, r.losses
 
     compiled = ClippedSum(*tf.function(run, jit_compile=True, autograph=False)())
@@ -164,7 +164,7 @@ def test_xla_compiles_it_to_the_same(problem):
 def test_a_parameter_without_a_rule_is_an_error_that_names_it(problem):
     parameters = problem.parameters | {"forgotten": tf.Variable([1.0])}
     with pytest.raises(PlanError, match="'forgotten' has no clipping rule"):
-        clipped_sum(problem.losses, parameters, problem.units, 1.0)
+        clipped_grad_sum(problem.losses, parameters, problem.units, 1.0)
 
 
 def test_a_parameter_read_past_the_rules_is_an_error(problem):
@@ -172,7 +172,7 @@ def test_a_parameter_read_past_the_rules_is_an_error(problem):
         return problem.losses(layers) * tf.reduce_sum(layers.parameters["mlm/bias"])
 
     with pytest.raises(AttributeError, match="through a layer rule"):
-        clipped_sum(losses, problem.parameters, problem.units, 1.0)
+        clipped_grad_sum(losses, problem.parameters, problem.units, 1.0)
 
 
 def test_a_kernel_used_twice_is_an_error_that_names_it():
@@ -183,4 +183,4 @@ def test_a_kernel_used_twice_is_an_error_that_names_it():
         return tf.reduce_sum(tf.reshape(y, (2, -1)), axis=1)
 
     with pytest.raises(PlanError, match=r"'a/(kernel|bias)' is shared by LinearTap and LinearTap"):
-        clipped_sum(losses, parameters, 2, 1.0)
+        clipped_grad_sum(losses, parameters, 2, 1.0)

@@ -10,16 +10,15 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.bert.causal import causal_row_losses
-from dp_core.bert.config import BertConfig
-from dp_core.bert.distil import distilled_row_losses
-from dp_core.bert.gpt2_config import Gpt2Config
-from dp_core.bert.heads import class_row_losses, mlm_row_losses, tag_row_losses
-from dp_core.bert.parameters import CLASSIFIER, POOLER, TAGGER, Model, ModelConfig, fresh
 from dp_core.errors import PlanError
-from dp_core.privacy.clipping.engine import clipped_sum
-from dp_core.privacy.clipping.naive import naive_clipped_sum
-from dp_core.training.unit_losses import UnitBatch
+from dp_core.models.bert import class_row_losses, mlm_row_losses, tag_row_losses
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.distil import distilled_row_losses
+from dp_core.models.gpt2 import causal_row_losses
+from dp_core.models.parameters import CLASSIFIER, POOLER, TAGGER, Model, ModelConfig, fresh
+from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
+from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
+from dp_core.training.objectives import UnitBatch
 
 UNITS, ROWS, LENGTH, WORDS, CLASSES = 3, 2, 7, 9, 4  # few words: they repeat within a unit
 SIZES = {
@@ -96,10 +95,12 @@ def test_equals_one_unit_at_a_time(case: str, seed: int) -> None:
     arrays = parameters_of(config, head, seed)
     variables = {n: tf.Variable(a) for n, a in arrays.items()}
     losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes))
-    slow = naive_clipped_sum(losses, variables, UNITS, 1e6)
+    slow = naive_clipped_grad_sum(losses, variables, UNITS, 1e6)
     norms = slow.norms.numpy()
     clip = float(np.median(norms))  # some are clipped, some are not
-    fast, slow = (f(losses, variables, UNITS, clip) for f in (clipped_sum, naive_clipped_sum))
+    fast, slow = (
+        f(losses, variables, UNITS, clip) for f in (clipped_grad_sum, naive_clipped_grad_sum)
+    )
     assert norms.max() > 1.001 * clip > 0
     np.testing.assert_allclose(fast.losses, slow.losses, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fast.norms, norms, rtol=2e-4, atol=1e-6)
@@ -129,7 +130,9 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
     # A causal row answers everywhere, and a row has one class.
     answers = most if case == "GPT-2" or "classes" in case else answers
     losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes, units, rows))
-    fast, slow = (f(losses, variables, units, clip) for f in (clipped_sum, naive_clipped_sum))
+    fast, slow = (
+        f(losses, variables, units, clip) for f in (clipped_grad_sum, naive_clipped_grad_sum)
+    )
     np.testing.assert_allclose(fast.losses, slow.losses, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fast.norms, slow.norms, rtol=2e-4, atol=1e-6)
     for name, expected in slow.sums.items():
@@ -149,7 +152,9 @@ def test_what_stands_behind_a_rows_end_moves_nobodys_gradient() -> None:
     for fill in (0, 5):
         filled = tf.where(padding, fill, ids)
         batch = (filled, lengths, positions, labels, tf.cast(asked, tf.float32), shares)
-        results.append(clipped_sum(UnitBatch(row_losses, config, batch), variables, UNITS, 1.0))
+        results.append(
+            clipped_grad_sum(UnitBatch(row_losses, config, batch), variables, UNITS, 1.0)
+        )
     for name, value in results[0].sums.items():
         np.testing.assert_array_equal(value, results[1].sums[name], err_msg=name)
 
@@ -158,7 +163,7 @@ def test_a_type_table_that_the_model_does_not_read_is_an_error_that_names_it() -
     variables = {n: tf.Variable(a) for n, a in parameters_of(BERT, "mlm", 0).items()}
     losses: Callable[..., tf.Tensor] = UnitBatch(mlm_row_losses, DISTILBERT, batch_of(0, 3, WORDS))
     with pytest.raises(PlanError, match="'embeddings/type' has no clipping rule"):
-        clipped_sum(losses, variables, UNITS, 1.0)
+        clipped_grad_sum(losses, variables, UNITS, 1.0)
 
 
 @pytest.mark.parametrize("case", ["GPT-2", "BERT classes of pairs"])
@@ -168,7 +173,7 @@ def test_xla_compiles_it_to_the_same(case: str) -> None:
     losses = UnitBatch(row_losses, config, batch_of(0, answers, classes))
 
     def run() -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        clipped = clipped_sum(losses, variables, UNITS, 1.0)
+        clipped = clipped_grad_sum(losses, variables, UNITS, 1.0)
         return clipped.sums, clipped.norms
 
     sums, norms = run()

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.bert.heads import mlm_row_losses
 from dp_core.errors import BadInput
-from dp_core.privacy.clipping.engine import ClippedSum, clipped_sum
-from dp_core.privacy.clipping.engines import ENGINES, engine_named
-from dp_core.privacy.clipping.factors import STABILITY, automatic_factors, factors_named
-from dp_core.privacy.clipping.naive import naive_clipped_sum
-from dp_core.training.unit_losses import UnitBatch
+from dp_core.models.bert import mlm_row_losses
+from dp_core.privacy.clipping.book_keeping import (
+    STABILITY,
+    ClippedSum,
+    automatic_factors,
+    clipped_grad_sum,
+    factors_named,
+)
+from dp_core.privacy.clipping.reference import ENGINES, engine_named, naive_clipped_grad_sum
+from dp_core.training.objectives import UnitBatch
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
@@ -135,7 +139,7 @@ def test_automatic_clipping_is_the_published_one(problem):
         alone = problem
         for other in set(range(problem.units)) - {unit}:
             alone = alone.without(other)
-        g = flat(naive_clipped_sum(alone.losses, alone.parameters, alone.units, np.inf).sums)
+        g = flat(naive_clipped_grad_sum(alone.losses, alone.parameters, alone.units, np.inf).sums)
         expected += clip * g / (np.linalg.norm(g) + STABILITY)
     np.testing.assert_allclose(flat(fast.sums), expected, atol=2e-5)
     assert np.linalg.norm(expected) > clip
@@ -181,7 +185,7 @@ def test_nearly_equal_tokens_cannot_pass_more_than_the_clip_norm(precision, toke
             y = layers.linear("a", tf.constant(x.reshape(-1, d_in)))
             return tf.reduce_sum(tf.reshape(y, g.shape) * g, axis=(1, 2)) * mask
 
-        alone = clipped_sum(losses, parameters, units, clip, precision=precision)
+        alone = clipped_grad_sum(losses, parameters, units, clip, precision=precision)
         size = np.linalg.norm(flat(alone.sums))
         assert 0.5 < size <= clip * (1 + 1e-5)
 
@@ -189,7 +193,7 @@ def test_nearly_equal_tokens_cannot_pass_more_than_the_clip_norm(precision, toke
 def test_a_clip_norm_that_changes_compiles_nothing_anew(problem):
     @tf.function(autograph=False)
     def norm_of_sum(clip):
-        sums = clipped_sum(problem.losses, problem.parameters, problem.units, clip).sums
+        sums = clipped_grad_sum(problem.losses, problem.parameters, problem.units, clip).sums
         return tf.linalg.global_norm(list(sums.values()))
 
     sizes = [float(norm_of_sum(tf.constant(c))) for c in (0.01, 0.02)]
@@ -200,7 +204,7 @@ def test_a_clip_norm_that_changes_compiles_nothing_anew(problem):
 def test_xla_compiles_bfloat16_and_automatic_clipping_to_the_same(problem):
     def call(clip):
         options = {"factors_of": automatic_factors, "precision": "bfloat16"}
-        r = clipped_sum(problem.losses, problem.parameters, problem.units, clip, **options)
+        r = clipped_grad_sum(problem.losses, problem.parameters, problem.units, clip, **options)
         return r.sums, r.norms
 
     sums, norms = tf.function(call, jit_compile=True, autograph=False)(tf.constant(0.5))

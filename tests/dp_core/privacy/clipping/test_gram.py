@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.privacy.clipping import linear
-from dp_core.privacy.clipping.embedding import EmbeddingTap
-from dp_core.privacy.clipping.gram import gram_squared_norms, rounding_factor
-from dp_core.privacy.clipping.linear import LinearTap
-from dp_core.privacy.clipping.tied_projection import TiedProjectionTap, cross_term
+from dp_core.privacy.clipping import layer_rules as linear
+from dp_core.privacy.clipping.layer_rules import (
+    EmbeddingTap,
+    LinearTap,
+    TiedProjectionTap,
+    cross_term,
+    gram_squared_norms,
+    rounding_factor,
+)
 
 
 def truth(x: np.ndarray, g: np.ndarray) -> np.ndarray:

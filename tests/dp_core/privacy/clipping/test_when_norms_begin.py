@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_core.privacy.clipping.engine import clipped_sum
+from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
 
 
 def test_the_norms_of_late_layers_wait_and_those_of_early_layers_do_not(
@@ -17,7 +17,7 @@ def test_the_norms_of_late_layers_wait_and_those_of_early_layers_do_not(
 
     @tf.function(autograph=False)
     def sums() -> tf.Tensor:
-        return clipped_sum(problem.losses, problem.parameters, problem.units, 1.0).norms
+        return clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0).norms
 
     operations = sums.get_concrete_function().graph.get_operations()
     # The results also wait, for all variables to be read: TensorFlow's own doing.

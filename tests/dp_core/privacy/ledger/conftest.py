@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.pool import NullPool
 
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 SERVER_VARIABLE = "CONFIDE_TEST_POSTGRES"
 

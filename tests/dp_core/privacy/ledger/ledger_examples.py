@@ -12,12 +12,17 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.events import Gaussian, MechanismEvent, PoissonGaussian, ThresholdedHistogram
+from dp_core.privacy.discrete_gaussian import discrete_gaussian
 from dp_core.privacy.ledger import Ledger, Reservation, rows
 from dp_core.privacy.ledger import filter as privacy_filter
-from dp_core.privacy.noise import discrete_gaussian
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import (
+    Gaussian,
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    ThresholdedHistogram,
+)
+from dp_core.privacy.seed_store import SeedStore
 
 TRAINING = PoissonGaussian.single(0.01, 1.0, 500)
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)

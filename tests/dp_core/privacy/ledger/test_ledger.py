@@ -8,17 +8,17 @@ from sqlalchemy import create_engine, text
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.events import (
+from dp_core.privacy.ledger import Ledger, State, renyi
+from dp_core.privacy.ledger.damage import LedgerUnavailable
+from dp_core.privacy.mechanisms import (
     Composed,
+    NeighboringRelation,
     PoissonGaussian,
-    Relation,
+    PrivacyUnit,
     ShuffledGaussian,
     Unaccounted,
 )
-from dp_core.privacy.ledger import Ledger, State, renyi
-from dp_core.privacy.ledger.damage import LedgerUnavailable
-from dp_core.privacy.seeds import PrivacySeed, SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 
 def spent(ledger: Ledger, dataset: str = "notes") -> float:
@@ -194,7 +194,9 @@ def test_releases_that_do_not_compose_are_refused(ledger: Ledger) -> None:
     with pytest.raises(BadInput, match="unit"):
         reservation(event=GAUSSIAN.__class__(2.0, unit=PrivacyUnit.DOCUMENT))
     assert ledger.history("notes") == []
-    ledger.register_dataset("zero-out", PrivacyUnit.PATIENT, 8.0, 1e-5, relation=Relation.ZERO_OUT)
+    ledger.register_dataset(
+        "zero-out", PrivacyUnit.PATIENT, 8.0, 1e-5, relation=NeighboringRelation.ZERO_OUT
+    )
     ledger.reserve(reservation(event=ShuffledGaussian(5.0, 3), dataset="zero-out"))
 
 

@@ -15,7 +15,7 @@ from ledger_examples import (
 )
 
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 PROCESSES = 32
 PATIENCE = 300.0  # seconds, on a machine with other things to do

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 from dp_core.errors import BadInput, without_password
 from dp_core.privacy.ledger import Ledger, database
 from dp_core.privacy.ledger.damage import LedgerDamaged, LedgerUnavailable, in_words
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 
 
 @pytest.fixture

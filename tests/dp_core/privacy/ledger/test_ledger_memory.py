@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, text
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger
-from dp_core.privacy.seeds import SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 
 
 @pytest.fixture

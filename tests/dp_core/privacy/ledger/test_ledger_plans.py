@@ -15,10 +15,9 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.events import Gaussian
 from dp_core.privacy.ledger import Ledger, Reservation, State
-from dp_core.privacy.seeds import PrivacySeed, SeedStore
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
 DEAR = Gaussian(0.6)

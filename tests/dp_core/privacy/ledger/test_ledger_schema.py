@@ -9,10 +9,9 @@ from ledger_examples import GAUSSIAN, HISTOGRAM, reservation
 from sqlalchemy import Connection, MetaData, Table, create_engine, inspect, select, text, update
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events.base import _REGISTRY
 from dp_core.privacy.ledger import Ledger, State, schema
 from dp_core.privacy.ledger.schema import CURRENT, METADATA, MIGRATIONS, VERSION
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import _REGISTRY, PrivacyUnit
 
 GOLDEN = Path(__file__).parent / "golden"
 BOOLEANS = ("whole_plan", "known_seed", "known_private")

@@ -4,7 +4,7 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 WIKI, WARD, FOLDER = "1a" * 32, "2b" * 32, "3c" * 32
 

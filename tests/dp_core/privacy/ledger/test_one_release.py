@@ -13,9 +13,9 @@ from ledger_examples import GAUSSIAN, Gate, reservation
 from sqlalchemy import text
 
 from dp_core.errors import BadInput
-from dp_core.privacy.events import Unaccounted
 from dp_core.privacy.ledger import Ledger, State, checks
-from dp_core.privacy.seeds import SeedStore
+from dp_core.privacy.mechanisms import Unaccounted
+from dp_core.privacy.seed_store import SeedStore
 
 PATIENCE = 300.0
 

@@ -10,22 +10,24 @@ from ledger_examples import reservation
 
 from dp_core.errors import BudgetExceeded
 from dp_core.privacy.accounting import compose, delta_pld, gaussian_delta
-from dp_core.privacy.events import (
-    Gaussian,
-    MechanismEvent,
-    PoissonGaussian,
-    Relation,
-    ThresholdedHistogram,
-)
 from dp_core.privacy.ledger import filter as privacy_filter
 from dp_core.privacy.ledger.entry import Budget, Entry, State, canonical
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.mechanisms import (
+    Gaussian,
+    MechanismEvent,
+    NeighboringRelation,
+    PoissonGaussian,
+    PrivacyUnit,
+    ThresholdedHistogram,
+)
 
 
 def budget(epsilon: float, delta: float, order: float | None = None) -> Budget:
     if order is None:
         order = privacy_filter.best_order(epsilon, delta)
-    return Budget(1, "notes", PrivacyUnit.PATIENT, Relation.ADD_REMOVE, epsilon, delta, order)
+    return Budget(
+        1, "notes", PrivacyUnit.PATIENT, NeighboringRelation.ADD_REMOVE, epsilon, delta, order
+    )
 
 
 def entry(event: MechanismEvent, delta: float, number: int) -> Entry:

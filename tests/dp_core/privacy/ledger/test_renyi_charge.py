@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.events import (
+from dp_core.privacy.ledger.entry import canonical
+from dp_core.privacy.ledger.renyi import Charge, charge, pure
+from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
@@ -17,8 +19,6 @@ from dp_core.privacy.events import (
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.ledger.entry import canonical
-from dp_core.privacy.ledger.renyi import Charge, charge, pure
 
 
 def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> Charge:

@@ -15,26 +15,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dp_core.privacy.events import (
+from dp_core.privacy.ledger import Entry, Ledger, Reservation
+from dp_core.privacy.ledger.entry import canonical
+from dp_core.privacy.ledger.renyi import charge
+from dp_core.privacy.ledger.schema import CURRENT
+from dp_core.privacy.mechanisms import (
     Composed,
+    ConvertedRelation,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
+    NeighboringRelation,
     PoissonGaussian,
+    PrivacyUnit,
     RandomCountSelection,
-    Relation,
-    Restated,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
     Unaccounted,
 )
-from dp_core.privacy.ledger import Entry, Ledger, Reservation
-from dp_core.privacy.ledger.entry import canonical
-from dp_core.privacy.ledger.renyi import charge
-from dp_core.privacy.ledger.schema import CURRENT
-from dp_core.privacy.seeds import PrivacySeed
-from dp_core.privacy.units import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 
 HERE = Path(__file__).parent
 PATIENT, DOCUMENT, EXAMPLE = PrivacyUnit.PATIENT, PrivacyUnit.DOCUMENT, PrivacyUnit.EXAMPLE
@@ -82,7 +82,7 @@ def make(url: str) -> Ledger:
     ledger.register_dataset("notes", PATIENT, 8.0, 1e-5)
     ledger.register_dataset("letters", PATIENT, 8.0, 1e-5, shares_budget_with="notes")
     ledger.register_dataset("ward", DOCUMENT, 6.0, 1e-5, order=math.inf)
-    zero, replace = Relation.ZERO_OUT, Relation.REPLACE
+    zero, replace = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
     ledger.register_dataset("epochs", EXAMPLE, 12.0, 1e-5, relation=zero)
     ledger.register_dataset("slots", PATIENT, 20.0, 1e-4, relation=replace, order=2.0)
     ledger.register_made_up("synthetic-notes")
@@ -127,11 +127,11 @@ def make(url: str) -> Ledger:
 
     # Other neighbours.
     maker.entry("epochs", ShuffledGaussian(6.0, participations=3), SETTLED)
-    maker.entry("epochs", Restated(HISTOGRAM, zero), SETTLED)
-    maker.entry("epochs", Restated(TRAINING, zero), RESERVED)
+    maker.entry("epochs", ConvertedRelation(HISTOGRAM, zero), SETTLED)
+    maker.entry("epochs", ConvertedRelation(TRAINING, zero), RESERVED)
     maker.entry("slots", FixedSizeGaussian(slots=1000, phases=((10.0, 4.0, 50),)), SETTLED)
-    maker.entry("slots", Restated(HISTOGRAM, replace, delta=1e-8), SETTLED)
-    maker.entry("slots", Restated(GEOMETRIC, replace, delta=1e-8), RESERVED)
+    maker.entry("slots", ConvertedRelation(HISTOGRAM, replace, delta=1e-8), SETTLED)
+    maker.entry("slots", ConvertedRelation(GEOMETRIC, replace, delta=1e-8), RESERVED)
 
     # Made-up notes: a seed that anyone knows, and nothing is limited.
     known = maker.entry("synthetic-notes", TRAINING, PLANNED)

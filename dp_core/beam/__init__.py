@@ -1,1 +1,0 @@
-"""Batch plans by Apache Beam: on this machine, or on Dataflow, Flink or Spark."""

@@ -1,0 +1,1 @@
+"""Private text: readers, privacy units, token stores."""

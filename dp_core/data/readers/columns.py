@@ -1,0 +1,80 @@
+"""Token and tag in columns, a blank line between sentences: IOB or IOB2, tabs or spaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dp_core.data.ner import Sentence
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import LONGEST, bare_name, damage_told, input_files, text_lines
+
+_TAG = re.compile(r"O|[BI]-\S+")
+_DOCUMENT = "-DOCSTART-"
+
+
+def read_columns(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
+    """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
+
+    IOB tags become IOB2. A sentence with a bad line is quarantined whole: a sentence with a hole
+    would teach, and score, something else.
+    """
+    for file in input_files(path, ".tsv", quarantine):
+        with damage_told(path, file, quarantine):
+            yield from _sentences(file, quarantine)
+
+
+def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:
+    name, document = bare_name(file), 0
+    tokens: list[str] = []
+    tags: list[str] = []
+    problem: tuple[Reason, str] | None = None
+    size = 0  # characters of the sentence's lines
+    # A blank line after the last one ends the last sentence as any other.
+    for number, line in _with_end(file):
+        if isinstance(line, str) and not line.strip():
+            if problem:
+                quarantine.reject(*problem)
+            elif tokens:
+                quarantine.take()
+                yield Sentence(tuple(tokens), iob2(tags), f"{name}#{document}")
+            tokens, tags, problem, size = [], [], None, 0
+            continue
+        size += len(line)
+        read = line if isinstance(line, Reason) else _token_and_tag(line)
+        if size > LONGEST:
+            read, tokens, tags = Reason.TOO_LONG, [], []
+        if isinstance(read, Reason):
+            problem = problem or (read, f"{name}:{number}")
+        elif read[0] == _DOCUMENT:
+            document += 1
+        else:
+            tokens.append(read[0])
+            tags.append(read[1])
+
+
+def _with_end(file: Path) -> Iterator[tuple[int, str | Reason]]:
+    yield from text_lines(file)
+    yield 0, ""
+
+
+def _token_and_tag(line: str) -> tuple[str, str] | Reason:
+    parts = line.split("\t") if "\t" in line else line.split()
+    token, tag = parts[0].strip(), parts[-1].strip()
+    if token == _DOCUMENT:
+        return token, "O"
+    if len(parts) < 2 or not token:
+        return Reason.WRONG_COLUMNS
+    return (token, tag) if _TAG.fullmatch(tag) else Reason.TAG
+
+
+def iob2(tags: list[str]) -> tuple[str, ...]:
+    """Return IOB or IOB2 tags as IOB2: every entity starts with `B-`."""
+    out: list[str] = []
+    before = "O"
+    for tag in tags:
+        starts = tag.startswith("I-") and before[2:] != tag[2:]
+        out.append(f"B-{tag[2:]}" if starts else tag)
+        before = tag
+    return tuple(out)

@@ -1,0 +1,150 @@
+"""CSV in the columns of MIMIC-III's NOTEEVENTS: quoted text over many lines, doubled quotes."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from dp_core.data.documents import Document, normalised_id
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import (
+    BOM,
+    LONGEST,
+    bare_name,
+    bounded_lines,
+    damage_told,
+    input_files,
+    is_unicode,
+    open_bytes,
+    place_of,
+)
+from dp_core.errors import BadInput
+
+_NEEDED = ("SUBJECT_ID", "TEXT")
+_IDS = ("SUBJECT_ID", "ROW_ID", "HADM_ID")
+_ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
+_LONGEST_ROW = 2 * LONGEST  # bytes: a note too long is one bad row, what goes on is a broken file
+# RFC 4180, section 2: quotes stand around a whole field or, doubled, inside of them.
+_FIELD = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
+_ROW = re.compile(rf"{_FIELD}(?:,{_FIELD})*+")
+
+
+class _Broken(Exception):
+    """Quoting that RFC 4180 does not know, in the row that begins at this line."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
+def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
+    """Yield the notes of a file or folder; see `read_corpus`.
+
+    Columns may come in any case and order; SUBJECT_ID and TEXT are needed, ROW_ID, HADM_ID and
+    ISERROR used where they are. Rows marked ISERROR = 1 are left out.
+
+    After a stray quote nobody can tell where the next row begins: lines of a note would become
+    rows, and their words patients. So a file is read as RFC 4180 has it or not at all. A quote
+    out of place, an open one at the end, an id over two lines, or a row with more or fewer cells
+    than the header (as the lines of a note that lost its quotes are) refuse the source.
+    """
+    for file in input_files(path, ".csv", quarantine):
+        try:
+            with damage_told(path, file, quarantine), open_bytes(file) as stream:
+                yield from _notes(path, file, stream, quarantine)
+        except _Broken as broken:
+            quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.line}")
+            raise BadInput(
+                "a row has broken quoting, or not as many cells as the header",
+                where=str(path),
+                fix="Write it as RFC 4180 says: quotes around a text, doubled inside it.",
+            ) from None
+
+
+def _notes(
+    source: Path, file: Path, stream: IO[bytes], quarantine: Quarantine
+) -> Iterator[Document]:
+    rows = _rows(stream)
+    number, header = next(rows, (1, []))
+    names = [name.strip().upper() for name in header]
+    columns = {name: i for i, name in enumerate(names)}
+    if missing := [name for name in _NEEDED if name not in columns]:
+        quarantine.reject(Reason.WRONG_COLUMNS, place_of(file, source))
+        raise BadInput(
+            f"a header lacks {' and '.join(missing)}",
+            where=str(source),
+            fix="NOTEEVENTS columns are ROW_ID, SUBJECT_ID, HADM_ID, …, ISERROR, TEXT.",
+        )
+    if any(names.count(name) > 1 for name in (*_IDS, "ISERROR", "TEXT")):
+        raise _Broken(number)
+    for number, row in rows:
+        if len(row) != len(header) or any("\n" in row[columns[i]] for i in _IDS if i in columns):
+            raise _Broken(number)
+        yield from _note(row, columns, f"{bare_name(file)}:{number}", quarantine)
+
+
+def _rows(stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of its first line, cells) of each row.
+
+    In CSV of this form, a row ends with the first line that closes every quote.
+
+    Raises:
+        _Broken: it is not of this form, or a row has no end.
+    """
+    csv.field_size_limit(_LONGEST_ROW)
+    lines: list[bytes] = []
+    begin, size, is_open = 1, 0, False
+    for number, line in enumerate(bounded_lines(stream, _LONGEST_ROW, keep_ends=True), 1):
+        if not lines:
+            begin, size = number, 0
+        if line is None:
+            raise _Broken(begin)
+        lines.append(line)
+        size += len(line)
+        is_open ^= line.count(b'"') % 2 == 1
+        if size > _LONGEST_ROW:
+            raise _Broken(begin)
+        if not is_open:
+            # Bytes that are not UTF-8 become lone surrogates, so that only their own row is lost.
+            row = b"".join(lines).decode("utf-8", "surrogateescape")
+            lines = []
+            row = (row.removeprefix(BOM) if begin == 1 else row).removesuffix("\n")
+            row = row.removesuffix("\r")
+            if row.strip():
+                yield begin, _cells(row, begin)
+    if lines:
+        raise _Broken(begin)
+
+
+def _cells(row: str, number: int) -> list[str]:
+    if not _ROW.fullmatch(row):
+        raise _Broken(number)
+    return next(csv.reader([row], strict=True))
+
+
+def _note(
+    row: list[str], columns: dict[str, int], place: str, quarantine: Quarantine
+) -> Iterator[Document]:
+    """Yield the note of a row, or quarantine it."""
+
+    def cell(name: str) -> str:
+        return row[columns[name]].strip() if name in columns else ""
+
+    text, patient = row[columns["TEXT"]], normalised_id(cell("SUBJECT_ID"))
+    if cell("ISERROR").lower() in _ERROR_MARKS:
+        quarantine.leave_out()
+    elif not is_unicode("".join(row)):
+        quarantine.reject(Reason.ENCODING, place)
+    elif not text.strip():
+        quarantine.reject(Reason.EMPTY, place)
+    elif len(text) > LONGEST:
+        quarantine.reject(Reason.TOO_LONG, place)
+    elif not patient:
+        quarantine.reject(Reason.NO_PATIENT, place)
+    else:
+        quarantine.take()
+        document = cell("ROW_ID") or place
+        yield Document(document, patient, text.replace("\r\n", "\n"), cell("HADM_ID"))

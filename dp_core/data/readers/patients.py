@@ -1,0 +1,89 @@
+"""Whose each labelled document is: annotation formats name no patient, a list beside them does.
+
+A line is a document and its patient, separated by a tab or a comma. A first line `document`,
+`patient` is a heading. Ids are trimmed and in Unicode's normal form C, as those of all readers.
+"""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dp_core.data.ner import Sentence
+from dp_core.data.readers.quarantine import Reason
+from dp_core.data.readers.sources import UNREADABLE, text_lines
+from dp_core.errors import BadInput
+
+_WHERE = "entities_patients"
+_HEADING = ["document", "patient"]
+
+
+def read_patients(file: Path) -> dict[str, str]:
+    """Return each document's patient.
+
+    Raises:
+        BadInput: the file cannot be read; a line is not a document and a patient; a document has
+            two patients. Never with any text in it: ids may be names.
+    """
+    if not file.is_file():
+        raise BadInput("it is not a file", where=_WHERE, fix="Give a .csv or .tsv file.")
+    patients: dict[str, str] = {}
+    try:
+        for number, line in text_lines(file):
+            if isinstance(line, str) and not line.strip():
+                continue
+            cells = _cells(line)
+            if number == 1 and [cell.lower() for cell in cells] == _HEADING:
+                continue
+            if len(cells) != 2 or not all(cells):
+                raise _wrong(number, "it is not a document and its patient")
+            document, patient = cells
+            if patients.setdefault(document, patient) != patient:
+                raise _wrong(number, "its document has another patient in an earlier line")
+    except UNREADABLE:
+        raise BadInput("it cannot be read", where=_WHERE, fix="Repair the file.") from None
+    if not patients:
+        raise BadInput("it names no document", where=_WHERE, fix="Check the file.")
+    return patients
+
+
+def with_patients(sentences: Iterable[Sentence], patients: Mapping[str, str]) -> list[Sentence]:
+    """Return the sentences with their patients.
+
+    Raises:
+        BadInput: a document is not listed: it would be a unit of its own, or of nobody.
+    """
+    named = [
+        replace(sentence, patient_id=patients.get(_id(sentence.document_id), ""))
+        for sentence in sentences
+    ]
+    if not all(sentence.patient_id for sentence in named):
+        raise BadInput(
+            "it does not name the patient of every training document",
+            where=_WHERE,
+            fix="List each document under the name that the reader gives it, or protect the unit"
+            " `document`.",
+        )
+    return named
+
+
+def _cells(line: str | Reason) -> list[str]:
+    if isinstance(line, Reason):
+        return []
+    delimiter = "\t" if "\t" in line else ","
+    try:
+        rows = list(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return []
+    return [_id(cell) for cell in rows[0]] if rows else []
+
+
+def _id(text: str) -> str:
+    return unicodedata.normalize("NFC", text.strip())
+
+
+def _wrong(number: int, what: str) -> BadInput:
+    return BadInput(what, where=f"{_WHERE}, line {number}", fix="Repair the list.")

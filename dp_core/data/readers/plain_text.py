@@ -1,0 +1,104 @@
+"""Folders of plain text: a file is a document.
+
+A file directly in the folder names no patient; in a subfolder, the subfolder at the top is the
+patient (`folder/patient/note.txt`). A file in WikiText's layout (it begins with a heading
+` = Title = `) holds many documents, and is cut at such headings; memory holds one at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dp_core.data.documents import Document
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import (
+    BOM,
+    DAMAGED,
+    bare_name,
+    bounded_lines,
+    damage_told,
+    input_files,
+    open_bytes,
+    place_of,
+)
+
+LARGEST = 128_000_000  # bytes of a document: a novel has one million
+_TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
+
+
+def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
+    """Yield the documents of a file or folder; see `read_corpus`."""
+    for file in input_files(path, ".txt", quarantine):
+        place = place_of(file, path)
+        folders = Path(place).parts[:-1]
+        name = Path(place).with_name(bare_name(file)).as_posix()
+        with damage_told(path, file, quarantine):
+            for part, piece in _documents(file):
+                if isinstance(piece, Reason):
+                    quarantine.reject(piece, place)
+                    continue
+                quarantine.take()
+                yield Document(name + part, folders[0] if folders else "", piece)
+
+
+def _documents(file: Path) -> Iterator[tuple[str, str | Reason]]:
+    """Yield (suffix of the document id, text or why there is none): one, or WikiText's articles."""
+    piece, number = _Piece(), 0
+    for line in _lines(file):
+        if (number or piece.is_blank) and isinstance(line, str) and _TITLE.fullmatch(line):
+            if number:
+                yield f"#{number}", piece.text()
+            piece, number = _Piece(), number + 1
+        piece.add(line)
+    yield f"#{number}" if number else "", piece.text()
+
+
+def _lines(file: Path) -> Iterator[str | Reason]:
+    """Yield the lines with `\\n` at their ends, or what is wrong with them."""
+    first = True
+    try:
+        with open_bytes(file) as stream:
+            for raw in bounded_lines(stream, keep_ends=True):
+                yield Reason.TOO_LONG if raw is None else _decoded(raw, first)
+                first = False
+    except DAMAGED:
+        yield Reason.UNREADABLE
+
+
+def _decoded(raw: bytes, first: bool) -> str | Reason:
+    try:
+        line = raw.decode()
+    except UnicodeDecodeError:
+        return Reason.ENCODING
+    line = line.removeprefix(BOM) if first else line
+    return line.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class _Piece:
+    """The lines of one document, until one of them cannot be used."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+        self._problem: Reason | None = None
+        self.is_blank = True
+
+    def add(self, line: str | Reason) -> None:
+        """Add a line, or what is wrong with one."""
+        if isinstance(line, Reason):
+            self._problem = self._problem or line
+        else:
+            self._size += len(line)
+            self._lines.append(line)
+            if self._size > LARGEST:
+                self._problem = self._problem or Reason.TOO_LONG
+        if self._problem:
+            self._lines, self.is_blank = [], False
+        elif self.is_blank:
+            self.is_blank = not self._lines[-1].strip()
+
+    def text(self) -> str | Reason:
+        """Return the whole, or why there is none."""
+        return self._problem or ("".join(self._lines) if not self.is_blank else Reason.EMPTY)

@@ -1,0 +1,154 @@
+"""PubTator: `id|t|title`, `id|a|abstract`, then `id, start, end, mention, type, …` between tabs.
+
+Offsets count characters of the title, one separator, and the abstract. Lines of another shape
+(relations such as BC5CDR's `CID`) are not entities, and skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dp_core.data.ner import Sentence, sentence_spans, token_spans
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import (
+    LONGEST,
+    bare_name,
+    damage_told,
+    input_files,
+    offset,
+    text_lines,
+)
+
+_TEXT = re.compile(r"([^|\t]+)\|([ta])\|(.*)", re.DOTALL)
+_SPACES = re.compile(r"\s")
+
+Span = tuple[int, int]
+
+
+@dataclass
+class _Article:
+    place: str
+    parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
+    spans: dict[Span, str] = field(default_factory=dict)
+    text: str = ""  # both parts, once the first entity closes them
+    document_id: str = ""
+    problem: Reason | None = None
+    size: int = 0  # characters of its lines
+
+
+def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
+    """Yield the sentences of a file or folder; see `read_sentences`.
+
+    Of overlapping entities the longer one stays (on a tie the first). An entity whose offsets do
+    not give its own text puts its article into quarantine.
+    """
+    for file in input_files(path, ".txt", quarantine):
+        with damage_told(path, file, quarantine):
+            for article in _articles(file):
+                yield from _sentences(article, quarantine)
+
+
+def _articles(file: Path) -> Iterator[_Article]:
+    name = bare_name(file)
+    article: _Article | None = None
+    for number, line in text_lines(file):
+        if isinstance(line, str) and not line.strip():
+            if article:
+                yield article
+            article = None
+            continue
+        article = article or _Article(f"{name}:{number}")
+        _read_line(article, line)
+    if article:
+        yield article
+
+
+def _read_line(article: _Article, line: str | Reason) -> None:
+    """Add a line to its article, or note what is wrong with it; then nothing more is kept."""
+    if article.problem:
+        return
+    if isinstance(line, Reason):
+        article.problem = line
+        return
+    article.size += len(line)
+    if article.size > LONGEST:
+        article.problem = Reason.TOO_LONG
+        return
+    if not article.spans and (match := _TEXT.fullmatch(line)):
+        article.document_id, article.parts[match[2]] = match[1], match[3]
+        return
+    cells = line.split("\t")
+    if len(cells) >= 5 and cells[1].isdecimal() and cells[2].isdecimal():
+        if not article.spans:
+            article.text = _whole(article)
+        start, end = offset(cells[1]), offset(cells[2])
+        if start is None or end is None or not _is_at(article.text, start, end, cells[3]):
+            article.problem = Reason.OFFSETS
+            return
+        article.spans.setdefault((start, end), cells[4].strip())
+    elif len(cells) < 3:
+        article.problem = Reason.WRONG_COLUMNS
+
+
+def _is_at(text: str, start: int, end: int, mention: str) -> bool:
+    if not mention or min(end, len(text)) - start != len(mention):
+        return False
+    return _SPACES.sub(" ", text[start:end]) == _SPACES.sub(" ", mention)
+
+
+def _whole(article: _Article) -> str:
+    return f"{article.parts.get('t', '')} {article.parts.get('a', '')}"
+
+
+def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
+    text = _whole(article)
+    if article.problem is None and not text.strip():
+        article.problem = Reason.EMPTY
+    if article.problem is not None:
+        quarantine.reject(article.problem, article.place)
+        return
+    entities = _without_overlaps(article.spans)
+    first = 0
+    for begin, end in sentence_spans(text, entities, [len(article.parts.get("t", "")) + 1]):
+        # No sentence cuts an entity: those of this one begin within it.
+        first = bisect_left(entities, (begin, begin), first)
+        inside = entities[first : bisect_left(entities, (end, end), first)]
+        tokens = token_spans(text, begin, end, inside)
+        quarantine.take()
+        yield Sentence(
+            tuple(text[a:b] for a, b in tokens),
+            _tags(tokens, inside, article.spans),
+            article.document_id,
+        )
+
+
+def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
+    """Return the spans that stay, sorted: none overlaps another."""
+    kept: list[Span] = []
+    for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
+        place = bisect_left(kept, (start, end))
+        if (not place or kept[place - 1][1] <= start) and (
+            place == len(kept) or end <= kept[place][0]
+        ):
+            kept.insert(place, (start, end))
+    return kept
+
+
+def _tags(tokens: list[Span], entities: list[Span], kinds: dict[Span, str]) -> tuple[str, ...]:
+    """Return a tag for each token; both lists are sorted and free of overlaps."""
+    tags = []
+    number = 0
+    for start, end in tokens:
+        while number < len(entities) and entities[number][1] <= start:
+            number += 1
+        if number == len(entities) or start < entities[number][0] or entities[number][1] < end:
+            tags.append("O")
+        else:
+            entity = entities[number]
+            kind = kinds[entity].replace(" ", "_")
+            tags.append(f"{'B' if start == entity[0] else 'I'}-{kind}")
+    return tuple(tags)

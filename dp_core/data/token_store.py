@@ -1,0 +1,354 @@
+"""Rows of token ids on disk, memory-mapped, with random access by privacy unit.
+
+Files of a store: `tokens.bin` (row-major `[rows, S]`, little-endian uint16, or uint32 for large
+vocabularies), `lengths.npy`, `unit_rows.npy`, `unit_keys.npy`, and `store.json`, which is written
+last of all: a folder without it is not a store, whatever was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from dp_core.data.hashing import digest64
+from dp_core.data.privacy_units import Unit, bounded_sample
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
+
+_FLUSH = 1 << 16  # values
+
+
+class GrowingArray:
+    """Values appended to a file.
+
+    Args:
+        path: of the finished array; until then its values lie beside it, under `.partial`.
+        dtype: of the values.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self._path, self._dtype = path, np.dtype(dtype)
+        self._raw = path.with_suffix(".partial")
+        self._raw.write_bytes(b"")
+        self._pending: list[int] = []
+        self._written = 0
+
+    def __len__(self) -> int:
+        """Return how many values there are."""
+        return self._written + len(self._pending)
+
+    def extend(self, values: Sequence[int]) -> None:
+        """Append values."""
+        self._pending += values
+        if len(self._pending) >= _FLUSH:
+            self._flush()
+
+    def finish(self) -> npt.NDArray[Any]:
+        """Complete the file and return the array, read from disk as it is used."""
+        self._flush()
+        descr = self._dtype.str
+        header = {"descr": descr, "fortran_order": False, "shape": (self._written,)}
+        with self._path.open("wb") as file, self._raw.open("rb") as raw:
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+            shutil.copyfileobj(raw, file)
+        self.discard()
+        return open_array(self._path)
+
+    def discard(self) -> None:
+        """Remove the values that are not finished."""
+        self._raw.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        with self._raw.open("ab") as file:
+            file.write(np.array(self._pending, self._dtype).tobytes())
+        self._written += len(self._pending)
+        self._pending.clear()
+
+
+def open_array(path: Path) -> npt.NDArray[Any]:
+    """Return an `.npy` file's array, mapped into memory and not read."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+_VERSION = 1
+_MARK, _TOKENS = "store.json", "tokens.bin"
+_FLUSH_BYTES = 1 << 23  # bytes
+_CHECKED = 1 << 16  # values looked at together
+_ARRAYS = ("lengths", "unit_rows", "unit_keys")
+# What reading files that are not as they were written raises; NumPy parses a header as Python.
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError),
+    *(SyntaxError, tokenize.TokenError, OverflowError, MemoryError),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """An open store.
+
+    Attributes:
+        tokens: `[rows, S]` memory map of ids, padded with [PAD].
+        lengths: int32 `[rows]`, ids of a row that are not padding.
+        unit_rows: int64 `[units + 1]`; rows of unit u are `unit_rows[u]` to `unit_rows[u + 1]`.
+        unit_keys: uint64 `[units]`, a stable hash of each unit's id: masks and dropout are keyed
+            by it, so that they do not depend on a unit's place among others.
+        sequence_length: S.
+        vocabulary_size: every id is below it.
+        digest: SHA-256 of the content, hex. Of private text it is private: key it (HMAC) before
+            it goes anywhere.
+    """
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int32]
+    unit_rows: npt.NDArray[np.int64]
+    unit_keys: npt.NDArray[np.uint64]
+    sequence_length: int
+    vocabulary_size: int
+    digest: str
+
+    @property
+    def n_units(self) -> int:
+        """Number of units that have a row. Private: never print it for private text."""
+        return len(self.unit_keys)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows. Private, as `n_units`."""
+        return len(self.lengths)
+
+    def rows_of(self, unit: int) -> range:
+        """Return the row numbers of a unit."""
+        return range(int(self.unit_rows[unit]), int(self.unit_rows[unit + 1]))
+
+    @classmethod
+    def open(cls, folder: Path | str) -> TokenStore:
+        """Open a finished store.
+
+        Raises:
+            BadInput: no store, an unfinished one, or files that do not fit together.
+        """
+        folder = Path(folder)
+        try:
+            about = json.loads((folder / _MARK).read_text())
+            if about["version"] != _VERSION:
+                raise ValueError("version")
+            arrays = {n: open_array(folder / f"{n}.npy") for n in _ARRAYS}
+            _check(about, arrays)
+            shape = (len(arrays["lengths"]), about["sequence_length"])
+            tokens = _map(folder / _TOKENS, np.dtype(about["dtype"]), shape)
+        except _DAMAGED as error:
+            raise BadInput(
+                "not a finished token store",
+                where=str(folder),
+                fix="Run the token_store step again.",
+            ) from error
+        return cls(
+            tokens=tokens,
+            **arrays,
+            sequence_length=about["sequence_length"],
+            vocabulary_size=about["vocabulary_size"],
+            digest=about["digest"],
+        )
+
+    def content_digest(self) -> str:
+        """Return the digest of what the files hold now, to compare with `digest`."""
+        return _digest(
+            self.sequence_length,
+            self.vocabulary_size,
+            self.tokens,
+            self.lengths,
+            self.unit_rows,
+            self.unit_keys,
+        )
+
+
+class TokenStoreWriter:
+    """Writes a store, unit by unit; an older one in the folder is replaced.
+
+    Args:
+        folder: where the files go.
+        sequence_length: S.
+        vocabulary_size: every id must be below it.
+        key: keys the hash of the unit ids; any stable bytes.
+        pad: the id of [PAD].
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        sequence_length: int,
+        vocabulary_size: int,
+        *,
+        key: bytes = b"",
+        pad: int = 0,
+    ) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / _MARK).unlink(missing_ok=True)
+        self._length, self._vocabulary = sequence_length, vocabulary_size
+        self._key, self._pad = key, pad
+        self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+        self._pending = bytearray()
+        (self._folder / _TOKENS).write_bytes(b"")
+        self._lengths = GrowingArray(self._folder / "lengths.npy", np.int32)
+        self._offsets = GrowingArray(self._folder / "unit_rows.npy", np.int64)
+        self._keys = GrowingArray(self._folder / "unit_keys.npy", np.uint64)
+        self._offsets.extend([0])
+
+    def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
+        """Append a unit's rows; a unit without rows leaves no trace.
+
+        Raises:
+            BadInput: a row that is empty or too long, or an id outside the vocabulary.
+        """
+        if not rows:
+            return
+        lengths = [len(row) for row in rows]
+        if min(lengths) < 1 or max(lengths) > self._length:
+            raise BadInput(
+                f"a row must have 1 to {self._length} ids", where="token store", fix="Cut rows."
+            )
+        block = np.full((len(rows), self._length), self._pad, np.int64)
+        for i, row in enumerate(rows):
+            block[i, : lengths[i]] = row
+        if block.min() < 0 or block.max() >= self._vocabulary:
+            raise BadInput(
+                f"an id is outside the vocabulary of {self._vocabulary}",
+                where="token store",
+                fix="Use the tokenizer of this vocabulary.",
+            )
+        self._pending += block.astype(self._dtype).tobytes()
+        if len(self._pending) >= _FLUSH_BYTES:
+            self._flush()
+        self._lengths.extend(lengths)
+        self._offsets.extend([len(self._lengths)])
+        self._keys.extend([digest64(self._key, "unit", unit_id)])
+
+    def finish(self) -> TokenStore:
+        """Complete the store and open it.
+
+        Raises:
+            BadInput: no unit had a row.
+        """
+        self._flush()
+        columns = (self._lengths, self._offsets, self._keys)
+        if not len(self._lengths):
+            for column in columns:
+                column.discard()
+            raise BadInput("there is no text", where="token store", fix="Check the corpus.")
+        arrays = [column.finish() for column in columns]
+        shape = (len(self._lengths), self._length)
+        tokens = _map(self._folder / _TOKENS, self._dtype, shape)
+        about = {
+            "version": _VERSION,
+            "sequence_length": self._length,
+            "vocabulary_size": self._vocabulary,
+            "dtype": self._dtype.str,
+            "digest": _digest(self._length, self._vocabulary, tokens, *arrays),
+        }
+        mark = self._folder / f"{_MARK}.partial"
+        mark.write_text(json.dumps(about) + "\n")
+        mark.replace(self._folder / _MARK)
+        return TokenStore.open(self._folder)
+
+    def _flush(self) -> None:
+        with (self._folder / _TOKENS).open("ab") as file:
+            file.write(self._pending)
+        self._pending.clear()
+
+
+def _check(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Refuse files that do not fit together, before anybody indexes by them.
+
+    Raises:
+        ValueError: they do not.
+    """
+    sizes = (about["sequence_length"], about["vocabulary_size"])
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError("sizes")
+    if about["dtype"] not in ("<u2", "<u4") or not isinstance(about["digest"], str):
+        raise ValueError("words")
+    lengths, rows, keys = (arrays[name] for name in _ARRAYS)
+    if [a.dtype.str for a in (lengths, rows, keys)] != ["<i4", "<i8", "<u8"]:
+        raise ValueError("types")
+    if {lengths.ndim, rows.ndim, keys.ndim} != {1} or len(rows) != len(keys) + 1:
+        raise ValueError("shapes")
+    if rows[0] != 0 or rows[-1] != len(lengths):
+        raise ValueError("rows")
+    for start in range(0, len(lengths), _CHECKED):  # in parts: memory stays flat
+        part = lengths[start : start + _CHECKED]
+        if part.min() < 1 or part.max() > sizes[0]:
+            raise ValueError("lengths")
+    for start in range(0, len(keys), _CHECKED):
+        if not (np.diff(rows[start : start + _CHECKED + 1]) > 0).all():
+            raise ValueError("units")
+
+
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
+    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
+        raise ValueError("size")
+    return np.memmap(path, dtype, "r", shape=shape)
+
+
+def _digest(length: int, vocabulary: int, *arrays: npt.NDArray[Any]) -> str:
+    h = hashlib.sha256(f"token store {_VERSION} {length} {vocabulary}".encode())
+    for array in arrays:
+        h.update(f"{array.dtype.str}{array.shape}".encode())
+        step = max(1, _FLUSH_BYTES // max(1, array[:1].nbytes))
+        for start in range(0, len(array), step):
+            h.update(np.ascontiguousarray(array[start : start + step]).data)
+    return h.hexdigest()
+
+
+_UNITS_PER_CALL = 256  # enough to keep the tokenizer's threads busy
+
+
+def rows_of_units(
+    units: Iterable[Unit],
+    tokenizer: Tokenizer,
+    *,
+    sequence_length: int,
+    max_examples_per_unit: int,
+    key: bytes,
+) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yield (unit id, rows) for every unit, at most `max_examples_per_unit` rows each.
+
+    Args:
+        units: the privacy units.
+        tokenizer: from `dp_core.vocabulary.wordpiece.load`.
+        sequence_length: S, the most ids a row may have, [CLS] and [SEP] included.
+        max_examples_per_unit: rows kept, drawn for each unit independently of all others.
+        key: public coins for that draw.
+    """
+    if sequence_length < 3:
+        raise BadInput("no room between [CLS] and [SEP]", where="sequence_length", fix="Use 3+.")
+    special = SpecialIds.of(tokenizer)
+    source = iter(units)
+    while batch := list(itertools.islice(source, _UNITS_PER_CALL)):
+        texts = [text for unit in batch for text in unit.texts]
+        encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for unit in batch:
+            rows = [
+                [special.cls, *pieces, special.sep]
+                for encoding in itertools.islice(encoded, len(unit.texts))
+                for pieces in _even_parts(encoding.ids, sequence_length - 2)
+            ]
+            yield unit.unit_id, bounded_sample(rows, max_examples_per_unit, unit.unit_id, key)
+
+
+def _even_parts(ids: list[int], room: int) -> list[list[int]]:
+    """Cut ids into as few parts of at most `room` as possible, of nearly equal length."""
+    n = -(-len(ids) // room)
+    cuts = [len(ids) * i // n for i in range(n + 1)] if n else []
+    return [ids[a:b] for a, b in itertools.pairwise(cuts)]

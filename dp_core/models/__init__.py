@@ -1,0 +1,1 @@
+"""BERT, DistilBERT and GPT-2, and their Hugging Face folders."""

@@ -1,0 +1,97 @@
+"""A student for a teacher: half the layers, no token types (Sanh et al. 2019, DistilBERT)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+from dp_core.models.bert import mlm_logits
+from dp_core.models.config import BertConfig
+from dp_core.models.parameters import MLM_BIAS, POSITION, TYPE, Bert, Model
+from dp_core.nn.layers import Layers, Tensor, cross_entropy, shape_of
+
+
+def student_of(teacher: Bert, layers: int | None = None) -> Bert:
+    """Return a DistilBERT that starts with every other layer of its teacher.
+
+    The embedding of token type 0, which every token of a single text has, moves into the position
+    table: with as many layers as its teacher, the student computes exactly what it does.
+    No data is used: what the student keeps private, or does not, is what the teacher does.
+
+    Args:
+        teacher: a BERT or a DistilBERT, with its MLM head.
+        layers: of the student; half the teacher's (rounded up) by default. They are taken at even
+            distances, the first among them: for 6 of 12, layers 0, 2, 4, 6, 8 and 10.
+
+    Raises:
+        BadInput: more layers than the teacher has, or none.
+    """
+    config = teacher.config
+    wanted = -(-config.layers // 2) if layers is None else layers
+    if not 1 <= wanted <= config.layers:
+        raise BadInput(f"{wanted} layers of a teacher's {config.layers}", where="student")
+    if MLM_BIAS not in teacher.parameters:
+        raise BadInput("a teacher without its MLM head", where="student")
+    kept = {f"layer_{i * config.layers // wanted}": f"layer_{i}" for i in range(wanted)}
+    parameters = {}
+    for name, value in teacher.parameters.items():
+        first, slash, rest = name.partition("/")
+        if first in kept:
+            parameters[kept[first] + slash + rest] = value
+        elif not first.startswith("layer_") and name != TYPE:
+            parameters[name] = value
+    if TYPE in teacher.parameters:
+        parameters[POSITION] = parameters[POSITION] + teacher.parameters[TYPE][0]
+    return Model(replace(config, layers=wanted, type_vocab=0), parameters)
+
+
+def distilled_row_losses(teacher: Bert, share: float, temperature: float) -> Callable[..., Tensor]:
+    """Return the row losses of a student, as `heads.mlm_row_losses` with a teacher's say in them.
+
+    A prediction costs (1 − share) · its cross-entropy + share · T² · KL(teacher ‖ student), both
+    at temperature T (Hinton et al. 2015, arXiv:1503.02531); a row costs its predictions' mean.
+
+    Args:
+        teacher: with its MLM head, of the student's vocabulary; a constant.
+        share: of the teacher's guesses.
+        temperature: T.
+
+    Raises:
+        BadInput: a share outside 0 to 1, or a temperature that is not positive.
+    """
+    if not 0 <= share <= 1:
+        raise BadInput(f"{share} is not a share", where="distillation.share")
+    if not temperature > 0:
+        raise BadInput(f"{temperature} is not positive", where="distillation.temperature")
+    constants = {name: tf.constant(value) for name, value in teacher.parameters.items()}
+
+    def row_losses(
+        layers: Layers,
+        config: BertConfig,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        if config.vocab_size != teacher.config.vocab_size:
+            raise BadInput("teacher and student have different vocabularies", where="distillation")
+        m, k = shape_of(labels)
+        guesses = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
+        told = mlm_logits(Layers(constants), teacher.config, ids, lengths, positions)
+        soft = divergence(told / temperature, guesses / temperature) * temperature**2
+        hard = cross_entropy(guesses, tf.reshape(labels, (m * k,)))
+        losses = tf.reshape((1 - share) * hard + share * soft, (m, k))
+        own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
+        return tf.reduce_sum(losses * weights, axis=1) / own
+
+    return row_losses
+
+
+def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL(p ‖ q) in nats of two softmaxes: (N, V), (N, V) -> (N,)."""
+    p, q = tf.nn.log_softmax(p_logits), tf.nn.log_softmax(q_logits)
+    return tf.reduce_sum(tf.exp(p) * (p - q), axis=1)

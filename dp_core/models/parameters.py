@@ -1,0 +1,156 @@
+"""A model's parameters: names, shapes, initial values. A model is a config and a dict of arrays.
+
+Kernels are [in, out]; query, key and value share one kernel [D, 3D], so that one matrix product
+serves all three.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_core.models.config import BertConfig, Gpt2Config
+
+Arrays = dict[str, NDArray[np.float32]]
+ModelConfig = BertConfig | Gpt2Config
+C = TypeVar("C", bound=ModelConfig)
+Config = TypeVar("Config", bound=ModelConfig, covariant=True)
+
+WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
+MLM_BIAS = "mlm/bias"
+TAGGER = "tagger"  # classifies pieces
+POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
+HEADS = ("mlm/", f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # what stands on a BERT's encoder
+
+
+@dataclass(frozen=True)
+class Model(Generic[Config]):
+    """A model outside of training.
+
+    Attributes:
+        config: its shape.
+        parameters: arrays by name.
+        labels: the tags of its token classifier in order of id, if it has one.
+    """
+
+    config: Config
+    parameters: Arrays
+    labels: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(p.size for p in self.parameters.values())
+
+
+Bert = Model[BertConfig]
+Gpt2 = Model[Gpt2Config]
+AnyModel = Model[ModelConfig]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every parameter, a BERT's MLM head among them."""
+    d = config.hidden
+    shapes = {WORD: (config.vocab_size, d), POSITION: (config.max_positions, d)}
+    if isinstance(config, Gpt2Config):
+        return shapes | _decoder(config)
+    if not config.distilled:
+        shapes[TYPE] = (config.type_vocab, d)
+    return shapes | _encoder(config)
+
+
+def _decoder(config: Gpt2Config) -> dict[str, tuple[int, ...]]:
+    d, f = config.hidden, config.intermediate
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(config.layers):
+        shapes |= _norm(f"layer_{i}/attention_norm", d)
+        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
+        shapes |= _linear(f"layer_{i}/attention_output", d, d)
+        shapes |= _norm(f"layer_{i}/intermediate_norm", d)
+        shapes |= _linear(f"layer_{i}/intermediate", d, f)
+        shapes |= _linear(f"layer_{i}/output", f, d)
+    return shapes | _norm("final_norm", d)
+
+
+def _encoder(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    d, f = config.hidden, config.intermediate
+    shapes = _norm("embeddings/norm", d)
+    for i in range(config.layers):
+        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
+        shapes |= _linear(f"layer_{i}/attention_output", d, d)
+        shapes |= _norm(f"layer_{i}/attention_norm", d)
+        shapes |= _linear(f"layer_{i}/intermediate", d, f)
+        shapes |= _linear(f"layer_{i}/output", f, d)
+        shapes |= _norm(f"layer_{i}/output_norm", d)
+    shapes |= _linear("mlm/transform", d, d)
+    shapes |= _norm("mlm/norm", d)
+    shapes[MLM_BIAS] = (config.vocab_size,)
+    return shapes
+
+
+def _linear(name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}/kernel": (d_in, d_out), f"{name}/bias": (d_out,)}
+
+
+def _norm(name: str, d: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}/gain": (d,), f"{name}/bias": (d,)}
+
+
+def initial_values(shapes: Mapping[str, tuple[int, ...]], scale: float, seed: int) -> Arrays:
+    """Draw parameters as BERT does: N(0, scale²) cut at two deviations, gains 1, biases 0.
+
+    Each parameter has a stream of its own, so its values do not depend on which others exist.
+    The seed is public: initial values protect nothing.
+    """
+    return {name: _initial(name, shape, scale, seed) for name, shape in shapes.items()}
+
+
+def _initial(name: str, shape: tuple[int, ...], scale: float, seed: int) -> NDArray[np.float32]:
+    if name.endswith("/gain"):
+        return np.ones(shape, np.float32)
+    if name.endswith("/bias"):
+        return np.zeros(shape, np.float32)
+    stream = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = stream.standard_normal(shape, np.float32)
+    outside = np.abs(values) > 2
+    while outside.any():
+        values[outside] = stream.standard_normal(int(outside.sum()), np.float32)
+        outside = np.abs(values) > 2
+    return values * np.float32(scale)
+
+
+def fresh(config: C, seed: int) -> Model[C]:
+    """Return a randomly initialised model: a BERT with its MLM head, or a GPT-2.
+
+    What a GPT-2's layers add to the residual stream starts smaller by √(2·layers), so that the sum
+    of all layers starts as large as one (Radford et al. 2019, 2.3).
+    """
+    values = initial_values(parameter_shapes(config), config.initializer_range, seed)
+    if isinstance(config, Gpt2Config):
+        for name in values:
+            if name.endswith(("/attention_output/kernel", "/output/kernel")):
+                values[name] /= np.float32(math.sqrt(2 * config.layers))
+    return Model(config, values)
+
+
+def language_model(model: Model[C]) -> Model[C]:
+    """Return the model without classifiers, and with an MLM head if its architecture has one.
+
+    A head that is missing is drawn from a public seed, with no data.
+    """
+    shapes = parameter_shapes(model.config)
+    missing = {name: shape for name, shape in shapes.items() if name not in model.parameters}
+    drawn = initial_values(missing, model.config.initializer_range, seed=0)
+    parameters = model.parameters | drawn
+    return Model(model.config, {name: parameters[name] for name in shapes})
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies: to kernels and tables, not to biases and LayerNorm gains."""
+    return not name.endswith(("/bias", "/gain"))

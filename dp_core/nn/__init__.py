@@ -1,0 +1,1 @@
+"""Layers of neural networks, apart from models."""

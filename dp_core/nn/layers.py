@@ -1,0 +1,188 @@
+"""The few layers a BERT is made of, each reading its parameters by name.
+
+The forward pass is written once against this class; `dp_core.privacy.clipping` gives a subclass
+that also notes down what went in and what came out of each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+
+Tensor = Any  # tf.Tensor: TensorFlow ships no types
+Backward = Callable[[Tensor], Tensor]
+
+_SQRT_HALF = math.sqrt(0.5)
+_DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
+_SLOPE, _CUBIC = math.sqrt(2.0 / math.pi), 0.044715  # of GPT-2's approximation
+
+
+def _gelu(x: Tensor) -> tuple[Tensor, Backward]:
+    below = 0.5 * tf.math.erf(x * _SQRT_HALF) + 0.5  # Φ(x)
+
+    def backward(g: Tensor) -> Tensor:
+        return g * (below + x * (_DENSITY_AT_0 * tf.exp(-0.5 * tf.square(x))))
+
+    return x * below, backward
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    highest = tf.reduce_max(logits, axis=1, keepdims=True)  # (N, 1)
+    powers = tf.exp(logits - highest)  # (N, V)
+    total = tf.reduce_sum(powers, axis=1)  # (N,)
+    own = tf.gather(logits, labels, batch_dims=1)  # (N,)
+
+    def backward(g: Tensor) -> tuple[Tensor, None]:
+        rows = tf.range(tf.shape(labels)[0])
+        places = tf.stack([rows, labels], axis=1)  # (N, 2)
+        spread = powers * (g / total)[:, None]
+        return tf.tensor_scatter_nd_sub(spread, places, g), None
+
+    return tf.math.log(total) + highest[:, 0] - own, backward
+
+
+def _gelu_new(x: Tensor) -> tuple[Tensor, Backward]:
+    squared = tf.square(x)
+    bent = tf.tanh(_SLOPE * x * (1.0 + _CUBIC * squared))
+
+    def backward(g: Tensor) -> Tensor:
+        steepness = _SLOPE * (1.0 + 3.0 * _CUBIC * squared)
+        return g * 0.5 * (1.0 + bent + x * (1.0 - tf.square(bent)) * steepness)
+
+    return 0.5 * x * (1.0 + bent), backward
+
+
+_gelu_new_with_gradient = tf.custom_gradient(_gelu_new)
+_gelu_with_gradient = tf.custom_gradient(_gelu)
+_cross_entropy_with_gradient = tf.custom_gradient(_cross_entropy)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x·Φ(x), exactly (Hendrycks and Gimpel 2016), as Hugging Face's `gelu` computes it."""
+    return _gelu_with_gradient(x)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """x·Φ(x) approximately, by tanh, as GPT-2 and Hugging Face's `gelu_new` compute it."""
+    return _gelu_new_with_gradient(x)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """−log softmax at the label, in nats: (N, V), (N,) -> (N,)."""
+    return _cross_entropy_with_gradient(logits, labels)
+
+
+def standardise(x: Tensor, epsilon: float) -> Tensor:
+    """(N, D) -> (N, D) with mean 0 and variance 1 along the last axis."""
+
+    def forward(x: Tensor) -> tuple[Tensor, Backward]:
+        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        scale = tf.math.rsqrt(variance + epsilon)
+        y = centred * scale
+
+        def backward(g: Tensor) -> Tensor:
+            along = tf.reduce_mean(g * y, axis=-1, keepdims=True)
+            return scale * (g - tf.reduce_mean(g, axis=-1, keepdims=True) - y * along)
+
+        return y, backward
+
+    return tf.custom_gradient(forward)(x)
+
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+def compute_type(precision: str) -> Any:
+    """Return the tf.DType of the factors of matrix products; all else is float32 in any case.
+
+    Weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and noise stay
+    float32 (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019, arXiv:1905.12322).
+
+    Raises:
+        BadInput: no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise BadInput(
+            f"{precision!r} is no precision",
+            where="precision",
+            fix=f"Use {' or '.join(PRECISIONS)}.",
+        )
+    return tf.bfloat16 if precision == "bfloat16" else tf.float32
+
+
+Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
+
+
+class Layers:
+    """Ordinary layers over named parameters. N stands for any leading shape.
+
+    Args:
+        parameters: float32 variables or tensors, by name.
+        precision: the format of the factors of products, `float32` or `bfloat16`; what goes in
+            and comes out is float32 in any case.
+    """
+
+    def __init__(self, parameters: Variables, precision: str = "float32") -> None:
+        self._parameters = parameters
+        self._type = compute_type(precision)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """(N, in) -> (N, out) by `name/kernel` and `name/bias`."""
+        return (
+            self.product(x, self._parameters[f"{name}/kernel"]) + self._parameters[f"{name}/bias"]
+        )
+
+    def product(self, a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
+        """(..., n, k), (..., k, m) -> (..., n, m), its factors in the chosen precision."""
+        if self._type == tf.float32:
+            return tf.matmul(a, b, transpose_b=transpose_b)
+        factors = (tf.cast(factor, self._type) for factor in (a, b))
+        return tf.cast(tf.matmul(*factors, transpose_b=transpose_b), tf.float32)
+
+    def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
+        """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""
+        return (
+            standardise(x, epsilon) * self._parameters[f"{name}/gain"]
+            + self._parameters[f"{name}/bias"]
+        )
+
+    def embed(
+        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+    ) -> Tensor:
+        """(M, S) word and type ids -> (M, S, D): the sum of two tables' rows, or three's."""
+        return embedding_sum(self._parameters, ids, types, word, position, kind)
+
+    def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
+        """(N, D) -> (N, V): logits by the word table itself, transposed."""
+        logits = self.product(x, self._parameters[table], transpose_b=True)
+        return logits if bias is None else logits + self._parameters[bias]
+
+
+def shape_of(x: Tensor) -> tuple[Any, ...]:
+    """Return the shape: numbers where they are static, scalar tensors where they are not."""
+    dynamic = tf.shape(x)
+    return tuple(dynamic[i] if size is None else size for i, size in enumerate(x.shape))
+
+
+def embedding_sum(
+    parameters: Variables,
+    ids: Tensor,
+    types: Tensor | None,
+    word: str,
+    position: str,
+    kind: str | None,
+) -> Tensor:
+    """(M, S) ids -> (M, S, D)."""
+    # Read first: of a variable that was once gathered from, TensorFlow copies every later reading.
+    words = tf.gather(tf.convert_to_tensor(parameters[word]), ids)  # (M, S, D)
+    placed = words + parameters[position][: shape_of(ids)[-1]]
+    if kind is None:
+        return placed
+    kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)
+    return placed + tf.matmul(kinds, parameters[kind])

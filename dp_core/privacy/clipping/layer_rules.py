@@ -1,0 +1,372 @@
+"""What a layer rule owes the engine: norms by unit, and the clipped sum.
+
+U units, T tokens of a unit: the rows of a unit are one long sequence, so that a unit has one
+gradient, one norm and one clip factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from dp_core.nn.layers import Tensor
+
+
+class Part(NamedTuple):
+    """A tensor that holds something of consecutive units: (n, ...), from `first_unit` on."""
+
+    first_unit: int
+    values: Tensor
+
+    def factors(self, factors: Tensor) -> Tensor:
+        """Return those of the factors (U,) that belong to these units: (n,)."""
+        return factors[self.first_unit : self.first_unit + self.values.shape[0]]
+
+
+@dataclass(frozen=True)
+class UnitGradients:
+    """The gradients of one layer's parameters, one per unit, in whatever form is cheapest.
+
+    Attributes:
+        squared_norms: (U,) float32, an upper bound on each unit's squared gradient norm; not
+            finite where the gradient is not.
+        parts: what together holds the gradients.
+        combine: (factors (U,), parts) -> for each parameter, Σᵤ factorᵤ · gradientᵤ. Linear in
+            the factors; it gets the parts anew because units that are not finite are zeroed. A
+            sum with few rows that are not zero may come as tf.IndexedSlices.
+    """
+
+    squared_norms: Tensor
+    parts: tuple[Part, ...]
+    combine: Callable[[Tensor, tuple[Part, ...]], dict[str, Tensor]]
+
+
+def whole(*tensors: Tensor) -> tuple[Part, ...]:
+    """Return parts that each hold all U units."""
+    return tuple(Part(0, tensor) for tensor in tensors)
+
+
+class Tap(Protocol):
+    """What one layer noted down in the forward pass.
+
+    Law: for any (factors), `gradients(g).combine(factors, parts)` equals Σᵤ factorᵤ · ∂Lᵤ/∂θ, and
+    `squared_norms` is at least Σ_θ ‖∂Lᵤ/∂θ‖², equal up to rounding. tests/dp_core/privacy/clipping
+    holds every rule to it by brute force.
+    """
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that this rule covers."""
+
+    @property
+    def output(self) -> Tensor:
+        """The layer's output y, before anything else used it."""
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """Turn ∂L/∂y into the units' gradients."""
+
+
+_UNIT_ROUNDOFF = 2.0**-24  # float32, round to nearest
+
+
+def gram_squared_norms(x: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
+    """Bound ‖xᵤᵀgᵤ‖² from above, tightly: (U, T, in), (U, T, out) -> (U,).
+
+    With `bias`, ‖xᵤᵀgᵤ‖² + ‖Σ_t gᵤₜ‖²: a bias is a weight whose input is always 1, so that every
+    entry of xxᵀ is one more, and in + 1 stands for `in` below.
+
+    With γ_n = n·u/(1−n·u), every entry of xxᵀ is off by at most γ_in·|x_s||x_t| and of ggᵀ by
+    γ_out·|g_s||g_t|, in whatever order the terms are added (Higham 2002, 3.5, and Cauchy-Schwarz);
+    one more rounding for their product, and γ_2T for adding first along one axis, then along the
+    other. Together at most γ_(in+out+2T+1) · (Σ_t |x_t||g_t|)². The lengths are the roots of the
+    diagonals, themselves off by a factor within 1 ± γ_(in+out); twice the bound covers that and
+    the rounding of the bound itself.
+    """
+    t, d_in, d_out = x.shape[1], x.shape[2] + int(bias), g.shape[2]
+    x_gram = tf.matmul(x, x, transpose_b=True)  # (U, T, T)
+    if bias:
+        x_gram += 1.0
+    g_gram = tf.matmul(g, g, transpose_b=True)  # (U, T, T)
+    computed = tf.reduce_sum(tf.reduce_sum(x_gram * g_gram, axis=2), axis=1)  # (U,)
+    lengths = tf.sqrt(tf.linalg.diag_part(x_gram) * tf.linalg.diag_part(g_gram))  # (U, T)
+    scale = tf.square(tf.reduce_sum(lengths, axis=1))
+    return tf.maximum(computed, 0.0) + rounding_factor(d_in, d_out, t) * scale
+
+
+def rounding_factor(d_in: int, d_out: int, tokens: int) -> float:
+    """Twice γ_n of the docstring above."""
+    n = 2 * (d_in + d_out + 2 * tokens + 1)
+    return n * _UNIT_ROUNDOFF / (1 - n * _UNIT_ROUNDOFF)
+
+
+_LARGEST_PART = 8 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class LinearTap:
+    """One linear layer's input and output, with N = U·T."""
+
+    name: str
+    units: int
+    x: Tensor  # (N, in)
+    output: Tensor  # (N, out)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Kernel and bias."""
+        return (f"{self.name}/kernel", f"{self.name}/bias")
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(N, out) -> the units' gradients, in the form that is cheaper for this shape."""
+        tokens, d_in, d_out = self.x.shape[0] // self.units, self.x.shape[1], g.shape[1]
+        x = tf.reshape(self.x, (self.units, tokens, d_in))
+        g = tf.reshape(g, (self.units, tokens, d_out))
+        if explicit_is_cheaper(tokens, d_in, d_out):
+            return self._explicit(x, g)
+        return self._implicit(x, g)
+
+    def _explicit(self, x: Tensor, g: Tensor) -> UnitGradients:
+        """Form every unit's product; its weighted sum then is the clipped sum."""
+        products = unit_products(x, g)
+        biases = sum_over_tokens(g)  # (U, out)
+        kernel, bias = self.parameters
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            *products, biases = parts
+            sums = [weighted_sum(p.factors(factors), p.values) for p in products]
+            return {kernel: tf.add_n(sums), bias: weighted_sum(factors, biases.values)}
+
+        norms = tf.concat([squared_norms_of_matrices(p.values) for p in products], axis=0)
+        parts = (*products, Part(0, biases))
+        return UnitGradients(norms + squared_norms(biases), parts, combine)
+
+    def _implicit(self, x: Tensor, g: Tensor) -> UnitGradients:
+        """Norms by Gram matrices; the clipped sum is the ordinary product that is still due."""
+        kernel, bias = self.parameters
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            x, g = (part.values for part in parts)
+            biases = weighted_sum_over_tokens(factors, g)  # of g as it is
+            if x.shape[2] < g.shape[2]:  # the narrower of the two is the cheaper to weigh
+                x *= factors[:, None, None]
+            else:
+                g *= factors[:, None, None]
+            flat_x, flat_g = (tf.reshape(v, (-1, v.shape[2])) for v in (x, g))  # (N, in), (N, out)
+            return {kernel: tf.matmul(flat_x, flat_g, transpose_a=True), bias: biases}
+
+        return UnitGradients(gram_squared_norms(x, g, bias=True), whole(x, g), combine)
+
+
+def unit_products(x: Tensor, g: Tensor) -> list[Part]:
+    """Return xᵤᵀgᵤ of all units: (U, T, in), (U, T, out) -> parts (n, in, out).
+
+    In parts of at most 8 MiB: larger blocks of memory are fetched from the operating system and
+    returned to it every time, which costs a third of the product itself.
+    """
+    units, size = x.shape[0], 4 * x.shape[2] * g.shape[2]
+    step = max(1, _LARGEST_PART // size)
+    return [
+        Part(u, tf.matmul(x[u : u + step], g[u : u + step], transpose_a=True))
+        for u in range(0, units, step)
+    ]
+
+
+def explicit_is_cheaper(tokens: int, d_in: int, d_out: int) -> bool:
+    """Whether forming U products beats two Gram matrices; decided once, from static shapes.
+
+    Gram costs T²(in + out) multiplications a unit beyond an ordinary step; the explicit way costs
+    in·out writes and two reads a unit, together worth about 80 multiplications on a CPU: measured
+    within whole steps, where the products also fill cores that the backward pass leaves idle.
+    """
+    return 2 * tokens * tokens * (d_in + d_out) > 80 * d_in * d_out
+
+
+def sum_over_tokens(values: Tensor) -> Tensor:
+    """(U, T, D) -> (U, D), as a product with ones: of the ways to add, it reads memory fastest."""
+    return tf.matmul(tf.ones((values.shape[0], 1, values.shape[1])), values)[:, 0]
+
+
+def weighted_sum_over_tokens(factors: Tensor, values: Tensor) -> Tensor:
+    """Σᵤ factorᵤ · Σₜ valueᵤₜ: (U,), (U, T, D) -> (D,), as a product too."""
+    by_token = tf.repeat(factors, values.shape[1])[None, :]  # (1, N)
+    return tf.matmul(by_token, tf.reshape(values, (-1, values.shape[2])))[0]
+
+
+def squared_norms(parts: Tensor) -> Tensor:
+    """(U, ...) -> (U,): the squared norm of each unit's part."""
+    flat = tf.reshape(parts, (parts.shape[0], -1))
+    return tf.reduce_sum(tf.square(flat), axis=1)
+
+
+def squared_norms_of_matrices(products: Tensor) -> Tensor:
+    """(U, in, out) -> (U,): as `squared_norms`, in one pass over memory but U times the graph."""
+    return 2.0 * tf.stack([tf.nn.l2_loss(product) for product in tf.unstack(products)])
+
+
+def weighted_sum(factors: Tensor, parts: Tensor) -> Tensor:
+    """Σᵤ factorᵤ · partᵤ: (U,), (U, ...) -> (...)."""
+    flat = tf.reshape(parts, (parts.shape[0], -1))
+    return tf.reshape(tf.matmul(factors[None, :], flat), parts.shape[1:])
+
+
+@dataclass(frozen=True)
+class EmbeddingTap:
+    """The lookups' ids and their sum; M = U·R rows of S tokens, T = R·S.
+
+    `kind` and `types` are None in a model without token types.
+    """
+
+    word: str
+    position: str
+    kind: str | None
+    units: int
+    ids: Tensor  # (M, S)
+    types: Tensor | None  # (M, S)
+    table_rows: dict[str, int]  # rows of each table
+    output: Tensor  # (M, S, D)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The tables."""
+        tables = (self.word, self.position)
+        return tables if self.kind is None else (*tables, self.kind)
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(M, S, D) -> the units' gradients."""
+        _, s, d = g.shape
+        by_token = tf.reshape(g, (self.units, -1, d))  # (U, T, D)
+        by_place = tf.reduce_sum(tf.reshape(g, (self.units, -1, s, d)), axis=1)  # (U, S, D)
+        norms = squared_norms(sum_by_word(self.unit_ids(), by_token)) + squared_norms(by_place)
+        parts = [by_token, by_place]
+        if self.kind is not None:
+            kinds = tf.one_hot(tf.reshape(self.types, (self.units, -1)), self.table_rows[self.kind])
+            by_kind = tf.matmul(kinds, by_token, transpose_a=True)  # (U, types, D)
+            norms += squared_norms(by_kind)
+            parts.append(by_kind)
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            by_token, by_place, *by_kind = (part.values for part in parts)
+            weighted = tf.reshape(by_token * factors[:, None, None], (-1, d))  # (U·T, D)
+            words = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
+            unused = self.table_rows[self.position] - s
+            sums = {
+                self.word: words,
+                self.position: tf.pad(weighted_sum(factors, by_place), ((0, unused), (0, 0))),
+            }
+            if self.kind is not None:
+                sums[self.kind] = weighted_sum(factors, by_kind[0])
+            return sums
+
+        return UnitGradients(norms, whole(*parts), combine)
+
+    def unit_ids(self) -> Tensor:
+        """(U, T): the word ids of each unit."""
+        return tf.reshape(self.ids, (self.units, -1))
+
+
+def sum_by_word(ids: Tensor, g: Tensor) -> Tensor:
+    """Add up the places of each word: (U, T) ids, (U, T, D) -> (U, T, D), other slots zero.
+
+    A word's slot is where it begins in the unit's sorted ids, so two places share a slot exactly
+    if they hold the same word.
+    """
+    u, t = ids.shape
+    slots = tf.searchsorted(tf.sort(ids, axis=1), ids)  # (U, T) in [0, T)
+    slots += t * tf.range(u)[:, None]
+    flat = tf.math.unsorted_segment_sum(tf.reshape(g, (u * t, -1)), tf.reshape(slots, (-1,)), u * t)
+    return tf.reshape(flat, g.shape)
+
+
+@dataclass(frozen=True)
+class LayerNormTap:
+    """One LayerNorm's standardised input and its output, with N = U·T."""
+
+    name: str
+    units: int
+    standardised: Tensor  # (N, D)
+    output: Tensor  # (N, D)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Gain and bias."""
+        return (f"{self.name}/gain", f"{self.name}/bias")
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(N, D) -> the units' gradients, explicitly: they are small."""
+        shape = (self.units, -1, g.shape[1])
+        gains = sum_over_tokens(tf.reshape(g * self.standardised, shape))  # (U, D)
+        biases = sum_over_tokens(tf.reshape(g, shape))  # (U, D)
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            return {
+                name: weighted_sum(factors, part.values)
+                for name, part in zip(self.parameters, parts, strict=True)
+            }
+
+        norms = squared_norms(gains) + squared_norms(biases)
+        return UnitGradients(norms, whole(gains, biases), combine)
+
+
+@dataclass(frozen=True)
+class TiedProjectionTap:
+    """The output projection's input and its logits, with N = U·K predictions."""
+
+    table: str
+    bias: str | None
+    units: int
+    x: Tensor  # (N, D)
+    output: Tensor  # (N, V)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Table and bias; causal models have no bias."""
+        return (self.table,) if self.bias is None else (self.table, self.bias)
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(N, V) -> the units' gradients: few predictions, a wide table, so always by Gram."""
+        x = tf.reshape(self.x, (self.units, -1, self.x.shape[1]))  # (U, K, D)
+        g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            x, g = (part.values for part in parts)
+            weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
+            flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
+            sums = {self.table: tf.matmul(flat, weighted, transpose_a=True)}
+            if self.bias is not None:
+                sums[self.bias] = weighted_sum_over_tokens(factors, g)
+            return sums
+
+        norms = gram_squared_norms(x, g, bias=self.bias is not None)
+        return UnitGradients(norms, whole(x, g), combine)
+
+
+def cross_term(
+    lookup: EmbeddingTap, lookup_g: Tensor, projection: TiedProjectionTap, projection_g: Tensor
+) -> Tensor:
+    """Return what the squared norm of the table's gradient has beyond the two parts': (U,).
+
+    Bounded from above as Gram norms are, since it can cancel them: each product of vectors is off
+    by at most γ_D times their lengths, and terms are added over T, then over K (Higham 2002, 3.5).
+
+    Args:
+        lookup: the embedding's tap.
+        lookup_g: (M, S, D), its output's gradient.
+        projection: the projection's tap.
+        projection_g: (N, V), its logits' gradient.
+    """
+    units = lookup.units
+    h = tf.reshape(projection.x, (units, -1, projection.x.shape[1]))  # (U, K, D)
+    logit_g = tf.reshape(projection_g, (units, -1, projection_g.shape[1]))  # (U, K, V)
+    g = tf.reshape(lookup_g, (units, -1, lookup_g.shape[-1]))  # (U, T, D)
+    k = h.shape[1]
+    ids = lookup.unit_ids()  # (U, T)
+    ids = tf.repeat(ids[:, None, :], k, axis=1)  # (U, K, T)
+    at_words = tf.gather(logit_g, ids, batch_dims=2)  # (U, K, T)
+    alignment = tf.matmul(h, g, transpose_b=True)  # (U, K, T)
+    lengths = tf.norm(h, axis=2)[:, :, None] * tf.norm(g, axis=2)[:, None, :]  # (U, K, T)
+    computed = tf.reduce_sum(tf.reduce_sum(alignment * at_words, axis=2), axis=1)
+    scale = tf.reduce_sum(lengths * tf.abs(at_words), axis=(1, 2))
+    return 2.0 * (computed + rounding_factor(h.shape[2], 0, max(k, g.shape[1])) * scale)

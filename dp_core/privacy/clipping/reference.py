@@ -1,0 +1,227 @@
+"""The clipped sum by its definition, one unit after the other: the oracle of the fast engine.
+
+It knows no layer rules: automatic differentiation gives each unit's gradient, and whatever the
+model does with its parameters is covered. U times slower.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+from dp_core.nn.layers import Layers, Tensor, Variables
+from dp_core.privacy.clipping.book_keeping import (
+    ClippedSum,
+    Factors,
+    UnitLosses,
+    clipped_grad_sum,
+    flat_factors,
+)
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """Losses that can be had for one unit alone, without computing the others'."""
+
+    def __call__(self, layers: Layers) -> Tensor:
+        """Layers -> (U,)."""
+
+    def of_unit(self, unit: Tensor) -> UnitLosses:
+        """Scalar index, a tensor -> the losses (1,) of that unit alone."""
+
+
+def naive_clipped_grad_sum(
+    unit_losses: UnitLosses,
+    parameters: Variables,
+    units: int,
+    clip_norm: float | Tensor,
+    *,
+    factors_of: Factors = flat_factors,
+    precision: str = "float32",
+) -> ClippedSum:
+    """As `engine.clipped_grad_sum`, same arguments, same guarantee, same result up to rounding.
+
+    Losses that are `Separable` are computed in a loop of one graph; others U times in full.
+    """
+    names = list(parameters)
+
+    def clipped(unit: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        gradient, loss = _gradient_of(unit, unit_losses, parameters, precision)
+        squared = tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradient])
+        norm = tf.sqrt(squared)
+        factor = factors_of(norm, clip_norm)
+        sound = tf.math.is_finite(squared)
+        return [tf.where(sound, factor * g, 0.0) for g in gradient], norm, loss
+
+    def step(
+        unit: Tensor, sums: list[Tensor], norms: Tensor, losses: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        gradient, norm, loss = clipped(unit)
+        here = tf.one_hot(unit, units)  # (U,)
+        return (
+            unit + 1,
+            [s + g for s, g in zip(sums, gradient, strict=True)],
+            tf.where(here > 0, norm, norms),
+            tf.where(here > 0, loss, losses),
+        )
+
+    start = (
+        tf.constant(0),
+        [tf.zeros(parameters[name].shape) for name in names],
+        tf.zeros((units,)),
+        tf.zeros((units,)),
+    )
+    _, sums, norms, losses = tf.while_loop(
+        lambda unit, *_: unit < units, step, start, parallel_iterations=1
+    )
+    return ClippedSum(dict(zip(names, sums, strict=True)), norms, losses)
+
+
+def _gradient_of(
+    unit: Tensor, unit_losses: UnitLosses, parameters: Variables, precision: str
+) -> tuple[list[Tensor], Tensor]:
+    values = list(parameters.values())
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        layers = Layers(parameters, precision)
+        if isinstance(unit_losses, Separable):
+            loss = unit_losses.of_unit(unit)(layers)[0]
+        else:
+            loss = unit_losses(layers)[unit]
+    gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(g) for g in gradients], loss
+
+
+_UNBOUNDED = 1e30  # stands for an infinite clip norm, which the toolbox multiplies by zero noise
+
+
+def toolbox_clipped_sum(
+    unit_losses: UnitLosses,
+    parameters: Variables,
+    units: int,
+    clip_norm: float | Tensor,
+    *,
+    factors_of: Factors = flat_factors,
+    precision: str = "float32",
+) -> ClippedSum:
+    """As `engine.clipped_grad_sum`, same arguments, same result up to rounding.
+
+    The same guarantee too. The jacobian multiplies a unit's values by the zeros of other units'
+    rows, and 0·NaN is NaN: so a micro-batch with a value that is not finite is clipped unit by
+    unit instead (`naive`), which keeps that unit to itself if `unit_losses` is `Separable`.
+
+    Raises:
+        BadInput: tensorflow-privacy is not installed, or clipping is to be other than flat.
+    """
+    if factors_of is not flat_factors:
+        raise BadInput("clips flatly only", where="engine tensorflow-privacy")
+    clip = tf.minimum(tf.cast(clip_norm, tf.float32), _UNBOUNDED)
+    optimizer = _optimizer_class()(
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        num_microbatches=units,
+        unconnected_gradients_to_zero=True,
+        learning_rate=0.0,
+    )
+    # The toolbox draws its noise, though it is multiplied by zero; where operations must be
+    # deterministic, TensorFlow refuses to draw without a seed.
+    tf.random.set_seed(0)
+    names, noted = list(parameters), _Noted()
+
+    def losses() -> Tensor:
+        noted.losses = unit_losses(Layers(parameters, precision))
+        return noted.losses
+
+    tape = _NotingTape(noted)
+    pairs = optimizer._compute_gradients(losses, [parameters[n] for n in names], tape=tape)
+    means = [mean for mean, _ in pairs]
+    sums = {name: mean * float(units) for name, mean in zip(names, means, strict=True)}
+    vectorized = (sums, noted.norms, noted.losses)
+
+    def one_by_one() -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        slow = naive_clipped_grad_sum(unit_losses, parameters, units, clip, precision=precision)
+        return slow.sums, slow.norms, slow.losses
+
+    finite = tf.reduce_all(tf.math.is_finite(noted.norms))
+    return ClippedSum(*tf.cond(finite, lambda: vectorized, one_by_one))
+
+
+def _optimizer_class() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its dependencies use distutils
+            module = importlib.import_module(
+                "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
+            )
+    except ImportError:
+        raise BadInput(
+            "tensorflow-privacy is not installed",
+            where="engine tensorflow-privacy",
+            fix="Install it, or use the engine book-keeping.",
+        ) from None
+    return module.VectorizedDPKerasSGDOptimizer
+
+
+class _Noted:
+    """What passes by on the optimizer's way and is not in its answer."""
+
+    losses: Tensor
+    norms: Tensor
+
+
+class _NotingTape(tf.GradientTape):  # type: ignore[misc]
+    """Notes the units' norms, which the optimizer keeps to itself."""
+
+    def __init__(self, noted: _Noted) -> None:
+        super().__init__(persistent=True, watch_accessed_variables=False)
+        self._noted = noted
+
+    def jacobian(self, target: Tensor, sources: Sequence[Any], **options: Any) -> list[Tensor]:
+        """(U,), variables -> for each variable, the units' gradients (U, ...)."""
+        gradients: list[Tensor] = super().jacobian(target, sources, **options)
+        flat = [tf.reshape(g, (g.shape[0], -1)) for g in gradients]
+        squared = tf.add_n([tf.reduce_sum(tf.square(g), axis=1) for g in flat])  # (U,)
+        self._noted.norms = tf.sqrt(squared)
+        return gradients
+
+
+class Engine(Protocol):
+    """What every engine is: `engine.clipped_grad_sum` says what it promises."""
+
+    def __call__(
+        self,
+        unit_losses: UnitLosses,
+        parameters: Variables,
+        units: int,
+        clip_norm: float | Tensor,
+        *,
+        factors_of: Factors = flat_factors,
+        precision: str = "float32",
+    ) -> ClippedSum:
+        """Clip each unit's gradient and add them up."""
+
+
+_ENGINES: dict[str, Engine] = {
+    "book-keeping": clipped_grad_sum,
+    "tensorflow-privacy": toolbox_clipped_sum,
+    "naive": naive_clipped_grad_sum,
+}
+ENGINES = tuple(_ENGINES)
+
+
+def engine_named(name: str) -> Engine:
+    """Return `book-keeping`, `tensorflow-privacy` or `naive`.
+
+    Raises:
+        BadInput: no such engine.
+    """
+    if name not in _ENGINES:
+        raise BadInput(
+            f"{name!r} is no engine", where="engine", fix=f"Use one of {', '.join(ENGINES)}."
+        )
+    return _ENGINES[name]

@@ -1,0 +1,247 @@
+"""Coins whose probability is exact: integers only, vectorised, from a keyed SHAKE-256 stream."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from dp_core.errors import BadInput
+from dp_core.privacy.seed_store import PrivacySeed
+
+_BLOCK_BYTES = 1 << 20
+_WORD = 1 << 64
+
+
+class WordStream:
+    """Uniform 64-bit words: blocks of SHAKE-256(key ∥ block number), one after the other."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._block = 0
+        self._left: NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Return the next `count` words."""
+        parts = [self._left]
+        have = len(self._left)
+        while have < count:
+            message = self._key + self._block.to_bytes(8, "big")
+            block = hashlib.shake_256(message).digest(_BLOCK_BYTES)
+            parts.append(np.frombuffer(block, dtype="<u8"))
+            have += _BLOCK_BYTES // 8
+            self._block += 1
+        joined = np.concatenate(parts)
+        self._left = joined[count:]
+        return joined[:count]
+
+
+def uniform_below(bound: int, size: int, stream: WordStream) -> NDArray[np.int64]:
+    """Return `size` integers, uniform on {0, …, bound − 1} (bound at most 2⁶²), int64."""
+    limit = np.uint64(_WORD - _WORD % bound - 1)  # words above it would favour small residues
+    words = stream.words(size)
+    while (bad := np.flatnonzero(words > limit)).size:
+        words = words.copy()
+        words[bad] = stream.words(len(bad))
+    return (words % np.uint64(bound)).astype(np.int64)
+
+
+def bernoulli(
+    probabilities: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+) -> NDArray[np.bool_]:
+    """Return one coin per element of `index`; coin i is true with `probabilities[index[i]]`.
+
+    A coin is the comparison of a uniform real with p, 64 bits at a time. The first word decides
+    unless it equals p's own first 64 bits (once in 2⁶⁴): then p's next bits decide, and so on,
+    so the probability is p itself and not its rounding.
+    """
+    certain = np.array([p >= 1 for p in probabilities], dtype=bool)
+    firsts = np.array(
+        [0 if p >= 1 else (p.numerator * _WORD) // p.denominator for p in probabilities],
+        dtype=np.uint64,
+    )
+    words = stream.words(len(index))
+    thresholds = firsts[index]
+    coins: NDArray[np.bool_] = (words < thresholds) | certain[index]
+    for tie in np.flatnonzero((words == thresholds) & ~certain[index]):
+        coins[tie] = _decide_tie(probabilities[int(index[tie])], stream)
+    return coins
+
+
+def _decide_tie(p: Fraction, stream: WordStream) -> bool:
+    """Continue the comparison with p after its first 64 bits have come up."""
+    while True:
+        p = p * _WORD - (p.numerator * _WORD) // p.denominator
+        if p == 0:
+            return False
+        word = int(stream.words(1)[0])
+        first = (p.numerator * _WORD) // p.denominator
+        if word != first:
+            return word < first
+
+
+def bernoulli_exp_minus(
+    exponents: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+) -> NDArray[np.bool_]:
+    """Return coins that are true with probability exp(−exponents[index[i]]), exponents >= 0.
+
+    Algorithm 1 of Canonne, Kamath and Steinke (2020): exp(−γ) as a series of rational coins,
+    after ⌊γ⌋ coins of exp(−1) that must all come up.
+    """
+    index = np.asarray(index, dtype=np.int64).reshape(-1)
+    wholes = np.array([int(gamma) for gamma in exponents], dtype=object)
+    parts = [gamma - int(gamma) for gamma in exponents]
+    alive = np.arange(len(index))
+    rounds = 0
+    while (pending := alive[wholes[index[alive]] > rounds]).size:
+        lost = pending[~_exp_minus_fraction([Fraction(1)], np.zeros_like(pending), stream)]
+        alive = np.setdiff1d(alive, lost, assume_unique=True)
+        rounds += 1
+    coins = np.zeros(len(index), dtype=bool)
+    coins[alive] = _exp_minus_fraction(parts, index[alive], stream)
+    return coins
+
+
+def _exp_minus_fraction(
+    gammas: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+) -> NDArray[np.bool_]:
+    """Return coins of probability exp(−γ), γ in [0, 1]: toss γ/1, γ/2, … until one fails.
+
+    The first failure is at an odd toss with probability 1 − γ + γ²/2 − … = exp(−γ).
+    """
+    coins = np.zeros(len(index), dtype=bool)
+    active = np.arange(len(index))
+    toss = 1
+    while len(active):
+        present, local = np.unique(index[active], return_inverse=True)
+        went_on = bernoulli([gammas[int(g)] / toss for g in present], local, stream)
+        coins[active[~went_on]] = toss % 2 == 1
+        active = active[went_on]
+        toss += 1
+    return coins
+
+
+LARGEST_SIGMA = 2.0**31
+KEY_BYTES = 32  # a key of AES-256
+_ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
+_NO_TEXT = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
+
+
+def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> NDArray[np.uint8]:
+    """Return the key [32] of the noise that variable `variable` gets in update `t`.
+
+    HMAC-SHA256 of (manifest, t, variable) under the seed: it depends on nothing of the layout, so
+    that a resumed run, or one on other devices, draws the very same noise.
+    """
+    digest = seed.derive("noise", manifest, t, variable)
+    return np.frombuffer(digest[:KEY_BYTES], dtype=np.uint8)
+
+
+def keystream(key: NDArray[np.uint8], words: int, block: int = 0) -> NDArray[np.int32]:
+    """Return `words` 32-bit words that nobody without the key can tell from uniform ones.
+
+    AES-256 in counter mode, the counters being (block, 2), (block, 3), … in 96 and 32 bits: what
+    AES-GCM encrypts with (NIST SP 800-38D, 6.5 and 7.1), whose tag is not asked for. It is GCM
+    because OpenSSL uses the wide instructions of newer processors for it alone, which doubles the
+    speed there. No counter repeats: a key is used for one stream, of which a block is made once.
+    Other threads run meanwhile.
+
+    Args:
+        key: (32,).
+        words: how many, at most 2³³.
+        block: number of the stream under this key.
+    """
+    nonce = block.to_bytes(12, "big")
+    cipher = Cipher(algorithms.AES256(key.tobytes()), modes.GCM(nonce)).encryptor()
+    size = 4 * words
+    stream = aligned_bytes(size + 15)  # the library wants room for a block more
+    for start in range(0, size, len(_NO_TEXT)):
+        count = min(len(_NO_TEXT), size - start)
+        cipher.update_into(_NO_TEXT[:count].data, stream[start:].data)
+    return stream[:size].view("<i4")
+
+
+def aligned_bytes(size: int) -> NDArray[np.uint8]:
+    """Return uninitialised memory that TensorFlow takes as a tensor without a copy: (size,)."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
+
+
+def discrete_gaussian(
+    sigma: float, size: int, seed: PrivacySeed, context: bytes
+) -> NDArray[np.int64]:
+    """Return `size` exact draws from the discrete Gaussian N_Z(0, σ²), int64.
+
+    Algorithm 3 of Canonne, Kamath and Steinke (2020, arXiv:2004.00010): rejection from a
+    discrete Laplace. Every coin is decided by integers (σ as the rational number that the
+    float is), so no low bit of a float can leak, and the pmf is proportional to
+    exp(−x²/2σ²) exactly. Time, not output, depends on the values drawn.
+
+    Args:
+        sigma: scale σ of the mechanism, in counts.
+        size: number of draws.
+        seed: the secret seed of the release.
+        context: what the noise is for (digests of the release's inputs). The same seed and
+            context give the same noise, so different data must come with different context.
+
+    Raises:
+        BadInput: σ is not in (0, 2³¹], or the context is empty.
+    """
+    if not 0 < sigma <= LARGEST_SIGMA:
+        raise BadInput(f"σ = {sigma} is not in (0, 2^31]", where="discrete Gaussian")
+    if not context:
+        raise BadInput("noise must be bound to what it is drawn for", where="discrete Gaussian")
+    exact = Fraction(sigma)
+    stream = WordStream(seed.derive("discrete-gaussian", context, repr(sigma), size))
+    drawn: list[NDArray[np.int64]] = []
+    missing = size
+    while missing > 0:
+        # about 3/4 (σ large) to 2/5 (σ small) of the proposals survive; the rest is made up for
+        accepted = _accepted(exact, missing + missing // 2 + 16, stream)[:missing]
+        drawn.append(accepted)
+        missing -= len(accepted)
+    return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+
+
+def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np.int64]:
+    """Return those of `proposals` discrete Laplace draws that Algorithm 3 keeps."""
+    t = int(sigma) + 1
+    y = _discrete_laplace(t, proposals, stream)
+    values, index = np.unique(np.abs(y), return_inverse=True)
+    square = sigma * sigma
+    exponents = [(int(value) - square / t) ** 2 / (2 * square) for value in values]
+    return y[bernoulli_exp_minus(exponents, index, stream)]
+
+
+def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64]:
+    """Return `size` draws with pmf proportional to exp(−|x|/t) (Algorithm 2 with s = 1)."""
+    drawn: list[NDArray[np.int64]] = []
+    missing = size
+    while missing > 0:
+        remainder = uniform_below(t, 2 * missing + 16, stream)
+        values, index = np.unique(remainder, return_inverse=True)
+        kept = bernoulli_exp_minus([Fraction(int(v), t) for v in values], index, stream)
+        remainder = remainder[kept]
+        magnitude = remainder + t * _geometric(len(remainder), stream)
+        negative = uniform_below(2, len(magnitude), stream) == 1
+        valid = ~(negative & (magnitude == 0))  # zero would count twice
+        accepted = np.where(negative, -magnitude, magnitude)[valid][:missing]
+        drawn.append(accepted)
+        missing -= len(accepted)
+    return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+
+
+def _geometric(size: int, stream: WordStream) -> NDArray[np.int64]:
+    """Return, `size` times, how many Bernoulli(exp(−1)) come up before the first that does not."""
+    count = np.zeros(size, np.int64)
+    alive = np.arange(size)
+    while len(alive):
+        again = bernoulli_exp_minus([Fraction(1)], np.zeros(len(alive), np.int64), stream)
+        alive = alive[again]
+        count[alive] += 1
+    return count

@@ -1,0 +1,243 @@
+"""Where checkpoints are kept: a small door, and a folder of this machine behind it.
+
+Other places (a bucket) are other classes with the same four methods; a contract test runs over
+all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.models.parameters import Arrays
+
+_PARTIAL = ".partial"
+
+
+class CheckpointPlace(Protocol):
+    """Files under names, each there whole or not at all. Errors are `OSError`s."""
+
+    @property
+    def where(self) -> str:
+        """What people call the place."""
+
+    def write(self, name: str, make: Callable[[Path], None]) -> None:
+        """Keep the file that `make` writes to the path it is given, in place of an older one."""
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted."""
+
+    def read(self, name: str) -> AbstractContextManager[Path]:
+        """Give a local path of the file for as long as the context lasts; `OSError` if none."""
+
+    def delete(self, name: str) -> None:
+        """Remove a file if it is there."""
+
+
+class LocalFolder:
+    """Checkpoints in a folder that only its owner can read.
+
+    A file is written in a folder of its own, flushed to disk, then renamed into place, so that a
+    kill at any instant leaves the old file or the new one.
+
+    Args:
+        folder: made when the first file is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def write(self, name: str, make: Callable[[Path], None]) -> None:
+        """Keep the file that `make` writes."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = self._folder / _PARTIAL
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed run left
+        partial.mkdir(mode=0o700)
+        try:
+            make(partial / name)
+            (partial / name).chmod(0o600)
+            _sync(partial / name)
+            (partial / name).replace(self._folder / name)
+            _sync(self._folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """Return the files' names, sorted."""
+        try:
+            return sorted(f.name for f in self._folder.iterdir() if f.name != _PARTIAL)
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str) -> AbstractContextManager[Path]:
+        """Give the file itself."""
+        (self._folder / name).stat()
+        return nullcontext(self._folder / name)
+
+    def delete(self, name: str) -> None:
+        """Remove the file."""
+        (self._folder / name).unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+_NAME = re.compile(r"update-(\d{10})\.safetensors")
+_LOG = logging.getLogger("confide.training")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to go on: `update` updates are done."""
+
+    update: int
+    arrays: Arrays
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        place: where they are.
+        run: digest of what the run is; a checkpoint of another run is refused.
+        keep: how many are kept.
+    """
+
+    def __init__(self, place: CheckpointPlace, run: str, keep: int = 2) -> None:
+        self._place, self._run, self._keep = place, run, keep
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and drop the oldest beyond `keep`.
+
+        Raises:
+            ConfideError: the disk is full or the place not writable; older ones stay as they are.
+        """
+        about = {"update": str(checkpoint.update), "run": self._run}
+        about["digest"] = _digest(checkpoint, self._run)
+        try:
+            self._place.write(
+                _name(checkpoint.update),
+                lambda path: save_file(checkpoint.arrays, path, metadata=about),
+            )
+            self._drop(checkpoint.update)
+        except (OSError, SafetensorError) as error:
+            raise ConfideError(
+                f"checkpoint not written: {_reason(error)}",
+                where=self._place.where,
+                fix="Make room there and start again: the last good checkpoint is kept.",
+            ) from error
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole, or None; damaged ones are named in the log.
+
+        Raises:
+            BadInput: it belongs to another run (its data, plan or code differ): resuming would
+                draw the same noise for other gradients.
+            ConfideError: the place cannot be read; that is no reason to begin anew.
+        """
+        for update in reversed(self._updates()):
+            found = self._read(update)
+            if found is not None:
+                return found
+            _LOG.warning(
+                "%s: the checkpoint of update %d is damaged; going on from the one before it",
+                self._place.where,
+                update,
+            )
+        return None
+
+    def _updates(self) -> list[int]:
+        try:
+            matches = [_NAME.fullmatch(name) for name in self._place.names()]
+        except OSError as error:
+            raise ConfideError(
+                f"checkpoints cannot be read: {_reason(error)}", where=self._place.where
+            ) from error
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _read(self, update: int) -> Checkpoint | None:
+        """Return a checkpoint, or None if it is torn or altered."""
+        try:
+            with self._place.read(_name(update)) as path:
+                about = _header(path)
+                checkpoint = Checkpoint(update, load_file(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfideError(
+                f"a checkpoint cannot be read: {_reason(error)}", where=self._place.where
+            ) from error
+        except (SafetensorError, ValueError):
+            return None
+        if about.get("digest") != _digest(checkpoint, about.get("run", "")):
+            return None
+        if about["run"] != self._run:
+            raise BadInput(
+                "the checkpoint belongs to another run",
+                where=self._place.where,
+                fix="Its manifest differs: start anew, which is a new charge.",
+            )
+        return checkpoint
+
+    def _drop(self, newest: int) -> None:
+        """Drop what is older than the last `keep`, and later ones: those were found damaged."""
+        updates = self._updates()
+        kept = [u for u in updates if u <= newest][-self._keep :]
+        for update in updates:
+            if update not in kept:
+                self._place.delete(_name(update))
+
+
+def run_digest(manifest: bytes, *parts: object) -> str:
+    """Return what ties a checkpoint to its run: SHA-256 of the manifest and the settings."""
+    text = json.dumps([str(p) for p in parts]).encode()
+    return hashlib.sha256(hashlib.sha256(manifest).digest() + text).hexdigest()
+
+
+def _name(update: int) -> str:
+    return f"update-{update:010d}.safetensors"
+
+
+def _header(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="numpy") as file:
+        return dict(file.metadata() or {})
+
+
+def _digest(checkpoint: Checkpoint, run: str) -> str:
+    digest = hashlib.sha256(f"{checkpoint.update} {run}".encode())
+    for name, array in sorted(checkpoint.arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the system's words for an error; a library's own message may hold anything."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(number[1])) if number else type(error).__name__

@@ -1,0 +1,254 @@
+"""Noise and threshold of the word histogram for a wanted (ε, δ): exact, for the noise drawn.
+
+What is calibrated is what will be charged: the ε that the ledger's accounting gives the plan's
+event is at most the ε asked for, so a budget equal to the wish holds it.
+
+Exact mode finds the smallest threshold that any σ allows, because a smaller threshold releases
+more words. Paper mode (`dp_core.vocabulary.hoory2021`) reproduces Hoory et al. 2021, Corollary 1.
+The mathematics is in `dp_core.privacy.accounting.profiles`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting import epsilon_pld, refuse_large_delta
+from dp_core.privacy.accounting.profiles import (
+    HistogramProfile,
+    gaussian_delta,
+    lone_word_blocks,
+    shared_deltas,
+    upper_tail,
+)
+from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
+
+_DIGITS = 5  # significant digits of a calibrated σ: what a person can copy
+MOST_EPSILON = 500.0  # e^ε is a number still; what it promises is nothing
+MOST_WORDS = 100_000  # distinct words of one unit
+LEAST_DELTA = 1e-30  # tails far beyond it are not summed
+_LEAST_SIGMA, _MOST_SIGMA = 1e-2, 1e7
+_ACCOUNTING = 1 - 1e-5  # share of δ that is spent; the rest is more than the accounting rounds up
+_NUDGES = 12  # doubling from one last digit of σ: up to 4%
+
+
+@dataclass(frozen=True)
+class HistogramPlan:
+    """A word histogram's release: what is drawn, and the (ε, δ) that it earns.
+
+    *Formal guarantee.* Adding or removing one unit that counts towards at most `words_per_unit`
+    words, each once: (ε, δ)-DP for discrete Gaussian noise of parameter `sigma` on every word
+    present and release of the noised counts ≥ `threshold`.
+
+    Attributes:
+        words_per_unit: N, the most distinct words of a unit that count.
+        sigma: parameter of the discrete Gaussian noise, in counts.
+        threshold: whole number C; noised counts below it are not released.
+        epsilon: claimed ε. delta: claimed δ.
+        unit: what is added or removed (None: a bare calculation).
+        declared_units: public upper bound on the number of units, if the plan states one.
+
+    Raises:
+        PlanError: sigma and threshold do not earn (ε, δ), or δ is not below 1/declared_units.
+    """
+
+    words_per_unit: int
+    sigma: float
+    threshold: int
+    epsilon: float
+    delta: float
+    unit: PrivacyUnit | None = None
+    declared_units: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit is not None:
+            object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        if self.declared_units is not None:
+            refuse_large_delta([self.delta], self.declared_units, "histogram plan, delta")
+        earned = delta_of(self.words_per_unit, self.sigma, self.threshold, self.epsilon)
+        if earned > self.delta:
+            raise PlanError(
+                f"σ={self.sigma:g} and threshold {self.threshold} give δ={earned:.3g} at "
+                f"ε={self.epsilon:g}, not {self.delta:g}",
+                where="histogram plan",
+                fix="Calibrate: `confide calibrate vocabulary`.",
+            )
+
+    def event(self) -> ThresholdedHistogram:
+        """Return the mechanism, for the ledger."""
+        return ThresholdedHistogram(self.words_per_unit, self.sigma, self.threshold, unit=self.unit)
+
+
+def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:
+    """Return δ at ε of the histogram as it is drawn: integer noise, integer threshold."""
+    checked = ThresholdedHistogram(words_per_unit, sigma, threshold)  # refuses what is impossible
+    return HistogramProfile(checked.words_per_unit, checked.sigma, int(threshold)).delta(epsilon)
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    words_per_unit: int,
+    *,
+    unit: PrivacyUnit | None = None,
+    declared_units: int | None = None,
+) -> HistogramPlan:
+    """Return the plan with the smallest threshold that is charged at most ε, and its smallest σ.
+
+    The charge is within 0.5% of the wish, unless σ is so small (below 2) that the few values of
+    the noise give the privacy loss few values as well: then it is the next one below.
+
+    Args:
+        epsilon: target ε > 0. delta: target δ in (0, 1).
+        words_per_unit: N, the most distinct words of a unit that count.
+
+    Raises:
+        BadInput: a target or N out of range, or one that no noise reaches.
+        PlanError: δ is not below 1/declared_units.
+    """
+    check_target(epsilon, delta, words_per_unit)
+    sigma, threshold = _charged_at_most(epsilon, delta, words_per_unit)
+    return HistogramPlan(
+        words_per_unit, sigma, threshold, epsilon, delta, unit=unit, declared_units=declared_units
+    )
+
+
+def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
+    """Refuse a target that no histogram has.
+
+    Raises:
+        BadInput: ε, δ or N out of range.
+    """
+    if not 0 < epsilon <= MOST_EPSILON:
+        raise BadInput(f"{epsilon:g} is not above 0, at most {MOST_EPSILON:g}", where="epsilon")
+    if not LEAST_DELTA <= delta < 1:
+        raise BadInput(f"{delta:g} is not from {LEAST_DELTA:g} to 1", where="delta")
+    if words_per_unit < 1:
+        raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit")
+    if words_per_unit > MOST_WORDS:
+        raise BadInput(f"more than {MOST_WORDS:,}", where="words_per_unit")
+
+
+def smallest_threshold(
+    epsilon: float, delta: float, words_per_unit: int, sigma: float
+) -> int | None:
+    """Return the smallest threshold at which σ earns (ε, δ), or None if none does."""
+    tail = _largest_tail(
+        shared_deltas(words_per_unit, sigma, epsilon), delta, lone_word_blocks(words_per_unit)
+    )
+    if tail <= 0:
+        return None
+    threshold = max(1, math.floor(1 - sigma * float(ndtri(min(tail, 0.5)))) - 2)
+    while upper_tail(threshold - 1, sigma) > tail:
+        threshold += 1
+    # The tail bounds the direction in which the unit is there; the other one is checked as well.
+    while delta_of(words_per_unit, sigma, threshold, epsilon) > delta:
+        threshold += 1
+    return threshold
+
+
+def _largest_tail(
+    hidden: NDArray[np.float64], delta: float, blocks: list[tuple[int, int]]
+) -> float:
+    """Return the largest τ with hidden[ℓ] + 1 − (1−τ)^ℓ ≤ δ for every ℓ; 0 if there is none."""
+    if hidden[0] > delta:
+        return 0.0
+    last = np.array([b for _, b in blocks[1:]], dtype=np.float64)
+    room = delta - hidden[1:]
+    if np.any(room <= 0):
+        return 0.0
+    return float(np.min(-np.expm1(np.log1p(-room) / last)))
+
+
+@functools.lru_cache(maxsize=256)  # a run asks again in every step that names its mechanism
+def _charged_at_most(epsilon: float, delta: float, words_per_unit: int) -> tuple[float, int]:
+    """Return σ and the threshold at which the accounting charges at most ε at δ.
+
+    The accounting bounds the profile from above (by chords on a grid), so what earns ε by the
+    profile may be charged a hair more; a little more noise makes up for it.
+    """
+    within = delta * _ACCOUNTING
+    sigma, threshold = _sigma_of_smallest_threshold(epsilon, within, words_per_unit)
+    nudged: int | None = threshold
+    for nudge in range(_NUDGES):
+        if nudged is not None:
+            event = ThresholdedHistogram(words_per_unit, sigma, nudged)
+            if epsilon_pld(event, delta) <= epsilon:
+                return sigma, nudged
+        sigma = _round_up(sigma * (1 + 2.0**nudge * 10.0**-_DIGITS))
+        nudged = smallest_threshold(epsilon, within, words_per_unit, sigma)
+    raise _unreached(epsilon, delta)
+
+
+def _unreached(epsilon: float, delta: float) -> BadInput:
+    return BadInput(
+        f"no noise of the histogram reaches ε={epsilon:g} at δ={delta:g}",
+        where="epsilon, delta",
+        fix="Ask for another ε, a larger δ, or fewer words per unit.",
+    )
+
+
+def _sigma_of_smallest_threshold(
+    epsilon: float, delta: float, words_per_unit: int
+) -> tuple[float, int]:
+    """Return the smallest σ among those with the smallest threshold, and that threshold.
+
+    The continuous formulas show where to look; only exact, discrete thresholds are compared.
+    """
+    places = _where_to_look(epsilon, delta, words_per_unit)
+    found = [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in places]
+    reached = [(c, s) for c, s in found if c is not None]
+    if not reached:
+        # Integer noise hides less than the continuous formulas say: a little more of it may do.
+        further = [_round_up(places[-1] * (1 + 2.0**i * 1e-4)) for i in range(14)]
+        found += [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in further]
+        reached = [(c, s) for c, s in found if c is not None]
+    if not reached:
+        raise _unreached(epsilon, delta)
+    best, sigma = min(reached)
+    below = max((s for _, s in found if s < sigma), default=0.99 * sigma)
+    while (middle := _round_up((below + sigma) / 2)) < sigma:
+        c = smallest_threshold(epsilon, delta, words_per_unit, middle)
+        if c is not None and c <= best:
+            best, sigma = c, middle
+        else:
+            if middle == below:
+                break
+            below = middle
+    return sigma, best
+
+
+def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[float]:
+    """Return the σ near which the continuous formulas put the smallest threshold."""
+
+    def excess(x: float) -> float:
+        return float(gaussian_delta(epsilon, math.sqrt(words_per_unit) / math.exp(x))) - delta
+
+    low, high = math.log(_LEAST_SIGMA), math.log(_MOST_SIGMA)
+    if excess(low) <= 0 or excess(high) >= 0:
+        raise _unreached(epsilon, delta)
+    root = brentq(excess, low, high)
+    sigmas = np.exp(root) * np.geomspace(1.0, 16.0, 400)
+    blocks = lone_word_blocks(words_per_unit)
+    shared = np.array([words_per_unit - first for first, _ in blocks])
+    thresholds = np.full(len(sigmas), np.inf)
+    for i, sigma in enumerate(sigmas):
+        hidden = gaussian_delta(epsilon, np.sqrt(shared) / sigma)
+        tail = _largest_tail(hidden, delta, blocks)
+        if tail > 0:
+            thresholds[i] = 1 - sigma * ndtri(tail)
+    near = sigmas[thresholds <= np.min(thresholds) + 2]
+    chosen = near[np.unique(np.linspace(0, len(near) - 1, 10).astype(int))]
+    return sorted({_round_up(float(s)) for s in chosen})
+
+
+def _round_up(sigma: float) -> float:
+    step = 10.0 ** (math.floor(math.log10(sigma)) - _DIGITS + 1)
+    return float(f"{math.ceil(sigma / step - 1e-6) * step:.12g}")

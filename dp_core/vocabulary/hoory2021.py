@@ -1,0 +1,341 @@
+"""The histogram of Hoory et al. 2021, Corollary 1, as printed, and what it really gives.
+
+The paper sets C = 1 + σ·erf⁻¹(1 − δ/N) and takes the normal tail beyond it for δ/N. But the
+standard normal's quantile is √2·erf⁻¹(2p − 1), not erf⁻¹: at that C a word that one unit alone
+holds is released far more often, and that probability is given away at *every* ε.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import erfcinv, ndtr, ndtri
+
+from dp_core.privacy.accounting import epsilon_paper_conversion, epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.profiles import gaussian_delta
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.vocabulary.calibration import HistogramPlan, calibrate, check_target, delta_of
+
+
+@dataclass(frozen=True)
+class PaperHistogram:
+    """Corollary 1's figures for (N, σ, δ), with continuous noise as in the paper.
+
+    Attributes:
+        epsilon: ε_V as printed. claimed_delta: δ as printed.
+        threshold: C as printed. true_delta: the δ that this C gives at that ε.
+        right_threshold: C = 1 + σ·Φ⁻¹(1 − δ/N), at which the paper's own proof gives δ.
+        right_delta: the δ that `right_threshold` gives at that ε.
+        lone_word: probability that a word of one unit alone passes the printed C.
+    """
+
+    words_per_unit: int
+    sigma: float
+    epsilon: float
+    claimed_delta: float
+    threshold: float
+    true_delta: float
+    right_threshold: float
+    right_delta: float
+    lone_word: float
+
+    def plan(
+        self, *, unit: PrivacyUnit | None = None, declared_units: int | None = None
+    ) -> HistogramPlan:
+        """Return the printed mechanism as it would be drawn, claiming only the δ it earns.
+
+        The noise is discrete and the threshold rounded up to a whole number.
+        """
+        threshold = math.ceil(self.threshold)
+        earned = delta_of(self.words_per_unit, self.sigma, threshold, self.epsilon)
+        return HistogramPlan(
+            self.words_per_unit,
+            self.sigma,
+            threshold,
+            self.epsilon,
+            earned,
+            unit=unit,
+            declared_units=declared_units,
+        )
+
+
+def paper_parameters(
+    sigma: float = 200.0, delta: float = 1e-9, words_per_unit: int = 256
+) -> PaperHistogram:
+    """Return Corollary 1 for these parameters; the defaults are the paper's."""
+    epsilon = math.sqrt(words_per_unit) / sigma * math.sqrt(2 * math.log(1.25 / delta))
+    printed = 1 + sigma * float(erfcinv(delta / words_per_unit))
+    right = 1 - sigma * float(ndtri(delta / words_per_unit))
+    return PaperHistogram(
+        words_per_unit,
+        sigma,
+        epsilon,
+        delta,
+        printed,
+        continuous_delta(words_per_unit, sigma, printed, epsilon),
+        right,
+        continuous_delta(words_per_unit, sigma, right, epsilon),
+        float(ndtr(-(printed - 1) / sigma)),
+    )
+
+
+def paper_sigma(epsilon: float, delta: float, words_per_unit: int) -> float:
+    """Return the σ at which Corollary 1 has this ε_V at δ.
+
+    Raises:
+        BadInput: a target or N out of range.
+    """
+    check_target(epsilon, delta, words_per_unit)
+    return math.sqrt(words_per_unit) / epsilon * math.sqrt(2 * math.log(1.25 / delta))
+
+
+def continuous_delta(words_per_unit: int, sigma: float, threshold: float, epsilon: float) -> float:
+    """Return δ at ε with continuous Gaussian noise: the larger of the two directions.
+
+    Adding: max over ℓ of δ_G(ε; √(N−ℓ)/σ) + 1 − (1−τ)^ℓ, τ the tail beyond C − 1. Removing:
+    max over ℓ of δ_G(ε + ℓ ln(1−τ); √(N−ℓ)/σ).
+    """
+    stay = math.log1p(-float(ndtr(-(threshold - 1) / sigma)))
+    worst = 0.0
+    for lone in range(words_per_unit + 1):
+        mu = math.sqrt(words_per_unit - lone) / sigma
+        adding = float(gaussian_delta(epsilon, mu)) - math.expm1(lone * stay)
+        removing = float(np.asarray(gaussian_delta(epsilon + lone * stay, mu)))
+        worst = max(worst, adding, removing)
+    return worst
+
+
+Source = Literal["final", "workshop", "both", "neither"]
+
+# What the paper states.
+_EXAMPLES = 83_000_000
+_WORDS = 712_000_000
+_TUPLE = 256
+_SIGMA = 2.72
+_DELTA = 1e-8
+_STEPS = 1_000_000
+_SHARDS, _PER_SHARD, _ACCUMULATION = 256, 32, 32
+_BATCHES = {"128k = 131,072": 131_072, "256k = 256·32·32": _SHARDS * _PER_SHARD * _ACCUMULATION}
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One figure.
+
+    Attributes:
+        name: stable name. figure: what it is, in words. parameters: what it was computed from.
+        printed: the paper's value, None where it prints none. source: the version that does.
+        true: what is true. Infinite values are `math.inf`.
+        verdict: one sentence.
+        more: further values of the same parameters (Rényi, the old conversion).
+    """
+
+    name: str
+    figure: str
+    parameters: dict[str, float | str]
+    printed: float | None
+    source: Source
+    true: float
+    verdict: str
+    more: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data; ∞ is the string "inf"."""
+        data = asdict(self)
+        data["true"] = "inf" if math.isinf(self.true) else self.true
+        return data
+
+
+def paper_table() -> list[PaperRow]:
+    """Return every row, the vocabulary's first. Takes seconds."""
+    return [*_vocabulary(paper_parameters()), *_arithmetic(), *_training()]
+
+
+def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
+    given: dict[str, float | str] = {"N": paper.words_per_unit, "σ": paper.sigma}
+    at_delta = given | {"δ": paper.claimed_delta}
+    yield PaperRow(
+        "epsilon_v_formula",
+        "ε_V by Corollary 1",
+        at_delta,
+        0.517,
+        "final",
+        paper.epsilon,
+        "The formula's value; it holds at the true δ below, not at 1e-9.",
+        {},
+    )
+    yield PaperRow(
+        "threshold_formula",
+        "threshold C = 1 + σ·erf⁻¹(1 − δ/N)",
+        at_delta,
+        982.5,
+        "final",
+        paper.threshold,
+        "The formula's value; erf⁻¹ is not the normal quantile, so C is too small.",
+        {"lone_word_passes": paper.lone_word},
+    )
+    yield PaperRow(
+        "delta_v",
+        "δ at that ε_V and C",
+        given | {"C": paper.threshold, "ε": paper.epsilon},
+        paper.claimed_delta,
+        "final",
+        paper.true_delta,
+        "The procedure is (ε_V, this)-DP; no larger ε repairs it.",
+        {},
+    )
+    yield PaperRow(
+        "threshold_right",
+        "threshold C = 1 + σ·Φ⁻¹(1 − δ/N)",
+        at_delta,
+        None,
+        "neither",
+        paper.right_threshold,
+        "With this C the paper's own proof gives its δ.",
+        {"delta": paper.right_delta},
+    )
+    best = calibrate(paper.epsilon, paper.claimed_delta, paper.words_per_unit)
+    yield PaperRow(
+        "threshold_exact",
+        "smallest threshold for the same ε_V and δ",
+        {"N": best.words_per_unit, "ε": best.epsilon, "δ": best.delta, "σ": best.sigma},
+        None,
+        "neither",
+        best.threshold,
+        "Exact calibration, for the discrete noise that is drawn: more words, same privacy.",
+        {},
+    )
+
+
+def _arithmetic() -> Iterator[PaperRow]:
+    shards: dict[str, float | str] = {"P": _SHARDS, "per shard": _PER_SHARD, "T": _ACCUMULATION}
+    yield PaperRow(
+        "batch_product",
+        "total batch P · 32 · T",
+        shards,
+        128_000,
+        "both",
+        _SHARDS * _PER_SHARD * _ACCUMULATION,
+        "Twice what is printed.",
+        {},
+    )
+    yield PaperRow(
+        "updates",
+        "updates in 1M steps, T micro-batches each",
+        {"steps": _STEPS, "T": _ACCUMULATION},
+        None,
+        "both",
+        _STEPS / _ACCUMULATION,
+        "Only if “1M training steps” counts micro-batches is ε_T near what is printed.",
+        {},
+    )
+    yield PaperRow(
+        "words_per_example",
+        "words per training example",
+        {"words": _WORDS, "examples": _EXAMPLES},
+        _TUPLE,
+        "final",
+        _WORDS / _EXAMPLES,
+        "The examples of ε_T are not the 256-word tuples of ε_V: two different units, so the "
+        "printed sum ε_V + ε_T = 1.1 is nobody's guarantee.",
+        {},
+    )
+
+
+def _training() -> Iterator[PaperRow]:
+    updates = _STEPS // _ACCUMULATION
+    draws = _SHARDS * _ACCUMULATION
+    noises = {
+        "accumulated": (_SIGMA, "σ is that of a whole update"),
+        "per_shard": (_SIGMA * math.sqrt(_SHARDS), "each shard adds σ: σ√P an update"),
+        "per_shard_and_micro": (_SIGMA * math.sqrt(draws), "each micro-batch adds σ: σ√(P·T)"),
+    }
+    for batch_name, batch in _BATCHES.items():
+        for steps in (updates, _STEPS):
+            for noise_name, (sigma, meaning) in noises.items():
+                printed = 0.6 if noise_name == "accumulated" else None
+                yield _epsilon_row(
+                    f"epsilon_t_{batch}_{steps}_{noise_name}",
+                    f"ε_T, batch {batch_name}, {steps:,} updates, {meaning}",
+                    _EXAMPLES,
+                    batch,
+                    sigma,
+                    steps,
+                    printed,
+                    "final",
+                )
+    yield _epsilon_row(
+        "epsilon_t_workshop",
+        "ε_T as the workshop version has it, 31,250 updates",
+        _EXAMPLES,
+        _BATCHES["128k = 131,072"],
+        _SIGMA,
+        updates,
+        0.58,
+        "workshop",
+    )
+    yield _epsilon_row(
+        "epsilon_t_256_words",
+        "ε_T if an example is a 256-word tuple, as for the vocabulary",
+        _WORDS // _TUPLE,
+        _BATCHES["128k = 131,072"],
+        _SIGMA,
+        updates,
+        None,
+        "neither",
+    )
+
+
+def _epsilon_row(
+    name: str,
+    figure: str,
+    examples: int,
+    batch: int,
+    sigma: float,
+    steps: int,
+    printed: float | None,
+    source: Source,
+) -> PaperRow:
+    event = PoissonGaussian.single(batch / examples, sigma, steps)
+    true = epsilon_pld(event, _DELTA)
+    renyi = epsilon_rdp(event, _DELTA)
+    old = epsilon_paper_conversion(event, _DELTA)
+    return PaperRow(
+        name,
+        figure,
+        {"n": examples, "B": batch, "σ": sigma, "updates": steps, "δ": _DELTA},
+        printed,
+        source,
+        true,
+        _verdict(printed, true, renyi, old),
+        {"epsilon_rdp": math.inf if renyi is None else renyi, "epsilon_old_conversion": old},
+    )
+
+
+def _verdict(printed: float | None, true: float, renyi: float | None, old: float) -> str:
+    if printed is None:
+        return "Not printed; what these parameters give, if batches are Poisson samples."
+    if true > printed:
+        return "More than is printed: the printed ε does not hold for these parameters."
+    if renyi is not None and _rounds_to(renyi, printed):
+        return (
+            f"Within rounding of what Rényi accounting gives, {renyi:.3f}, "
+            "if batches are Poisson samples."
+        )
+    if renyi is not None and renyi < printed < old:
+        return (
+            f"Holds, if batches are Poisson samples: between what Rényi accounting gives, "
+            f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
+        )
+    return "Holds with room to spare, if batches are Poisson samples."
+
+
+def _rounds_to(value: float, printed: float) -> bool:
+    """Return whether the printed number is the value at as many decimals as it has."""
+    decimals = max(0, -int(Decimal(repr(printed)).as_tuple().exponent))
+    return round(value, decimals) == printed

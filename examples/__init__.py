@@ -1,0 +1,1 @@
+"""What no step uses yet."""

@@ -1,0 +1,63 @@
+"""Subjects of the made-up public text (`tables/public_topics.txt`): travel, sport, history, …
+
+General English with hardly a clinical word: a model pre-trained on it knows how sentences go on,
+but not what a note talks about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from dp_core.data.documents import Document
+from dp_core.data.hashing import generator, seed_key
+from tasks.demo_data.language import Block, Piece, expand, pick, read_table
+
+_ALL = read_table("public_topics")
+
+SHARED: dict[str, tuple[str, ...]] = next(b.fields for b in _ALL if b.title == "shared")
+TOPICS: tuple[Block, ...] = tuple(b for b in _ALL if b.title != "shared")
+
+
+_SENTENCES = (6, 12)  # of a document, fewest and most
+_JOINTS = ("", "", "", "", "However, ", "Later, ", "Today, ", "Indeed, ", "In those years ")
+
+
+def public_text(documents: int, seed: int) -> Iterator[Document]:
+    """Yield articles, each on one subject.
+
+    Args:
+        documents: how many, of some 70 to 250 words.
+        seed: public; the first articles of a larger corpus are those of a smaller one.
+    """
+    key = seed_key(seed)
+    for index in range(documents):
+        rng = generator(key, "public corpus", str(index))
+        yield Document(f"W{index:06d}", "", _article(rng))
+
+
+def _article(rng: Random) -> str:
+    topic = TOPICS[int(rng.random() * len(TOPICS))]
+    author = _Author(topic, rng)
+    sentences = []
+    for _ in range(rng.randint(*_SENTENCES)):
+        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author))
+        joint = pick(rng, _JOINTS)
+        sentences.append(joint + text if joint else text[0].upper() + text[1:])
+    return ". ".join(sentences) + "."
+
+
+class _Author:
+    """Fills the slots of one article; returns to the same few names, as articles do."""
+
+    def __init__(self, topic: Block, rng: Random) -> None:
+        self._rng = rng
+        self._words = {
+            name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()
+        }
+
+    def fill(self, name: str) -> list[Piece]:
+        if name == "year":
+            return [(str(self._rng.randint(1100, 1995)), "")]
+        words = self._words.get(name) or SHARED[name]
+        return [(pick(self._rng, words), "")]

@@ -1,0 +1,88 @@
+"""Least privilege: what a step is given besides the store, in the one table that launchers read.
+
+The rule that the table keeps: **who reads files that somebody else wrote holds neither a seed nor
+the ledger's password**. A flaw in a parser then gives away what the parser was reading, and not
+the noise of every release. (`budget` sees the files to digest them, and parses none.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from tasks.protocol.specs import PretrainSpec, StepSpec
+
+LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
+# Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
+WITHHELD = "/dev/null/withheld-from-this-step"
+
+
+class Need(StrEnum):
+    """One thing that a step may be given."""
+
+    SOURCES = "sources"  # the folders with files that were supplied from outside, read only
+    LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
+    CHARGING = "charging"  # the ledger's own user, and the secret seeds
+
+
+_NEEDS: Mapping[str, frozenset[Need]] = {
+    "budget": frozenset({Need.SOURCES, Need.CHARGING}),
+    "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
+    "entities": frozenset({Need.SOURCES, Need.LEDGER}),
+    "vocabulary": frozenset({Need.CHARGING}),
+    "canaries": frozenset(),
+    "token_store": frozenset(),
+    "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
+    "select": frozenset({Need.CHARGING}),
+    "finetune": frozenset({Need.CHARGING}),
+    "exposure": frozenset(),
+    "report": frozenset({Need.LEDGER}),  # it shows the account
+    "sweep_report": frozenset({Need.LEDGER}),
+}
+
+
+def needs(spec: StepSpec) -> frozenset[Need]:
+    """Return what the step of this spec is given.
+
+    Raises:
+        KeyError: a step that the table does not know: it is given nothing, and not started.
+    """
+    if isinstance(spec, PretrainSpec) and spec.mode == "public":
+        # A model from elsewhere is parsed, and the ledger asked what is known of it.
+        return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
+    return _NEEDS[spec.step]
+
+
+class NoReader(ValueError):
+    """A ledger is named, but nobody who may read it without writing."""
+
+
+def environment_for(
+    spec: StepSpec, environment: Mapping[str, str], *, apart: bool
+) -> dict[str, str]:
+    """Return an environment with the secrets taken out of it that the step does not need.
+
+    Args:
+        spec: of the step.
+        environment: what the step would be told.
+        apart: the step is kept apart from who starts it (a container, a pod). As another process
+            of the same user it could look the password up all the same.
+
+    Raises:
+        NoReader: `apart`, and the step reads a ledger for which there is no reader.
+    """
+    told = {name: value for name, value in environment.items() if name != LEDGER_READER}
+    held = needs(spec)
+    if Need.CHARGING in held:
+        return told
+    told[SEEDS] = WITHHELD
+    if Need.LEDGER not in held:
+        told[LEDGER] = f"sqlite:///{WITHHELD}"
+    elif reader := environment.get(LEDGER_READER):
+        told[LEDGER] = reader
+    elif apart and told.get(LEDGER):
+        raise NoReader(
+            f"{LEDGER} is set and {LEDGER_READER} is not: the step {spec.step} reads files from "
+            "outside, and needs a user of the ledger's database who cannot write"
+        )
+    return told

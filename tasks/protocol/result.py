@@ -1,0 +1,58 @@
+"""What a step answers: `result.json`, written last. No result, no success."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainSerializer
+
+from tasks.protocol.specs import Frozen
+
+# ε as JSON: a number, or the string `inf`, which JSON has no number for. Never NaN.
+Epsilon = Annotated[
+    float,
+    Field(ge=0, allow_inf_nan=True),
+    PlainSerializer(lambda e: "inf" if math.isinf(e) else e, when_used="json"),
+]
+
+
+class MetricRecord(Frozen):
+    """One number with its label; `step` is the update or epoch it belongs to."""
+
+    name: str
+    value: float
+    label: Literal["dp", "public", "operator"]
+    step: int = 0
+
+
+class ReleaseRecord(Frozen):
+    """One release of private data: the mechanism's event as data, so that ε is a function of it.
+
+    A use without any guarantee is one too: its event is `unaccounted`, its ε infinite.
+    """
+
+    ledger_id: str
+    dataset: str
+    unit: Literal["example", "document", "patient"]
+    event: dict[str, Any]  # dp_core.privacy.mechanisms
+    epsilon: Epsilon  # PLD, at `delta`
+    epsilon_rdp: Epsilon | None
+    delta: float
+    plan: str = ""  # of the run that registered it, with others, before the first release
+    declared_units: int = 0  # public upper bound on the units, below one in which δ must stay
+    seed_known: bool = False  # the noise came from a seed that was not secret
+
+
+class StepResult(Frozen):
+    """What a finished step leaves behind for the steps after it and for people."""
+
+    version: Literal[2] = 2  # version 1 did not carry uses without a guarantee
+    step: str
+    spec_hash: str
+    outputs: dict[str, str]  # name -> URI
+    metrics: list[MetricRecord]
+    releases: list[ReleaseRecord] = Field(default_factory=list)  # also those it was made from
+    facts: dict[str, Any] = Field(default_factory=dict)  # fit for publication: no private text
+    seconds: float = 0.0
+    versions: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What is released: plans, charges, provenance, statements."""

@@ -1,0 +1,252 @@
+"""Declarations: which sources are public, on the operator's word alone, and whose the others are.
+
+A job may call any file public, and who starts jobs chooses its settings. So what a step reads from
+outside the store is opened here and nowhere else, and is read as public only if the operator has
+declared its content so, on the command line (`confide ledger declare-public`). What is read as a
+private data set is remembered by its keyed digest. docs/adr/0019-who-says-what-is-public.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dp_core.data.readers.sources import entries
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger, PublicSource
+from tasks.protocol import Source, StepSpec
+from tasks.releases.charge import MADE_UP, refuse_unregistered
+from tasks.releases.ledger_identity import open_ledger
+from tasks.releases.statements import DATA as STATEMENT
+from tasks.runtime.context import StepContext, content_key
+from tasks.runtime.deployment import Deployment, is_full_disk
+from tasks.runtime.messages import say
+from tasks.storage import is_remote, keyed_digest, local_path, stage_source
+
+_KEY = "content-digest"  # what the secret is derived for: the same as of the steps' outputs
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source that may be read: where it lies now, and the keyed digest of what lies there."""
+
+    path: Path
+    digest: str
+
+
+def open_source(source: Source, bench: StepContext) -> Opened:
+    """Return a source's files on this disk, if the ledger agrees with what the spec says of them.
+
+    What is called public is a copy of the step's own: nobody changes it between the look and the
+    reading.
+
+    Raises:
+        BadInput: nobody declared it public, or its data set is registered for something else, or
+            there is no such file.
+    """
+    folder = bench.durable / "source" / source.field
+    ledger = _ledger(source, bench)
+    try:
+        path = stage_source(source.uri, folder, field=source.field)
+        if source.public and not is_remote(source.uri):
+            path = _copied(path, folder, source.field)
+        return Opened(path, _agreed_digest(path, source, ledger, bench))
+    except BadInput:
+        shutil.rmtree(folder, ignore_errors=True)  # what may not be read does not stay here
+        raise
+
+
+def record_sources(sources: Iterable[Source], bench: StepContext) -> None:
+    """Ask the ledger of everything that a run will read, before anything is charged.
+
+    What is called public must be declared; what is private is remembered. Only digests are taken:
+    a step that may write the ledger parses nothing.
+
+    Raises:
+        BadInput: as `open_source`.
+    """
+    for source in sources:
+        folder = bench.durable / "source" / source.field
+        ledger = _ledger(source, bench)
+        path = stage_source(source.uri, folder, field=source.field)
+        digest = keyed_digest(path, bench.content_key())
+        if source.public:
+            _refuse_undeclared(digest, source, ledger)
+        else:
+            _remember(digest, source, ledger)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_if_changed(
+    spec: StepSpec, digests: Sequence[str], bench: StepContext, version: str
+) -> None:
+    """Refuse to answer with what was read from files that have changed, or are no longer public.
+
+    Raises:
+        BadInput: they have; or as `open_source`.
+    """
+    now = []
+    for source in spec.sources:
+        path = stage_source(source.uri, bench.durable / "source" / source.field, field=source.field)
+        now.append(_agreed_digest(path, source, _ledger(source, bench), bench))
+    if now != list(digests):
+        raise BadInput(
+            f"the files have changed since data_version {version!r} was read",
+            where=", ".join(source.field for source in spec.sources),
+            fix="Give the new files a new data_version.",
+        )
+
+
+def refuse_undeclared(sources: Iterable[Source], deployment: Deployment) -> None:
+    """Refuse sources that are called public and were not declared so, before a run begins.
+
+    Raises:
+        BadInput: names the first, and the command by which the operator declares it.
+    """
+    for source in sources:
+        with _aside(deployment) as folder:
+            path = stage_source(source.uri, folder, field=source.field)
+            digest = keyed_digest(path, content_key(deployment, _KEY))
+        _refuse_undeclared(digest, source, Ledger.open(deployment.ledger))
+
+
+def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> PublicSource:
+    """Declare a file or folder public: the operator's word, which no job can give.
+
+    Raises:
+        BadInput: it is not there, or what this deployment made, or it was read as private.
+    """
+    where = f"declare-public {uri}"
+    if _is_among_ours(uri, deployment):
+        raise BadInput(
+            "it holds, or lies among, what this deployment has made, from private text too",
+            where=where,
+            fix="Only files from elsewhere are public sources.",
+        )
+    key = content_key(deployment, _KEY)
+    with _aside(deployment) as folder:
+        path = stage_source(uri, folder, field=where)
+        files = entries(path, where) if path.is_dir() else []
+        if any(file.name == STATEMENT for file in files):
+            raise BadInput(
+                f"it holds a {STATEMENT}: a model that Confide made, of private text too",
+                where=where,
+                fix="Only models that nobody's private text went into are public sources.",
+            )
+        return Ledger.open(deployment.ledger).sources.declare_public(
+            keyed_digest(path, key),
+            _label(uri),
+            contents=[keyed_digest(file, key) for file in files],
+            known_private=known_private,
+        )
+
+
+@contextmanager
+def _aside(deployment: Deployment) -> Iterator[Path]:
+    """Give a folder for copies of remote sources, and remove it: processes may share the home."""
+    deployment.work.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="asked-", dir=deployment.work) as folder:
+        yield Path(folder) / "source"
+
+
+def _is_among_ours(uri: str, deployment: Deployment) -> bool:
+    """Whether a place is in the deployment's store or home, or they are in it."""
+    if is_remote(uri):
+        one, other = f"{uri.rstrip('/')}/", f"{deployment.store}/"
+        return one.startswith(other) or other.startswith(one)
+    ours = [deployment.home]
+    if not is_remote(deployment.store):
+        ours.append(local_path(deployment.store))
+    place = local_path(uri).resolve()
+    return any(
+        place.is_relative_to(own.resolve()) or own.resolve().is_relative_to(place) for own in ours
+    )
+
+
+def _ledger(source: Source, bench: StepContext) -> Ledger:
+    """Return the ledger, in which the source's data set is what the spec says it is."""
+    if source.public and not source.dataset:
+        return open_ledger(bench.deployment, bench.store)
+    if not source.public and source.dataset == MADE_UP:
+        raise BadInput(
+            f"the data set {MADE_UP} is the project's own made-up notes, and these are files",
+            where=source.field,
+            fix="Give the private data set a name of its own.",
+        )
+    return refuse_unregistered(bench, source.dataset)
+
+
+def _agreed_digest(path: Path, source: Source, ledger: Ledger, bench: StepContext) -> str:
+    """Return the keyed digest of a source that may be read as what the spec says it is."""
+    digest = keyed_digest(path, bench.content_key())
+    if source.public:
+        _refuse_undeclared(digest, source, ledger)
+    elif bench.deployment.holds_seeds:  # run by hand, by who may write the ledger
+        _remember(digest, source, ledger)
+    elif not ledger.sources.is_text_of(digest, source.dataset):
+        raise BadInput(
+            f"the run's first step has not written these files down as {source.dataset}",
+            where=source.field,
+            fix="If they have changed since, give them a new data_version.",
+        )
+    return digest
+
+
+def _remember(digest: str, source: Source, ledger: Ledger) -> None:
+    """Remember whose text a private source is; warn where others' budgets are for it, too."""
+    if others := ledger.sources.read_as_private(digest, source.dataset):
+        say(
+            f"WARNING: the files of {source.dataset} are those of {', '.join(others)} too, whose "
+            "budget is another: what both budgets allow is spent on the same people. Register one "
+            "of them with --shares-budget-with, under a new name, and use that.",
+            "warning",
+        )
+
+
+def _refuse_undeclared(digest: str, source: Source, ledger: Ledger) -> None:
+    declared = ledger.sources.declaration(digest)
+    command = f"confide ledger declare-public {shlex.quote(source.uri)}"
+    if declared is None:
+        # The same words whether or not it is known as private: a guess of a text is not confirmed.
+        raise BadInput(
+            f"nobody has declared public what is at {source.uri}",
+            where=source.field,
+            fix=f"If it is, the operator says so: {command}",
+        )
+    if not declared.holds:
+        raise BadInput(
+            f"{source.uri} was declared public, and has been read as private text of "
+            f"{', '.join(declared.private_in)}",
+            where=source.field,
+            fix=f"If it is public all the same, the operator says so: {command} --known-private",
+        )
+
+
+def _copied(path: Path, folder: Path, field: str) -> Path:
+    """Copy a file or folder, all of it, under its own name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    copy = folder / (path.name or "source")
+    try:
+        folder.mkdir(parents=True)
+        for file in entries(path, field):
+            target = copy / file.relative_to(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    except OSError as error:
+        if is_full_disk(error):
+            raise
+        raise BadInput(
+            f"a file of it cannot be read ({os.strerror(error.errno or 0)})", where=field
+        ) from None
+    return copy
+
+
+def _label(uri: str) -> str:
+    name = uri.rstrip("/").rpartition("/")[2] if is_remote(uri) else local_path(uri).name
+    return "".join(c if c.isprintable() else "?" for c in name) or "/"

@@ -1,0 +1,151 @@
+"""What the noise of a release is drawn for: inputs, plan, and the code and libraries that shape it.
+
+The code is not listed by hand: it is what the release's entry modules import, found in their
+sources without importing them (TensorFlow takes seconds). What enters a manifest by value (the
+plan's numbers, the digests of what was read) is left out, and so is what only looks at a release
+afterwards: the report, the audits, the made-up notes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from dp_core.models.parameters import Arrays
+from tasks.runtime.deployment import CHECKOUT
+
+# What a step hands its inputs to, before it settles. The step's own file counts too: it says
+# which rows, which weights and which seed go where.
+ENTRIES = {
+    "vocabulary": ("dp_core.vocabulary.dp_histogram", "dp_core.data.privacy_units"),
+    "pretrain": (
+        "dp_core.training.loop",
+        "dp_core.models.hugging_face",
+        "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
+    ),
+    "select": (
+        "dp_core.training.loop",
+        "dp_core.privacy.private_selection",
+        "dp_core.training.evaluate",  # the score decides which training is released
+        "dp_core.vocabulary.wordpiece",
+    ),
+    "finetune": ("dp_core.training.finetune", "dp_core.vocabulary.wordpiece"),
+}
+BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
+    "dp_core.data.readers",
+    "dp_core.privacy.accounting",
+    "dp_core.vocabulary.calibration",
+)
+BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
+
+
+def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> bytes:
+    """Return everything that noise is drawn for, as canonical JSON; the code is always in it.
+
+    Args:
+        kind: the step that releases, of `ENTRIES`.
+        parts: keyed digests of its inputs, its plan, and whatever else its output follows from.
+    """
+    body = {**parts, "kind": kind, "code": code_digest(kind)}
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+@cache
+def code_digest(kind: str, root: Path = CHECKOUT) -> str:
+    """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
+    found = code_of(kind, root)
+    digest = hashlib.sha256()
+    for name in (*found.modules, f"tasks.steps.{kind}"):
+        content = _file(name, root).read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for library in found.libraries:
+        digest.update(f"{library} {_version(library)}\n".encode())
+    digest.update(f"python {platform.python_implementation()} {sys.version_info[:2]}".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a release is computed by: modules of `dp_core`, and other people's packages, by name."""
+
+    modules: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def code_of(kind: str, root: Path = CHECKOUT) -> Code:
+    """Return the code that shapes releases of a kind: all that its entries import, however far."""
+    modules: set[str] = set()
+    libraries: set[str] = set()
+    waiting = list(ENTRIES[kind])
+    while waiting:
+        module = waiting.pop()
+        if module in modules or module.startswith(BY_VALUE):
+            continue
+        modules.add(module)
+        for imported in (*imports_of(_file(module, root)), *BY_NAME.get(module, ())):
+            first = imported.partition(".")[0]
+            if first == "dp_core":
+                waiting += _modules_on_the_way(imported, root)
+            elif first not in sys.stdlib_module_names:
+                libraries.add(first)
+    return Code(tuple(sorted(modules)), tuple(sorted(libraries)))
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Yield what a source imports when it runs, at any depth, as dotted names."""
+    waiting: list[ast.AST] = [ast.parse(file.read_bytes())]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=otherwise):
+                waiting += otherwise
+                continue
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from (f"{module}.{name.name}" for name in names)
+        waiting += ast.iter_child_nodes(node)
+
+
+def _modules_on_the_way(name: str, root: Path) -> list[str]:
+    """Return the packages and the module that importing a dotted name runs."""
+    parts = name.split(".")
+    every = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return [module for module in every if _file(module, root).exists()]
+
+
+def _file(module: str, root: Path) -> Path:
+    path = root.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _version(library: str) -> str:
+    names = _distributions().get(library, [])
+    return " ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    return dict(metadata.packages_distributions())
+
+
+def counts_released(noised: Mapping[str, int]) -> bytes:
+    """Return a digest of a released histogram: words and noised counts."""
+    return hashlib.sha256(json.dumps(sorted(noised.items())).encode()).digest()
+
+
+def weights_released(weights: Arrays) -> bytes:
+    """Return a digest of a released model: names, shapes and every bit of the weights."""
+    digest = hashlib.sha256()
+    for name, values in sorted(weights.items()):
+        digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
+        digest.update(values.tobytes())
+    return digest.digest()

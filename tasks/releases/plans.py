@@ -1,0 +1,238 @@
+"""From a spec to the plan that is executed and charged: one place, so that they are the same.
+
+A plan follows from the spec alone, before any data is read: so a whole run can be registered, and
+what the next run would cost can be told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import refuse_large_delta, stated_delta, under
+from dp_core.privacy.execution_plan import (
+    AdaptiveClipping,
+    BatchPhase,
+    ExecutionPlan,
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.private_selection import selection_of
+from dp_core.training.config import Recipe, growing
+from dp_core.vocabulary.calibration import HistogramPlan, calibrate
+from tasks.protocol import (
+    FinetuneSpec,
+    PretrainSpec,
+    PrivacyPlan,
+    ReleaseRecord,
+    SelectSpec,
+    VocabularySpec,
+)
+
+_COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """What a step will charge: to whom, and which mechanism at which δ.
+
+    Made from the spec alone, before anything is read; `charge` compares it with what is read.
+    """
+
+    dataset: str
+    unit: PrivacyUnit
+    declared_units: int
+    event: MechanismEvent
+    delta: float  # as stated: for the neighbours of `event`
+
+
+def planned_release(
+    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+) -> PlannedRelease:
+    """Return what a step with this spec charges.
+
+    Raises:
+        BadInput: a plan that contradicts itself, a target that no noise reaches, or a δ that is
+            not below one in the declared number of units.
+    """
+    planned = _planned(spec)
+    refuse_large_deltas([planned])
+    return planned
+
+
+def _planned(
+    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+) -> PlannedRelease:
+    if isinstance(spec, VocabularySpec):
+        plan = histogram_plan(spec)
+        event = under(plan.event(), NeighboringRelation(spec.relation), spec.delta)
+        assert event is not None  # noqa: S101 - a histogram is restated under every relation
+        delta = stated_delta(event, spec.delta)
+        unit = PrivacyUnit(spec.unit)
+        return PlannedRelease(spec.dataset, unit, spec.declared_units, event, delta)
+    if isinstance(spec, PretrainSpec) and spec.plan is not None:
+        return _training(spec.plan.dataset, training_plan(spec))
+    if isinstance(spec, SelectSpec):
+        return _selection(spec)
+    if isinstance(spec, FinetuneSpec) and spec.plan is not None:
+        return _training(spec.plan.dataset, finetuning_plan(spec))
+    raise AssertionError("the step charges nothing")
+
+
+def refuse_large_deltas(
+    planned: Iterable[PlannedRelease], inherited: Iterable[ReleaseRecord] = ()
+) -> None:
+    """Refuse releases whose δ, added up for each data set, is not below one in its units.
+
+    A step asks for what it will charge with all that its inputs were charged; a run's first step
+    for the whole run. All points of a sweep count: they are released together.
+
+    Args:
+        planned: what is to be charged.
+        inherited: what was charged on the way to it, each entry once.
+
+    Raises:
+        PlanError: it is at 1/n or above.
+    """
+    planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
+    for dataset in dict.fromkeys(release.dataset for release in planned):
+        every: list[PlannedRelease | ReleaseRecord] = [*planned, *inherited]
+        own = [r for r in every if r.dataset == dataset]
+        units = max(r.declared_units for r in own)
+        refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
+
+
+def _training(dataset: str, plan: ExecutionPlan) -> PlannedRelease:
+    return PlannedRelease(dataset, plan.unit, plan.declared_units, plan.event(), plan.delta)
+
+
+def _selection(spec: SelectSpec) -> PlannedRelease:
+    points = [planned_release(candidate) for candidate in spec.candidates]
+    first = points[0]
+    events = [point.event for point in points]
+    if len({(point.dataset, point.unit, point.declared_units) for point in points}) > 1:
+        raise BadInput(
+            "the candidates are of several data sets, units or declared bounds",
+            where="select spec",
+        )
+    event = selection_of(events, spec.law, spec.mean, spec.delta)
+    return PlannedRelease(first.dataset, first.unit, first.declared_units, event, spec.delta)
+
+
+def histogram_plan(spec: VocabularySpec) -> HistogramPlan:
+    """Return σ and threshold of a vocabulary's histogram: those that release most."""
+    return calibrate(
+        spec.epsilon,
+        spec.delta,
+        spec.words_per_unit,
+        unit=PrivacyUnit(spec.unit),
+        declared_units=spec.declared_units,
+    )
+
+
+def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) -> ExecutionPlan:
+    """Return the plan of a DP pre-training.
+
+    Args:
+        spec: with a privacy plan.
+        max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
+    """
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return _plan(spec.plan, recipe_of(spec), max_examples_per_unit)
+
+
+def finetuning_plan(spec: FinetuneSpec) -> ExecutionPlan:
+    """Return the plan of a private fine-tuning."""
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return _plan(spec.plan, finetuning_recipe(spec), None)
+
+
+def _plan(plan: PrivacyPlan, recipe: Recipe, max_examples_per_unit: int | None) -> ExecutionPlan:
+    adaptive = None
+    if plan.clip_quantile is not None:
+        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * recipe.batch_size)
+    return ExecutionPlan(
+        unit=PrivacyUnit(plan.unit),
+        declared_units=plan.declared_units,
+        sampling=_sampling(plan, recipe.batch_size),
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        schedule=recipe.phases(),
+        delta=plan.delta,
+        shards=plan.noise_shards,
+        accumulation=plan.noise_micro_steps,
+        noise_placement=plan.noise_placement,
+        examples_per_step=plan.examples_per_step,
+        max_examples_per_unit=max_examples_per_unit,
+        adaptive=adaptive,
+    )
+
+
+def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
+    """Return the plan's first updates, 1 or more, by the same sampling and schedule."""
+    phases: list[BatchPhase] = []
+    left = updates
+    for phase in plan.schedule:
+        if left > 0:
+            phases.append(BatchPhase(min(left, phase.steps), phase.expected_batch))
+            left -= phase.steps
+    return dataclasses.replace(plan, schedule=tuple(phases))
+
+
+def recipe_of(spec: PretrainSpec) -> Recipe:
+    """Return how a pre-training is done, apart from privacy."""
+    schedule: tuple[BatchPhase, ...] = ()
+    if spec.first_batch_size:
+        schedule = growing(
+            spec.first_batch_size,
+            spec.batch_size,
+            updates=spec.updates,
+            over=3 * spec.updates // 8,
+            phases=3,
+        )
+    return Recipe(
+        batch_size=spec.batch_size,
+        updates=spec.updates,
+        learning_rate=spec.learning_rate,
+        examples_per_step=spec.examples_per_step,
+        decay_power=spec.decay_power,
+        weight_decay=spec.weight_decay,
+        schedule=schedule,
+        whole_words=spec.whole_words,
+        engine=spec.engine,
+        clipping=spec.clipping,
+        precision=spec.precision,
+        keep_checkpoints=spec.keep_checkpoints,
+        stop_after_seconds=60 * spec.time_box_minutes or None,
+    )
+
+
+def finetuning_recipe(spec: FinetuneSpec) -> Recipe:
+    """Return how a private fine-tuning is done, apart from privacy."""
+    assert spec.plan is not None  # noqa: S101 - narrows the type
+    return Recipe(
+        batch_size=spec.batch_size,
+        updates=spec.updates,
+        learning_rate=spec.learning_rate,
+        examples_per_step=spec.plan.examples_per_step,
+        keep_checkpoints=spec.keep_checkpoints,
+        stop_after_seconds=60 * spec.time_box_minutes or None,
+    )
+
+
+def _sampling(plan: PrivacyPlan, batch_size: int) -> Sampling:
+    match plan.sampling:
+        case "poisson":
+            return PoissonSampling()
+        case "truncated-poisson":
+            return TruncatedPoissonSampling(plan.batch_cap)
+        case "fixed-size":
+            return FixedSizeSampling(batch_size)
+        case "shuffled":
+            return ShuffledSampling(batch_size)

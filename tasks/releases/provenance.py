@@ -1,0 +1,245 @@
+"""Provenance: what a step reads and descends from, derived from its inputs, never from its spec.
+
+Every input is opened by one of these doors, which check what it is: which step made it, whether
+its text is private, with which vocabulary it was cut. Whose units an input holds is read off the
+input (`private_units`); a spec names them too, because a whole run is registered before anything
+is read, and `charge` compares the two. What an input cost travels with it: the workbench gathers
+the releases of everything that is opened, so that no step can leave one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dp_core.data.privacy_units import nameless
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import is_unaccounted
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from tasks.protocol import ReleaseRecord
+from tasks.releases.plans import PlannedRelease
+from tasks.runtime.context import Input, StepContext
+
+PRETRAINED = ("pretrain", "select")
+MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
+
+Role = Literal["private", "public"]
+
+
+@dataclass(frozen=True)
+class PrivateUnits:
+    """The private units that an input holds: what a release of it is charged to.
+
+    Attributes:
+        dataset: its name in the ledger.
+        unit: what is protected; None where the first release of it chooses (a corpus).
+        declared_units: the public bound on their number; None where the release declares it.
+        rows_kept: most rows of a unit; None where rows are not bounded yet.
+        patients: whether each text names its patient.
+        origin: the step that made the input.
+    """
+
+    dataset: str
+    unit: PrivacyUnit | None
+    declared_units: int | None
+    rows_kept: int | None
+    patients: bool
+    origin: str
+
+    def refuse_other(self, planned: PlannedRelease) -> None:
+        """Refuse to charge anything but what these units are.
+
+        Raises:
+            BadInput: the spec's data set, unit or declared bound is not the input's.
+        """
+        for name, own, other in (
+            ("dataset", self.dataset, planned.dataset),
+            ("unit", self.unit, planned.unit),
+            ("declared_units", self.declared_units, planned.declared_units),
+        ):
+            if own is not None and own != other:
+                raise BadInput(
+                    f"the input has {own}, the spec charges {other}",
+                    where=f"{name} of the {self.origin} step's output",
+                    fix="Charge what is read: give the spec the input's own.",
+                )
+        if planned.unit is PrivacyUnit.PATIENT and not self.patients:
+            raise unlisted_patients() if self.origin == "entities" else nameless()
+
+
+def unlisted_patients() -> BadInput:
+    """Return the error of labelled documents that are to be protected by patient."""
+    return BadInput(
+        "the labelled documents name no patient",
+        where="entities_unit",
+        fix="Protect the unit `document`, or list each document's patient: entities_patients.",
+    )
+
+
+def corpus_at(bench: StepContext, uri: str, role: Role, *, field: str = "corpus_uri") -> Input:
+    """Return a corpus in normal form.
+
+    Raises:
+        BadInput: it is none, or not of that role.
+    """
+    return _of_role(_opened(bench, uri, ("corpus",), field), role, field)
+
+
+def vocabulary_at(bench: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
+    """Return a released vocabulary.
+
+    Raises:
+        BadInput: it is none.
+    """
+    return _opened(bench, uri, ("vocabulary",), field)
+
+
+def canaries_at(
+    bench: StepContext, uri: str, vocabulary: Input, *, field: str = "canaries_uri"
+) -> Input:
+    """Return canaries that were drawn from the vocabulary, or from that of a model or store.
+
+    Raises:
+        BadInput: they are none, or of another vocabulary.
+    """
+    return _of_vocabulary(_opened(bench, uri, ("canaries",), field), vocabulary, field)
+
+
+def rows_at(bench: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:
+    """Return a token store of that role that was cut with the vocabulary.
+
+    Raises:
+        BadInput: it is none, of the other role, or cut with another vocabulary.
+    """
+    found = _of_role(_opened(bench, uri, ("token_store",), field), role, field)
+    return _of_vocabulary(found, vocabulary, field)
+
+
+def labels_at(bench: StepContext, uri: str, *, field: str = "entities_uri") -> Input:
+    """Return labelled sentences.
+
+    Raises:
+        BadInput: they are none.
+    """
+    return _opened(bench, uri, ("entities",), field)
+
+
+def model_at(
+    bench: StepContext,
+    uri: str,
+    *,
+    field: str,
+    steps: Sequence[str] = MODELS,
+    vocabulary: Input | None = None,
+) -> Input:
+    """Return a model, of the vocabulary where one is given.
+
+    Raises:
+        BadInput: it is none, or of another vocabulary.
+    """
+    found = _opened(bench, uri, steps, field)
+    return found if vocabulary is None else _of_vocabulary(found, vocabulary, field)
+
+
+def private_units(source: Input) -> PrivateUnits:
+    """Return whose units an input holds.
+
+    Args:
+        source: a private corpus, a private store, or private labels.
+
+    Raises:
+        BadInput: it is public, or holds no units.
+    """
+    step = source.result.step
+    held: dict[str, Any]
+    match step:
+        case "corpus":
+            private, held = fact(source, "role") == "private", {}
+        case "entities":
+            private, held = not fact(source, "public"), {"unit": fact(source, "unit")}
+        case "token_store":
+            private = fact(source, "role") == "private"
+            held = {n: fact(source, n) for n in ("unit", "declared_units", "max_examples_per_unit")}
+        case _:
+            raise BadInput(f"the output of the step {step} holds no units", where="private units")
+    if not private:
+        raise BadInput("it is public: nothing is charged for it", where=f"output of {step}")
+    unit = held.get("unit")
+    return PrivateUnits(
+        dataset=fact(source, "dataset"),
+        unit=None if unit is None else PrivacyUnit(unit),
+        declared_units=held.get("declared_units"),
+        rows_kept=held.get("max_examples_per_unit"),
+        patients=step == "token_store" or bool(fact(source, "all_name_a_patient")),
+        origin=step,
+    )
+
+
+def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
+    """Return whether what descends from these releases stays with the operator: ε is infinite."""
+    return any(is_unaccounted(MechanismEvent.from_json(r.event)) for r in releases)
+
+
+def refuse_operator_ancestors(bench: StepContext) -> None:
+    """Refuse to make something releasable of what only the operator may have.
+
+    Raises:
+        BadInput: an input descends from a use of private text without privacy.
+    """
+    if operator_only(bench.releases):
+        raise BadInput(
+            "an input descends from private text that was used without privacy: nothing made of"
+            " it has a finite ε",
+            where=f"inputs of {bench.context.task}",
+            fix="Begin with a model trained with DP, or on public text alone.",
+        )
+
+
+def fact(source: Input, name: str) -> Any:
+    """Return what a step said of its output.
+
+    Raises:
+        BadInput: it did not say it.
+    """
+    if name not in source.facts:
+        raise BadInput(
+            f"the result does not say its {name}",
+            where=f"output of {source.result.step}",
+            fix="Run the step that makes it again.",
+        )
+    return source.facts[name]
+
+
+def vocabulary_digest(source: Input) -> str:
+    """Return the digest of the vocabulary that the input is, or was made with."""
+    own = source.result.step == "vocabulary"
+    return str(fact(source, "digest" if own else "vocabulary_digest"))
+
+
+def _opened(bench: StepContext, uri: str, steps: Sequence[str], field: str) -> Input:
+    found = bench.input(uri)
+    if found.result.step not in steps:
+        raise BadInput(
+            f"it is the output of the step {found.result.step}",
+            where=field,
+            fix=f"Give that of {' or '.join(steps)}.",
+        )
+    return found
+
+
+def _of_role(found: Input, role: Role, field: str) -> Input:
+    if fact(found, "role") != role:
+        other = "public" if role == "private" else "private"
+        raise BadInput(f"the text is {other}, and must be {role}", where=field)
+    return found
+
+
+def _of_vocabulary(found: Input, vocabulary: Input, field: str) -> Input:
+    if vocabulary_digest(found) != vocabulary_digest(vocabulary):
+        raise BadInput(
+            "it was made with another vocabulary",
+            where=field,
+            fix="Give inputs of one vocabulary.",
+        )
+    return found

@@ -1,0 +1,134 @@
+"""What every exported model carries: its privacy, in words and as data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import is_unaccounted
+from dp_core.privacy.mechanisms import (
+    ConvertedRelation,
+    FixedSizeGaussian,
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    RandomCountSelection,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+    Unaccounted,
+)
+from dp_core.privacy.statement import Release, privacy_statement
+from tasks.protocol import ReleaseRecord
+from tasks.report.model import Statement
+from tasks.storage import RESULT
+
+WORDS, DATA = "PRIVACY.md", "privacy_statement.json"
+
+_OPERATOR = """# Not private
+
+This model, or one that it was made from, was trained on private text **without privacy**: its ε is
+infinite. It stays with the operator of the data, who compares with it. It must not be exported,
+published or promoted. What each data set gave to it follows.
+
+"""
+_OURS = (WORDS, DATA, RESULT)  # what a folder of a model made by this software holds
+
+
+def write_statement(folder: Path, releases: Sequence[ReleaseRecord], *, made_up: bool) -> None:
+    """Write the statement of everything that the folder's model was made from.
+
+    Data sets that hold other people (the corpus, the labelled sentences) have each their own
+    guarantee, in a statement of its own: in words one after the other, in JSON under `others`.
+    A use without privacy anywhere in its ancestry comes first, and keeps the model with the
+    operator.
+    """
+    words, data = _statements(releases, made_up)
+    if any(is_unaccounted(release.event) for release in as_releases(releases)):
+        words = _OPERATOR + words
+    (folder / WORDS).write_text(words)
+    (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def statement_of(releases: Sequence[ReleaseRecord], *, made_up: bool) -> Statement:
+    """Return the statement as the report shows it: paragraphs without Markdown's marks."""
+    words, data = _statements(releases, made_up)
+    lines = words.replace("**", "").splitlines()
+    paragraphs = [line for line in lines if line and not line.startswith("#")]
+    return Statement(tuple(re.sub(r"^- ", "• ", p) for p in paragraphs), data)
+
+
+def refuse_own_model(folder: Path, field: str) -> None:
+    """Refuse to begin with a model of our own as if it were a stranger's: it has a history.
+
+    Raises:
+        BadInput: a privacy statement or a step's result lies beside the weights.
+    """
+    here = folder if folder.is_dir() else folder.parent
+    ours = {name.lower() for name in _OURS}
+    if any(file.name.lower() in ours for file in here.iterdir()):
+        raise BadInput(
+            "the folder holds a privacy statement: the model was made from private text",
+            where=field,
+            fix="Give the step's output as init_uri, where its releases count, or a public model.",
+        )
+
+
+def as_releases(records: Sequence[ReleaseRecord]) -> list[Release]:
+    """Return records as statements and totals take them."""
+    return [
+        Release(
+            dataset=r.dataset,
+            unit=PrivacyUnit(r.unit),
+            event=MechanismEvent.from_json(r.event),
+            delta=r.delta,
+            ledger_id=r.ledger_id,
+            seed_known=r.seed_known,
+            plan=r.plan,
+            declared_units=r.declared_units,
+        )
+        for r in records
+    ]
+
+
+def _statements(records: Sequence[ReleaseRecord], made_up: bool) -> tuple[str, dict[str, Any]]:
+    """Return the statements of all data sets as words and data, those without privacy first."""
+    releases = as_releases(records)
+    names = dict.fromkeys(r.dataset for r in releases) or {"": None}
+    parts = [
+        privacy_statement([r for r in releases if r.dataset == name], made_up=made_up)
+        for name in names
+    ]
+    parts.sort(key=lambda part: part.data["epsilon"] != "inf")
+    data = dict(parts[0].data)
+    if len(parts) > 1:
+        data["others"] = [part.data for part in parts[1:]]
+        data["private"] = all(part.data["private"] for part in parts)
+        data["ledger_ids"] = [r.ledger_id for r in releases]
+    return "\n".join(part.words for part in parts), data
+
+
+def release_in_words(event: MechanismEvent) -> str:
+    """Return what was released."""
+    match event:
+        case ThresholdedHistogram():
+            return "word histogram"
+        case ConvertedRelation(event=inner):
+            return release_in_words(inner)
+        case RandomCountSelection():
+            return "the best of several DP pre-trainings"
+        case (
+            PoissonGaussian()
+            | TruncatedPoissonGaussian()
+            | FixedSizeGaussian()
+            | ShuffledGaussian()
+        ):
+            return "DP training"
+        case Unaccounted(reason=reason):
+            return reason
+        case _:
+            return event.kind.replace("_", " ")

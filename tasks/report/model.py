@@ -1,0 +1,342 @@
+"""What a report is told: plain frozen values with their labels; nothing of how they look.
+
+Free text (notes, statements, facts' notes) is shown in every edition: keep figures out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+from dp_core.audit.exposure import ExposureRow
+from dp_core.labels import Label, Labelled
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import DatasetTotal
+
+
+class Edition(StrEnum):
+    """Who a report is for: anyone, or those who may see values that no noise protects."""
+
+    PUBLISHABLE = "publishable"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """An operator value that the publishable edition left out."""
+
+    label = Label.OPERATOR
+
+
+Value = Labelled | Withheld | None  # None: not measured
+
+Kind = Literal["public", "dp", "nonprivate"]
+
+
+@dataclass(frozen=True)
+class Exposures:
+    """One model's exposure to all groups of canaries; the label is the model's own."""
+
+    label: Label
+    rows: tuple[ExposureRow, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model has cost by its whole ancestry: the private corpus, and other data sets."""
+
+    corpus: DatasetTotal
+    others: tuple[DatasetTotal, ...] = ()
+
+    @property
+    def infinite(self) -> bool:
+        """Whether something of it had no guarantee at all."""
+        return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model of the comparison. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
+
+    Its totals are those of everything that its figures cost: of the pre-trained model, and of the
+    fine-tuned one that gives F1.
+    """
+
+    kind: Kind
+    name: str
+    epsilon_vocabulary: float
+    epsilon_training: float  # 0 for a model that never read private rows
+    epsilon_total: float | None  # composed, at `delta`; None: the parts have no total
+    delta: float  # of the total
+    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
+    untuned: Cost | None = None  # before fine-tuning, where that cost something
+    mlm_public: Value = None  # masked-token accuracy on held-out public text
+    mlm_private: Value = None  # the same on held-out private units
+    perplexity_public: Value = None  # of a causal model, by piece, on the same texts
+    perplexity_private: Value = None
+    f1: Value = None  # strict entity F1, micro
+    f1_by_type: Mapping[str, Value] = field(default_factory=dict)
+    exposures: Exposures | Withheld | None = None
+
+    @property
+    def pretrained(self) -> Cost:
+        """What the model had cost before it was fine-tuned."""
+        own = DatasetTotal("", None, self.epsilon_total, self.delta)  # the report has its unit
+        return self.untuned or Cost(own, self.others)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one model over its updates, with the ε spent so far where there is one."""
+
+    kind: Kind
+    quantity: Literal["loss", "mlm_public"]  # nats a prediction | accuracy 0 … 1
+    label: Label
+    updates: tuple[int, ...]
+    values: tuple[float, ...]
+    epsilon: tuple[float, ...] = ()  # empty, or one for each update: a function of settings
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One named fact for a list: a number or words, with its label and an explanation."""
+
+    name: str
+    value: float | int | str | Withheld
+    label: Label
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One release of private data as the ledger holds it."""
+
+    entry: str
+    release: str  # in words, for example `word histogram` or `DP pre-training`
+    mechanism: str  # in words, parameters included
+    epsilon: float  # PLD, at `delta`
+    epsilon_rdp: float | None
+    delta: float
+    state: str  # reserved | settled
+    seed_hash: str = ""  # salted
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """A data set's account: all that was ever released from it, and what is left."""
+
+    dataset: str
+    unit: PrivacyUnit
+    lines: tuple[LedgerLine, ...]
+    spent_epsilon: float | None  # None: nothing is added up, as no budget is kept
+    spent_delta: float | None
+    budget_epsilon: float | None = None  # None: made-up or public text has none
+    budget_delta: float | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The privacy statement: paragraphs for people, and the same as data."""
+
+    words: tuple[str, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """Everything the report of one job shows."""
+
+    title: str
+    run_key: str
+    shown_run: str  # the key of the run in the publishable edition
+    created: str  # date and time, ISO 8601
+    made_up: bool  # all private input is made up or public: nothing is withheld
+    known_seed: bool  # a fixed privacy seed was used: nothing here is private
+    private_dataset: str
+    public_dataset: str
+    entities_dataset: str
+    unit: PrivacyUnit
+    declared_units: int
+    model_size: str  # in words, for example `BERT, 2 layers × 128`
+    statement: Statement
+    models: tuple[ModelRow, ...]
+    curves: tuple[Curve, ...] = ()
+    training: tuple[Fact, ...] = ()
+    vocabulary: tuple[Fact, ...] = ()
+    ledger: LedgerView | None = None
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    public_seeds: Mapping[str, int] = field(default_factory=dict)
+    repeat: tuple[str, ...] = ()  # shell commands
+    notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
+
+    def model(self, kind: Kind) -> ModelRow | None:
+        """Return the model of that kind, if the job trained one."""
+        return next((row for row in self.models if row.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One point of a sweep; each is a release of its own."""
+
+    name: str
+    noise_multiplier: float
+    batch_size: int
+    epochs: float
+    epsilon_training: float  # the paper's ε_T
+    epsilon_total: float | None  # with vocabulary and fine-tuning, at `delta`; None: no total
+    delta: float
+    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
+    untuned: Cost | None = None  # before fine-tuning, where that cost something
+    f1: Value = None
+    mlm_public: Value = None
+    mlm_private: Value = None
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Everything the report of a sweep shows."""
+
+    title: str
+    run_key: str
+    shown_run: str
+    created: str
+    made_up: bool
+    known_seed: bool
+    private_dataset: str
+    public_dataset: str
+    entities_dataset: str
+    unit: PrivacyUnit
+    declared_units: int
+    model_size: str
+    statement: Statement  # what releasing every point costs together
+    points: tuple[SweepRow, ...]
+    ledger: LedgerView | None = None
+    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    public_seeds: Mapping[str, int] = field(default_factory=dict)
+    repeat: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Labels = frozenset[Label]
+Row = TypeVar("Row", ModelRow, SweepRow)
+
+
+def job_edition(report: JobReport, edition: Edition) -> JobReport:
+    """Return the report as that edition may show it; made-up data hides nothing."""
+    hidden = _hidden(report, edition)
+    types = _types(report.models, hidden)
+    return replace(
+        report,
+        run_key=_run(report, edition),
+        created=_created(report, edition),
+        models=tuple(_model(row, hidden, types) for row in report.models),
+        curves=tuple(curve for curve in report.curves if curve.label not in hidden),
+        training=tuple(_fact(fact, hidden) for fact in report.training),
+        vocabulary=tuple(_fact(fact, hidden) for fact in report.vocabulary),
+    )
+
+
+def sweep_edition(report: SweepReport, edition: Edition) -> SweepReport:
+    """Return the sweep as that edition may show it; made-up data hides nothing."""
+    hidden = _hidden(report, edition)
+    return replace(
+        report,
+        run_key=_run(report, edition),
+        created=_created(report, edition),
+        points=tuple(_point(point, hidden) for point in report.points),
+    )
+
+
+def _run(report: JobReport | SweepReport, edition: Edition) -> str:
+    # Airflow's key of a run says when it began.
+    return report.run_key if edition is Edition.OPERATOR or report.made_up else report.shown_run
+
+
+def _created(report: JobReport | SweepReport, edition: Edition) -> str:
+    # The second in which a run ended, beside that in which it began, tells how large the data are.
+    day = len("2026-01-01")
+    return report.created if edition is Edition.OPERATOR or report.made_up else report.created[:day]
+
+
+def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
+    if edition is Edition.OPERATOR or report.made_up:
+        return frozenset()
+    if report.known_seed:  # whoever knows it can subtract the noise: no `dp` label holds
+        return frozenset({Label.OPERATOR, Label.DP})
+    return frozenset({Label.OPERATOR})
+
+
+def _value(value: Value, hidden: Labels) -> Value:
+    return Withheld() if value is not None and value.label in hidden else value
+
+
+def _private(value: Value, hidden: Labels) -> Value:
+    """Withhold what is measured on private text, also that there was none to measure on."""
+    return Withheld() if Label.OPERATOR in hidden else _value(value, hidden)
+
+
+def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
+    """Return the entity types that may be named: which ones private labels have is private too."""
+    return frozenset(
+        kind
+        for row in rows
+        for kind, value in row.f1_by_type.items()
+        if not isinstance(_value(value, hidden), Withheld)
+    )
+
+
+def _exposures(
+    exposures: Exposures | Withheld | None, hidden: Labels
+) -> Exposures | Withheld | None:
+    return Withheld() if exposures is not None and exposures.label in hidden else exposures
+
+
+def _shown(row: Row, hidden: Labels) -> Row:
+    """Return the row without the cost of a fine-tuning whose model is not shown.
+
+    Fine-tuned without privacy, a model stays with the operator, and its F1 is withheld: what is
+    left in the row is the pre-trained model's.
+    """
+    whole = Cost(DatasetTotal("", None, row.epsilon_total, row.delta), row.others)
+    withheld = isinstance(_value(row.f1, hidden), Withheld)
+    if row.untuned is None or not withheld or not whole.infinite:
+        return row
+    own = row.untuned.corpus
+    return replace(
+        row,
+        epsilon_total=own.epsilon,
+        delta=own.delta,
+        others=row.untuned.others,
+        untuned=None,
+    )
+
+
+def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
+    return replace(
+        _shown(row, hidden),
+        mlm_public=_value(row.mlm_public, hidden),
+        mlm_private=_private(row.mlm_private, hidden),
+        perplexity_public=_value(row.perplexity_public, hidden),
+        perplexity_private=_private(row.perplexity_private, hidden),
+        f1=_value(row.f1, hidden),
+        f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
+        exposures=_exposures(row.exposures, hidden),
+    )
+
+
+def _point(point: SweepRow, hidden: Labels) -> SweepRow:
+    return replace(
+        _shown(point, hidden),
+        f1=_value(point.f1, hidden),
+        mlm_public=_value(point.mlm_public, hidden),
+        mlm_private=_private(point.mlm_private, hidden),
+    )
+
+
+def _fact(fact: Fact, hidden: Labels) -> Fact:
+    return replace(fact, value=Withheld()) if fact.label in hidden else fact

@@ -1,0 +1,500 @@
+"""The report's tables as plain data: page, terminal and JSON show the same rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
+from dp_core.labels import Label
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.report.model import Exposures, Fact, LedgerView, ModelRow, SweepRow, Value, Withheld
+
+WITHHELD_MARK = "▒▒"
+NOT_MEASURED = "–"
+NO_TOTAL = "no total"
+WHY_NO_TOTAL = "unlike neighbours or units"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: how it reads, what it is, who may see it."""
+
+    text: str
+    value: float | str | None = None  # None: withheld or not measured
+    label: Label | None = None  # None: a name, not a value
+    withheld: bool = False
+    alarm: bool = False  # beyond what chance explains
+    detail: str = ""  # small print beneath, for example an interval
+
+
+def name(text: str, detail: str = "") -> Cell:
+    """Return the cell of a name: no label, since it measures nothing."""
+    return Cell(text, value=text, detail=detail)
+
+
+def withheld() -> Cell:
+    """Return the discreet mark in place of an operator value."""
+    return Cell(WITHHELD_MARK, label=Label.OPERATOR, withheld=True)
+
+
+def number(value: float, label: Label, digits: int = 3) -> Cell:
+    """Return a number in `digits` significant digits."""
+    return Cell(significant(value, digits), value=value, label=label)
+
+
+def total(epsilon: float | None) -> Cell:
+    """Return a total ε, or that there is none: guarantees of unlike kinds do not add up."""
+    if epsilon is None:
+        return Cell(NO_TOTAL, detail=WHY_NO_TOTAL)
+    return number(epsilon, Label.PUBLIC)
+
+
+def measured(value: Value) -> Cell:
+    """Return a measured number as it is, in three significant digits."""
+    if value is None:
+        return Cell(NOT_MEASURED)
+    if isinstance(value, Withheld):
+        return withheld()
+    return number(value.value, value.label)
+
+
+def knowledge(model: ModelRow, *, causal: bool) -> tuple[Cell, Cell]:
+    """Return what a model knows of public and of private text, as its architecture tells."""
+    if causal:
+        return measured(model.perplexity_public), measured(model.perplexity_private)
+    return percentage(model.mlm_public), percentage(model.mlm_private)
+
+
+def percentage(value: Value) -> Cell:
+    """Return a share within 0 … 1 as a percentage without the sign: the header has it."""
+    if value is None:
+        return Cell(NOT_MEASURED)
+    if isinstance(value, Withheld):
+        return withheld()
+    return Cell(f"{100 * value.value:.1f}", value=value.value, label=value.label)
+
+
+def bits(value: float, label: Label, *, alarm: bool = False, detail: str = "") -> Cell:
+    """Return an exposure."""
+    return Cell(f"{value:.1f}", value=value, label=label, alarm=alarm, detail=detail)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number as people write it: ∞, 0.0123, 1.1·10⁻⁶, 12 300."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -3:
+        return power_of_ten(value, digits)
+    if value == int(value) and exponent >= digits - 1:
+        return f"{int(value):,}".replace(",", "\u202f")  # narrow no-break space
+    rounded = f"{value:.{max(0, digits - 1 - exponent)}f}"
+    return rounded.rstrip("0").rstrip(".") if "." in rounded else rounded
+
+
+def power_of_ten(value: float, digits: int = 2) -> str:
+    """Return a small number as mantissa and power: 1e-06 reads 10⁻⁶."""
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return power if short == "1" else f"{short}·{power}"
+
+
+_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random pieces"}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A column's name, its unit, and whether it holds numbers (aligned right)."""
+
+    name: str
+    unit: str = ""
+    numeric: bool = True
+
+
+_MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
+_CAUSAL = Header("Perplexity", "public text, by piece"), Header("Perplexity", "private text")
+_ENTITIES = Header("Entity F1", "strict, micro, %")
+_LEFT_TO_RIGHT = (
+    "A causal model ranks the secret by what stands before it: as the next piece after the hints."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headers, rows of labelled cells as long as the headers, and notes beneath."""
+
+    key: str
+    caption: str
+    headers: tuple[Header, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.headers) for row in self.rows):
+            raise ValueError(f"table {self.key}: a row is not as long as the headers")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as JSON values; infinities as the string `inf`."""
+        return {
+            "key": self.key,
+            "caption": self.caption,
+            "columns": [{"name": h.name, "unit": h.unit} for h in self.headers],
+            "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
+    """Return what the job ends with: what each model costs, what it can do, what it remembers.
+
+    Causal models show their perplexity where others show their accuracy under masks, and no F1.
+    """
+    causal = _are_causal(models)
+    return Table(
+        key="closing",
+        caption="What each model costs in privacy, what it can do, and what it remembers",
+        headers=(
+            Header("Model", numeric=False),
+            Header("ε_V", "vocabulary"),
+            Header("ε_T", "training"),
+            *_cost_headers(models, unit),
+            *(_CAUSAL if causal else (*_MASKED, _ENTITIES)),
+            Header("Exposure", "mean, bits"),
+            Header("Exposure", "largest, bits"),
+        ),
+        rows=tuple(_closing_row(model, causal, _charged(models)) for model in models),
+        notes=_exposure_notes(models),
+    )
+
+
+@dataclass(frozen=True)
+class _Charged:
+    """Which columns of cost a table needs beside the total of the private corpus."""
+
+    tuned: bool  # some row's fine-tuning was charged to the corpus
+    others: tuple[tuple[str, str], ...]  # data sets, each with its unit in words
+
+
+def _charged(rows: Sequence[ModelRow | SweepRow]) -> _Charged:
+    others = {
+        total.dataset: "" if total.unit is None else f", per {total.unit}"
+        for row in rows
+        for total in row.others
+    }
+    tuned = any(
+        row.untuned is not None and row.untuned.corpus.epsilon != row.epsilon_total for row in rows
+    )
+    return _Charged(tuned, tuple(others.items()))
+
+
+def _cost_headers(rows: Sequence[ModelRow | SweepRow], unit: PrivacyUnit) -> tuple[Header, ...]:
+    """Return the columns of the totals: no sum over data sets is anybody's guarantee."""
+    charged = _charged(rows)
+    return (
+        *((Header("ε", "before fine-tuning"),) if charged.tuned else ()),
+        Header("ε", f"in total, per {unit}"),
+        Header("δ", "in total"),
+        *(
+            header
+            for name, per in charged.others
+            for header in (Header("ε", f"of “{name}”{per}"), Header("δ", f"of “{name}”"))
+        ),
+    )
+
+
+def _cost_cells(row: ModelRow | SweepRow, charged: _Charged) -> tuple[Cell, ...]:
+    before = row.epsilon_total if row.untuned is None else row.untuned.corpus.epsilon
+    others = {total.dataset: (total.epsilon, total.delta) for total in row.others}
+    return (
+        *((total(before),) if charged.tuned else ()),
+        *_total_cells(row.epsilon_total, row.delta),
+        *(
+            cell
+            for name, _ in charged.others
+            for cell in _total_cells(*others.get(name, (0.0, 0.0)))
+        ),
+    )
+
+
+def _total_cells(epsilon: float | None, delta: float) -> tuple[Cell, Cell]:
+    finite = epsilon is not None and math.isfinite(epsilon)
+    told = number(delta, Label.PUBLIC, 2) if finite else Cell(NOT_MEASURED)
+    return total(epsilon), told
+
+
+def _closing_row(model: ModelRow, causal: bool, charged: _Charged) -> tuple[Cell, ...]:
+    return (
+        name(model.name),
+        number(model.epsilon_vocabulary, Label.PUBLIC),
+        number(model.epsilon_training, Label.PUBLIC),
+        *_cost_cells(model, charged),
+        *knowledge(model, causal=causal),
+        *(() if causal else (percentage(model.f1),)),
+        *_exposure_cells(model.exposures),
+    )
+
+
+def _exposure_cells(exposures: Exposures | Withheld | None) -> tuple[Cell, Cell]:
+    if exposures is None:
+        return Cell(NOT_MEASURED), Cell(NOT_MEASURED)
+    if isinstance(exposures, Withheld):
+        return withheld(), withheld()
+    found = summarise(exposures.rows)
+    mean_alarm = found.remembers and found.mean > found.mean_null_high
+    return (
+        bits(found.mean, exposures.label, alarm=mean_alarm),
+        bits(found.largest, exposures.label, alarm=found.remembers),
+    )
+
+
+def _are_causal(models: Sequence[ModelRow]) -> bool:
+    return any(model.perplexity_public is not None for model in models)
+
+
+def _exposure_notes(models: Sequence[ModelRow]) -> tuple[str, ...]:
+    measured = [m.exposures for m in models if isinstance(m.exposures, Exposures)]
+    if not measured:
+        return ()
+    found = summarise(measured[0].rows)
+    ceiling = math.log2(measured[0].rows[0].candidates)
+    return (
+        f"Exposure: a model that remembers nothing reads about 1 bit, and stays below "
+        f"{found.mean_null_high:.1f} (mean) and {found.largest_null_high:.1f} (largest group) "
+        f"in 97.5% of cases; a secret always ranked first reads {ceiling:.1f}.",
+    )
+
+
+def entity_table(models: Sequence[ModelRow]) -> Table:
+    """Return strict F1 by entity type, then micro; no rows where nothing was measured."""
+    types = sorted({kind for model in models for kind in model.f1_by_type})
+    rows = [
+        (
+            name(kind),
+            *(percentage(model.f1_by_type.get(kind)) for model in models),
+        )
+        for kind in types
+    ]
+    if any(model.f1 is not None for model in models):
+        rows.append((name("all (micro)"), *(percentage(model.f1) for model in models)))
+    return Table(
+        key="entities",
+        caption="Entity extraction: strict F1 by type",
+        headers=(
+            Header("Entity type", numeric=False),
+            *(Header(model.name, "F1, %") for model in models),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def exposure_table(models: Sequence[ModelRow]) -> Table:
+    """Return every group of canaries of every model whose exposure may be shown."""
+    rows = [
+        _group_row(model.name, row, model.exposures.label)
+        for model in models
+        if isinstance(model.exposures, Exposures)
+        for row in model.exposures.rows
+    ]
+    return Table(
+        key="exposure",
+        caption="Exposure of every group of canaries",
+        headers=(
+            Header("Model", numeric=False),
+            Header("Pattern", "H hint, S secret", numeric=False),
+            Header("Occurrences", "expected, units"),
+            Header("Exposure", "bits, 95% interval"),
+            Header("Without memory", "bits, 95% band"),
+            Header("Probability", "by chance"),
+            Header("Rank exposure", "bits, against references"),
+            Header("Remembered", numeric=False),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
+            "canary with references that were never planted (Carlini et al. 2019). “Remembered” "
+            "needs the whole interval to lie above the band of a model without memory.",
+            *((_LEFT_TO_RIGHT,) if _are_causal(models) else ()),
+        ),
+    )
+
+
+def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
+    band = f"{row.null_low:.1f} – {row.null_high:.1f}"
+    place = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
+    verdict = "yes" if row.remembers else "no"
+    chance = f"<{power_of_ten(1e-9)}" if row.p_value < 1e-9 else _probability(row.p_value)
+    ranked = bits(row.rank_exposure, label, detail=place)
+    return (
+        name(model, _CONTEXT_WORDS.get(row.context, row.context)),
+        name(row.pattern, f"{row.canaries} canaries"),
+        Cell(
+            significant(row.expected_occurrences),
+            value=row.expected_occurrences,
+            label=Label.PUBLIC,
+            detail=f"p = {significant(row.rate)}",
+        ),
+        bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
+        Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),
+        Cell(chance, value=row.p_value, label=label),
+        ranked if row.references else Cell(NOT_MEASURED),
+        Cell(verdict, value=verdict, label=label, alarm=row.remembers),
+    )
+
+
+def _probability(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else significant(value, 1)
+
+
+def ledger_table(ledger: LedgerView) -> Table:
+    """Return the data set's releases, one a row."""
+    rows = tuple(
+        (
+            name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
+            name(line.release, line.mechanism),
+            number(line.epsilon, Label.PUBLIC),
+            Cell(NOT_MEASURED)
+            if line.epsilon_rdp is None
+            else number(line.epsilon_rdp, Label.PUBLIC),
+            number(line.delta, Label.PUBLIC, 2),
+            name(line.state),
+        )
+        for line in ledger.lines
+    )
+    return Table(
+        key="ledger",
+        caption=f"Releases of “{ledger.dataset}”, per {ledger.unit}",
+        headers=(
+            Header("Entry", numeric=False),
+            Header("Release", "mechanism", numeric=False),
+            Header("ε", "PLD, claimed"),
+            Header("ε", "RDP, for comparison"),
+            Header("δ"),
+            Header("State", numeric=False),
+        ),
+        rows=rows,
+    )
+
+
+def facts_table(key: str, caption: str, facts: Sequence[Fact]) -> Table:
+    """Return a list of facts, one a row."""
+    return Table(
+        key=key,
+        caption=caption,
+        headers=(Header("", numeric=False), Header("")),
+        rows=tuple((name(fact.name, fact.note), _fact_cell(fact)) for fact in facts),
+    )
+
+
+def _fact_cell(fact: Fact) -> Cell:
+    if isinstance(fact.value, Withheld):
+        return withheld()
+    if isinstance(fact.value, str):
+        return Cell(fact.value, value=fact.value, label=fact.label)
+    return number(fact.value, fact.label, 4)
+
+
+def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
+    """Return the points of a sweep, in its own order."""
+    return Table(
+        key="sweep",
+        caption="Every point of the sweep; each was a release of its own",
+        headers=(
+            Header("Noise multiplier", "σ"),
+            Header("Batch size", "expected units"),
+            Header("Epochs"),
+            Header("ε_T", f"training, per {unit}"),
+            *_cost_headers(points, unit),
+            Header("Entity F1", "strict, micro, %"),
+            *_MASKED,
+        ),
+        rows=tuple(
+            (
+                number(point.noise_multiplier, Label.PUBLIC),
+                number(point.batch_size, Label.PUBLIC),
+                number(point.epochs, Label.PUBLIC),
+                number(point.epsilon_training, Label.PUBLIC),
+                *_cost_cells(point, _charged(points)),
+                percentage(point.f1),
+                percentage(point.mlm_public),
+                percentage(point.mlm_private),
+            )
+            for point in points
+        ),
+    )
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    value = cell.value
+    if isinstance(value, float) and not math.isfinite(value):
+        value = "inf" if value > 0 else "-inf"
+    record: dict[str, Any] = {"text": cell.text, "value": value}
+    if cell.label is not None:
+        record["label"] = cell.label.value
+    if cell.withheld:
+        record["withheld"] = True
+    if cell.detail:
+        record["detail"] = cell.detail
+    return record
+
+
+_MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
+_STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
+LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return the table for a wide terminal: the label is a mark and a colour, never colour alone.
+
+    Text that does not fit is folded, not cut.
+    """
+    shown = _frame(table)
+    for header in table.headers:
+        shown.add_column(
+            f"{header.name}\n{header.unit}" if header.unit else header.name,
+            justify="right" if header.numeric else "left",
+            overflow="fold",
+        )
+    for row in table.rows:
+        shown.add_row(*(_text(cell) for cell in row))
+    return shown
+
+
+def side_by_side(table: Table) -> RichTable:
+    """Return the table turned over, a column for each row: few models fit 80 columns so."""
+    shown = _frame(table)
+    shown.add_column(table.headers[0].name, overflow="fold")
+    for row in table.rows:
+        shown.add_column(row[0].text, justify="right", no_wrap=True)
+    for place, header in enumerate(table.headers[1:], start=1):
+        name = f"{header.name}, {header.unit}" if header.unit else header.name
+        shown.add_row(name, *(_text(row[place]) for row in table.rows))
+    return shown
+
+
+def _frame(table: Table) -> RichTable:
+    return RichTable(
+        title=table.caption,
+        title_justify="left",
+        caption="\n".join((LEGEND, *table.notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+
+
+def _text(cell: Cell) -> Text:
+    if cell.label is None:
+        return Text(cell.text)
+    style = "bold red" if cell.alarm else _STYLES[cell.label]
+    return Text(cell.text + _MARKS[cell.label], style="dim" if cell.withheld else style)

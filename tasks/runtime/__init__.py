@@ -1,0 +1,1 @@
+"""The contract between a step and who starts it."""

@@ -1,0 +1,218 @@
+"""What a step works with: its inputs, a place for its outputs, and somewhere to report to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.seed_store import SeedStore
+from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
+from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.messages import Progress, append, read
+from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
+from tasks.tracking.mlflow import Tracker
+
+_TYPES: dict[Label, type[Labelled]] = {
+    Label.DP: Dp,
+    Label.PUBLIC: Public,
+    Label.OPERATOR: Operator,
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """An earlier step's output: what it answered, and its files on local disk."""
+
+    result: StepResult
+    folder: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the step said of its output."""
+        return self.result.facts
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of the output folder that people look at in the tracker."""
+
+    file: str
+    label: Label
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step hands back when its output folder is complete.
+
+    Attributes:
+        outputs: name -> path inside the output folder; '' is the folder itself.
+        facts: small facts, fit for publication.
+        artifacts: files to show in the tracker.
+        model: name under which the output is registered as a model; '' for none.
+    """
+
+    outputs: dict[str, str]
+    facts: dict[str, Any] = field(default_factory=dict)
+    artifacts: list[Artifact] = field(default_factory=list)
+    model: str = ""
+
+
+def labelled(record: MetricRecord) -> Labelled:
+    """Return a recorded number as a value of its label's type."""
+    return _TYPES[Label(record.label)](record.value)
+
+
+def read_result(store: Store, uri: str) -> StepResult | None:
+    """Return what the step of an output folder answered, or None if it has not.
+
+    Raises:
+        BadInput: the file is there and is not a result.
+    """
+    content = store.read(f"{uri}/{RESULT}")
+    if content is None:
+        return None
+    try:
+        return StepResult.model_validate_json(content)
+    except ValidationError as error:
+        raise BadInput("not a result of this version", where=f"{uri}/{RESULT}") from error
+
+
+def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
+    """Return each release once, in the order of first appearance."""
+    return list({r.ledger_id: r for r in releases}.values())
+
+
+def content_key(deployment: Deployment, purpose: str) -> bytes:
+    """Return a secret of the deployment, the same for all its steps, for keyed digests.
+
+    It hides what a digest is of, and no noise hangs on it: it is not among the seeds, so that
+    steps can have it who must not have those.
+    """
+    return SeedStore(deployment.keys).create("content-digests").derive(purpose)
+
+
+class StepContext:
+    """One step's bench.
+
+    Attributes:
+        out: empty local folder; what the step leaves in it is published.
+        durable: local folder that survives a retry, for checkpoints.
+        spec_hash: the step's own hash.
+        made_up: every input is made up or public.
+        releases: of private data, everything that the output descends from: those of each input
+            that was opened, and the step's own. They go into the result whatever the step does.
+    """
+
+    def __init__(
+        self,
+        *,
+        deployment: Deployment,
+        store: Store,
+        context: RunContext,
+        spec_hash: str,
+        made_up: bool,
+        durable: Path,
+        tracker: Tracker,
+        progress: Progress,
+    ) -> None:
+        self.deployment, self.store, self.context = deployment, store, context
+        self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable
+        self.tracker, self.progress = tracker, progress
+        self.out = durable / "out"
+        self._measured = durable / "metrics.jsonl"
+        self.releases: list[ReleaseRecord] = []
+
+    def descends_from(self, *releases: ReleaseRecord) -> None:
+        """Note that the output holds something of these releases."""
+        self.releases = merged([*self.releases, *releases])
+
+    def input(self, uri: str) -> Input:
+        """Return an earlier step's output; whatever comes of it descends from its releases.
+
+        Raises:
+            BadInput: it is not there, or it is private and this step's spec says otherwise.
+        """
+        result = read_result(self.store, uri)
+        if result is None:
+            raise BadInput("no result there", where=uri, fix="Run the step that makes it first.")
+        if self.made_up and not result.facts.get("made_up", False):
+            raise BadInput(
+                "an input is private, but the spec calls everything made up",
+                where=uri,
+                fix="Set made_up to false.",
+            )
+        self.descends_from(*result.releases)
+        return Input(result, self.store.local_copy(uri))
+
+    def refuse_altered(self, source: Input) -> None:
+        """Check that an input's files are those that its step wrote: the noise is bound to them.
+
+        Raises:
+            BadInput: they are not.
+        """
+        if self.content_digest(source.folder) != source.facts["digest"]:
+            raise BadInput(
+                "the files are not those that the step wrote",
+                where=source.folder.name,
+                fix="Delete the folder and run its step again.",
+            )
+
+    def content_digest(self, folder: Path) -> str:
+        """Return the keyed digest of an output folder's own files."""
+        own = {CHECKSUMS, RESULT}
+        return keyed_digest(folder, self.content_key(), without=own)
+
+    def checkpoints(self, name: str) -> CheckpointPlace:
+        """Return where a training keeps its checkpoints until the step is done.
+
+        Beside the other unfinished work of this machine; in the store where that is remote, for
+        then the next attempt may be made by another machine.
+        """
+        if is_remote(self.store.root):
+            return StoredCheckpoints(
+                self.store, f"{self._unfinished}/{name}", self.durable / "checkpoint"
+            )
+        return LocalFolder(self.durable / name)
+
+    def clear(self) -> None:
+        """Remove what only an unfinished step needs."""
+        if is_remote(self.store.root):
+            self.store.clear(self._unfinished)
+        shutil.rmtree(self.durable, ignore_errors=True)
+
+    @property
+    def _unfinished(self) -> str:
+        return f"{self.store.root}/unfinished/{self.durable.name}"
+
+    def measure(self, name: str, value: Labelled, step: int = 0) -> None:
+        """Record a number: in the result, and in the tracker as soon as it can be sent."""
+        record = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
+        append(self._measured, record.model_dump_json())
+        self.tracker.labelled(name, value, step)
+
+    def measured(self) -> list[MetricRecord]:
+        """Return every number of this step, also of an attempt that this one continues."""
+        records: dict[tuple[str, int], MetricRecord] = {}
+        for line in read(self._measured):
+            record = MetricRecord.model_validate(json.loads(line))
+            records[record.name, record.step] = record
+        return [records[place] for place in sorted(records, key=lambda p: (p[0], p[1]))]
+
+    @property
+    def seeds(self) -> SeedStore:
+        """Return the operator's store of secret seeds."""
+        return SeedStore(self.deployment.seeds)
+
+    def content_key(self) -> bytes:
+        """Return the secret under which contents are digested: nobody can confirm a guess."""
+        return content_key(self.deployment, "content-digest")

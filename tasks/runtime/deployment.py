@@ -1,0 +1,206 @@
+"""Where this deployment keeps things: read once from the environment, then passed along."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dp_core.errors import BadInput, without_password
+from tasks.protocol.least_privilege import WITHHELD
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+# A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
+_OWN = (
+    "ledger.db",
+    "seeds",
+    "keys",
+    "store",
+    "work",
+    "cache",
+    "outbox",
+    "logs",
+    "mlflow.db",
+    "airflow",
+)
+LAUNCHERS = ("process", "docker", "kubernetes")
+
+Launcher = Literal["process", "docker", "kubernetes"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The places and the launcher of one deployment.
+
+    Attributes:
+        home: folder for everything that the deployment writes on this machine.
+        store: URI under which every step writes; no step writes anywhere else.
+        ledger: SQLAlchemy URL of the privacy ledger.
+        seeds: folder of the secret privacy seeds (mode 0700), for the steps that charge.
+        keys: folder of the key of content digests (mode 0700), for every step.
+        tracking: MLflow tracking URI.
+        tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
+        launcher: how Airflow starts steps.
+        task_python: the Python that runs `python -m tasks`.
+    """
+
+    home: Path
+    store: str
+    ledger: str
+    seeds: Path
+    keys: Path
+    tracking: str
+    tracking_ui: str
+    launcher: Launcher
+    task_python: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
+        """Return the deployment that the `CONFIDE_*` variables describe.
+
+        Raises:
+            BadInput: a variable holds a value that cannot be meant, or a place that would be
+                another one in every folder from which a command is started.
+        """
+        env = os.environ if environment is None else environment
+        home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
+        launcher = env.get("CONFIDE_LAUNCHER") or "process"
+        if launcher not in LAUNCHERS:
+            raise BadInput(
+                f"unknown launcher {launcher!r}",
+                where="CONFIDE_LAUNCHER",
+                fix=f"Use one of {', '.join(LAUNCHERS)}.",
+            )
+        tracking = env.get("CONFIDE_TRACKING") or f"sqlite:///{home}/mlflow.db"
+        served = tracking if tracking.startswith(("http://", "https://")) else ""
+        store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
+        ledger = env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db"
+        for name, place in (
+            ("CONFIDE_STORE", store),
+            ("CONFIDE_LEDGER", ledger),
+            ("CONFIDE_TRACKING", tracking),
+        ):
+            _refuse_relative(name, place)
+        return cls(
+            home=home,
+            store=store.rstrip("/"),
+            ledger=ledger,
+            seeds=_folder(env, "CONFIDE_SEEDS", home / "seeds"),
+            keys=_folder(env, "CONFIDE_KEYS", home / "keys"),
+            tracking=tracking,
+            tracking_ui=(env.get("CONFIDE_TRACKING_UI") or without_password(served)).rstrip("/"),
+            launcher=launcher,  # type: ignore[arg-type]  # checked above
+            task_python=env.get("CONFIDE_TASK_PYTHON")
+            or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
+        )
+
+    def prepare(self) -> None:
+        """Make the home folder, for its owner alone: it will hold private text.
+
+        One that others can reach is closed to them, if it is Confide's and ours.
+
+        Raises:
+            BadInput: a file is in its place, it may not be made or written, or others can reach
+                a folder that has something else in it.
+        """
+        try:
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise refused(error, f"{self.home} cannot be made", where="CONFIDE_HOME") from None
+        if not os.access(self.home, os.W_OK | os.X_OK):
+            raise BadInput(
+                f"{self.home} cannot be written",
+                where="CONFIDE_HOME",
+                fix="Name a folder that you may write.",
+            )
+        found = self.home.stat()
+        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():
+            self._close(found.st_mode)
+
+    def _close(self, mode: int) -> None:
+        inside = {entry.name for entry in self.home.iterdir()}
+        if mode & stat.S_ISVTX or (inside and inside.isdisjoint(_OWN)):
+            raise BadInput(
+                f"others can reach {self.home}, and it holds more than Confide's files",
+                where="CONFIDE_HOME",
+                fix=f"Name a folder of its own, or: chmod 700 {self.home}",
+            )
+        self.home.chmod(0o700)
+
+    @property
+    def holds_seeds(self) -> bool:
+        """Whether this process was given the seeds: steps that read files from outside are not."""
+        return str(self.seeds) != WITHHELD
+
+    @property
+    def work(self) -> Path:
+        """Local folder of unfinished work: checkpoints and staged outputs."""
+        return self.home / "work"
+
+    @property
+    def cache(self) -> Path:
+        """Local copies of what lies in a remote store."""
+        return self.home / "cache"
+
+    @property
+    def outbox(self) -> Path:
+        """What the tracker has still to be told."""
+        return self.home / "outbox"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's artifacts when no server keeps them."""
+        return self.home / "mlruns"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the steps that the CLI started."""
+        return self.home / "logs"
+
+
+def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
+    value = env.get(name) or str(default)
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise BadInput(f"no home folder is known for {value!r}", where=name) from None
+    if not path.is_absolute():
+        raise _relative(name)
+    return path.resolve()
+
+
+def _refuse_relative(name: str, place: str) -> None:
+    scheme, separator, path = place.partition("://")
+    if not separator:
+        relative = not place.startswith(("/", "~"))
+    elif scheme.startswith("sqlite"):
+        relative = path.startswith("/") and not path.startswith("//")
+    else:
+        relative = scheme == "file" and not path.startswith("/")
+    if relative:
+        raise _relative(name)
+
+
+def _relative(name: str) -> BadInput:
+    return BadInput(
+        "a relative place is another one in every folder that a command is started in",
+        where=name,
+        fix="Write the whole path, from / on (sqlite:////srv/confide/ledger.db: four slashes).",
+    )
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether there was no room: nobody's mistake, and later it may do."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def refused(error: OSError, what: str, *, where: str) -> Exception:
+    """Return what to raise where a folder that somebody named cannot be made or written."""
+    if is_full_disk(error):
+        return error
+    reason = os.strerror(error.errno or 0)
+    return BadInput(f"{what} ({reason})", where=where, fix="Name a folder that you may write.")

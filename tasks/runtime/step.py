@@ -1,0 +1,267 @@
+"""The step contract: one spec in, one output folder and `result.json` last, or nothing.
+
+A result that is there already answers for the work; a retry continues in the same local folder.
+Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
+(run again, it goes on), 143 stopped, 1 a fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput, ConfideError, Unfinished
+from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
+from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
+from tasks.runtime.deployment import CHECKOUT, Deployment, is_full_disk
+from tasks.runtime.messages import Progress, introduce, say
+from tasks.storage import RESULT, Store, read_spec
+from tasks.tracking.mlflow import Tracker
+from tasks.tracking.outbox import Identity
+from tasks.tracking.recording import LAST_STEPS, end_tracking, record, say_where
+
+STOPPED = 143
+_UNTIMED = ("select",)  # how long it took would say how many trainings there were
+GRACE = 3.0  # seconds that a stopped step has to end by itself, before its launcher ends it
+_PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
+_READERS = ("corpus", "entities")  # the steps that read files which others may change
+
+
+class StepModule(Protocol):
+    """A file in `tasks/steps`."""
+
+    def run(self, spec: StepSpec, bench: StepContext) -> StepOutput:
+        """Do the work."""
+
+    def refuse_if_changed(self, spec: StepSpec, result: StepResult, bench: StepContext) -> None:
+        """Refuse a result whose source files have changed since; only `_READERS` have it."""
+
+
+class Stopped(BaseException):
+    """The step was told to end."""
+
+
+def main(name: str, spec_uri: str, context: str = "") -> int:
+    """Run one step as a process does; return its exit code, having said in one line what failed."""
+    signal.signal(signal.SIGTERM, _stop)
+    os.umask(0o077)  # everything here may hold private text
+    try:
+        introduce(name)
+        deployment = Deployment.from_environment()
+        spec = _spec(name, spec_uri)
+        run = _context(context, spec)
+        introduce(name, run)
+        result = run_step(spec, deployment, run)
+    except ConfideError as error:
+        return _fail(name, str(error), error.exit_code)
+    except Stopped:
+        return _fail(name, "stopped before it was done", STOPPED)
+    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+        return _fail(name, fault_line(error), 1)
+    print(f"{spec.output}/{RESULT}" if result else "")
+    return 0
+
+
+def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> StepResult:
+    """Return the step's result, working only if there is none yet.
+
+    Raises:
+        BadInput: the spec or an input is wrong.
+        BudgetExceeded: the privacy ledger refuses.
+    """
+    deployment.prepare()
+    store = Store(deployment.store, deployment.cache)
+    store.key(spec.output)  # refuses a root that is not this deployment's
+    spec_hash = spec.digest()
+    tracker = Tracker(deployment, _identity(spec, spec_hash, context, deployment))
+    durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
+    bench = StepContext(
+        deployment=deployment,
+        store=store,
+        context=context,
+        spec_hash=spec_hash,
+        made_up=spec.made_up,
+        durable=durable,
+        tracker=tracker,
+        progress=Progress(context.task, _progress_file()),
+    )
+    last = ("parent",) if spec.step in LAST_STEPS else ("point",) if context.point else ()
+    with _alone(durable):
+        try:
+            result = read_result(store, spec.output)
+            if result is not None and _answers(result, spec_hash):
+                _check_sources(spec, result, bench)
+                say(f"{context.task}: done before")
+            else:
+                result = _work(_module(spec), spec, bench)
+            record(tracker, spec, store, result, point=bool(context.point))
+        except BaseException as error:
+            with suppress(OSError):  # a full disk is no reason to answer something else
+                end_tracking(
+                    tracker,
+                    stopped=isinstance(error, Stopped),
+                    goes_on=isinstance(error, Unfinished),
+                )
+            raise
+    tracker.finish("FINISHED", also=last)
+    say_where(tracker)
+    tracker.send_left_behind()
+    return result
+
+
+def fault_line(error: BaseException) -> str:
+    """Return an unexpected error as one line: its kind and place, never its message.
+
+    A library's message may quote what it read, and what it read may be private.
+    """
+    if isinstance(error, OSError) and is_full_disk(error):
+        return (
+            f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
+            "CONFIDE_STORE are, and try again: what is done stays done."
+        )
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).is_relative_to(CHECKOUT) and ".venv" not in frame.filename:
+            place = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
+    reason = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
+    return f"{type(error).__name__}{reason}{place}. Set CONFIDE_DEBUG=1 to see the traceback."
+
+
+def _module(spec: StepSpec) -> StepModule:
+    """Import the step: only to work, since most steps import TensorFlow."""
+    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
+    return module
+
+
+def _answers(result: StepResult, spec_hash: str) -> bool:
+    # A sweep's report that lacks points: they may be there by now.
+    return result.spec_hash == spec_hash and not result.facts.get("missing")
+
+
+def _check_sources(spec: StepSpec, result: StepResult, bench: StepContext) -> None:
+    """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
+    try:
+        if spec.step in _READERS:
+            _module(spec).refuse_if_changed(spec, result, bench)
+    finally:
+        bench.clear()  # a copy of the files; what a kill after the result had no time to remove
+
+
+def _work(module: StepModule, spec: StepSpec, bench: StepContext) -> StepResult:
+    started = time.monotonic()
+    shutil.rmtree(bench.out, ignore_errors=True)
+    bench.out.mkdir(parents=True)
+    bench.tracker.begin()
+    answer = module.run(spec, bench)
+    bench.store.publish(bench.out, spec.output)
+    result = StepResult(
+        step=spec.step,
+        spec_hash=bench.spec_hash,
+        outputs={n: f"{spec.output}/{p}".rstrip("/") for n, p in answer.outputs.items()},
+        metrics=bench.measured(),
+        releases=bench.releases,
+        facts={
+            **answer.facts,
+            "made_up": spec.made_up,
+            "artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts],
+            "model": answer.model,
+        },
+        seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
+        versions=_versions(),
+    )
+    bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
+    bench.clear()
+    return result
+
+
+def _spec(name: str, uri: str) -> StepSpec:
+    try:
+        spec = spec_from_json(read_spec(uri))
+    except ValidationError as error:
+        raise BadInput(one_line(error), where=f"spec of {name}") from None
+    if spec.step != name:
+        raise BadInput(f"the spec is for the step {spec.step!r}", where=name)
+    return spec
+
+
+def _context(text: str, spec: StepSpec) -> RunContext:
+    text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
+    if not text:
+        key = f"by-hand-{spec.digest()[:16]}"
+        return RunContext(run_key=key, run_name=f"{spec.step} by hand", task=spec.step)
+    try:
+        return RunContext.model_validate_json(text)
+    except ValidationError as error:
+        raise BadInput(one_line(error), where="CONFIDE_RUN_CONTEXT") from None
+
+
+def _identity(
+    spec: StepSpec, spec_hash: str, context: RunContext, deployment: Deployment
+) -> Identity:
+    return Identity(
+        run_key=context.run_key,
+        run_name=context.run_name,
+        task=context.task,
+        point=context.point,
+        step=spec.step,
+        spec_hash=spec_hash,
+        made_up=spec.made_up,
+        salt="" if spec.made_up else content_key(deployment, "runs").hex(),
+    )
+
+
+@contextmanager
+def _alone(durable: Path) -> Iterator[None]:
+    """Let one process of this machine work on a spec; a second one waits, then finds the result."""
+    durable.mkdir(parents=True, exist_ok=True)
+    with durable.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        durable.mkdir(parents=True, exist_ok=True)
+        yield
+        with suppress(OSError):
+            durable.rmdir()  # nothing was left to go on from
+
+
+def _progress_file() -> Path | None:
+    file = os.environ.get("CONFIDE_PROGRESS")
+    return Path(file) if file else None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # A long native call delays this exception: then the timer ends the process.
+    timer = threading.Timer(GRACE, os._exit, args=(STOPPED,))
+    timer.daemon = True
+    timer.start()
+    raise Stopped
+
+
+def _fail(name: str, line: str, code: int) -> int:
+    if os.environ.get("CONFIDE_DEBUG") and code != STOPPED:
+        traceback.print_exc()
+    say(f"confide: {name}: {line}", "error")
+    return code

@@ -1,0 +1,1 @@
+"""The way of metrics to MLflow."""

@@ -1,0 +1,181 @@
+"""i2b2 2010: .txt and .con, side by side or in folders of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dp_core.data.ner import Sentence
+from dp_core.data.readers.labelled import read_sentences
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.errors import BadInput
+
+TEXT = "Has chest  pain today .\n\nGiven Aspirin 81 mg ; repeat EKG .\n"
+CONCEPTS = [
+    'c="chest pain" 1:1 1:2||t="problem"',
+    'c="aspirin" 3:1 3:1||t="treatment"',
+    'c="repeat ekg" 3:5 3:6||t="test"',
+]
+EXPECTED = [
+    Sentence(
+        ("Has", "chest", "pain", "today", "."), ("O", "B-problem", "I-problem", "O", "O"), "r1"
+    ),
+    Sentence(
+        ("Given", "Aspirin", "81", "mg", ";", "repeat", "EKG", "."),
+        ("O", "B-treatment", "O", "O", "O", "B-test", "I-test", "O"),
+        "r1",
+    ),
+]
+
+
+def write(folder: Path, concepts: list[str], apart: bool = False, end: str = "\n") -> None:
+    txt, con = (folder / "txt", folder / "concept") if apart else (folder, folder)
+    for f in (txt, con):
+        f.mkdir(exist_ok=True)
+    (txt / "r1.txt").write_bytes(TEXT.replace("\n", end).encode())
+    (con / "r1.con").write_bytes((end.join(concepts) + end).encode())
+
+
+def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
+    q = Quarantine(share)
+    return list(read_sentences("i2b2", path, q)), q
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
+    write(tmp_path, CONCEPTS, apart, end)
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED
+    assert q.rejected == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'c="secretword" 1:1 1:2||t="problem"',  # another text there
+        'c="chest pain" 1:2 1:1||t="problem"',  # ends before it begins
+        'c="chest pain" 1:1 1:9||t="problem"',  # beyond the line
+        'c="chest pain" 1:0 1:1||t="problem"',  # one token off
+        'c="chest pain" 1:1 3:2||t="problem"',  # over lines
+    ],
+)
+def test_offsets_that_do_not_fit_cost_the_sentence(tmp_path: Path, bad: str) -> None:
+    write(tmp_path, [bad, *CONCEPTS[1:]])
+    with (tmp_path / "r1.txt").open("a") as more:
+        more.write("No test .\n")
+    sentences, q = read(tmp_path)
+    kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over lines costs all of them
+    assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
+    assert set(q.counts) == {Reason.OFFSETS}
+    assert q.places[Reason.OFFSETS][0] == "r1.txt:1"
+    with pytest.raises(BadInput, match="offsets do not fit") as caught:
+        read(tmp_path, share=0.1)
+    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
+
+
+def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantine]:
+    (folder / "r1.txt").write_text(
+        "No fever .\nHas severe\nleft sided chest\npain since May .\nOk .\n"
+    )
+    (folder / "r1.con").write_text("".join(f"{c}\n" for c in concepts))
+    return read(folder)
+
+
+def test_lines_that_share_a_concept_are_one_sentence(tmp_path: Path) -> None:
+    """Three lines, of which the middle one lies wholly in the concept."""
+    sentences, q = spread(
+        tmp_path,
+        [
+            'c="fever" 1:1 1:1||t="problem"',
+            'c="severe left sided chest pain" 2:1 4:0||t="problem"',
+            'c="since may" 4:1 4:2||t="time"',
+        ],
+    )
+    assert q.rejected == 0
+    assert sentences == [
+        Sentence(("No", "fever", "."), ("O", "B-problem", "O"), "r1"),
+        Sentence(
+            ("Has", "severe", "left", "sided", "chest", "pain", "since", "May", "."),
+            ("O", "B-problem", *["I-problem"] * 4, "B-time", "I-time", "O"),
+            "r1",
+        ),
+        Sentence(("Ok", "."), ("O", "O"), "r1"),
+    ]
+
+
+def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_path: Path) -> None:
+    concepts = ['c="left" 3:0 3:0||t="side"', 'c="chest pain" 3:2 4:0||t="problem"']
+    sentences, q = spread(tmp_path, ['c="has severe" 2:0 2:1||t="problem"', *concepts])
+    assert q.rejected == 0
+    assert [s.tags for s in sentences] == [
+        ("O", "O", "O"),
+        ("B-problem", "I-problem"),
+        ("B-side", "O", "B-problem", "I-problem", "O", "O", "O"),
+        ("O", "O"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kept"),
+    [
+        ('c="severe chest pain" 2:1 4:0||t="problem"', (1, 5)),  # not its text
+        ('c="pain severe" 4:0 2:1||t="problem"', (1, 5)),  # ends before it begins
+        ('c="ok ." 5:0 999999999:1||t="problem"', (1, 2, 3, 4)),  # beyond the text
+        ('c="no" 0:0 1:0||t="problem"', (1, 2, 3, 4, 5)),  # there is no line 0
+        (f'c="no" 1:{"1" * 5000} 1:0||t="problem"', (1, 2, 3, 4, 5)),
+        (f'c="no" {"1" * 5000}:1 1:0||t="problem"', (1, 2, 3, 4, 5)),
+    ],
+    ids=range(6),
+)
+def test_every_line_that_a_wrong_concept_claims_is_put_aside(
+    tmp_path: Path, bad: str, kept: tuple[int, ...]
+) -> None:
+    first = {1: "No", 2: "Has", 3: "left", 4: "pain", 5: "Ok"}
+    sentences, q = spread(tmp_path, [bad])
+    assert [s.tokens[0] for s in sentences] == [first[line] for line in kept]
+    assert set(q.counts) == {Reason.OFFSETS}
+    assert q.rejected >= 1
+
+
+def test_two_files_of_one_document_cost_it(tmp_path: Path) -> None:
+    write(tmp_path, CONCEPTS)
+    (tmp_path / "r1.TXT").write_text("Another text .\n")
+    (tmp_path / "r2.txt").write_text("good\n")
+    (tmp_path / "r2.con").write_text("")
+    sentences, q = read(tmp_path)
+    assert [s.document_id for s in sentences] == ["r2"]
+    assert q.places == {Reason.TWICE: ["r1"]}
+
+
+def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
+    extra = ['c="pain" 1:2 1:2||t="problem"', 'c="x" 9:0 9:0||t="test"', "secretword"]
+    write(tmp_path, CONCEPTS + extra)
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED[1:]
+    assert q.counts == {Reason.OFFSETS: 2, Reason.WRONG_FIELD: 1}
+    assert q.places[Reason.WRONG_FIELD] == ["r1.con:6"]
+
+
+def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:
+    for hospital in ("beth", "partners"):
+        (tmp_path / hospital).mkdir()
+        write(tmp_path / hospital, CONCEPTS, apart=True)
+    sentences, q = read(tmp_path)
+    assert [s.document_id for s in sentences] == ["beth/r1"] * 2 + ["partners/r1"] * 2
+    assert q.rejected == 0
+
+
+def test_files_without_their_pair(tmp_path: Path) -> None:
+    write(tmp_path, CONCEPTS)
+    (tmp_path / "r2.txt").write_text("alone\n")
+    (tmp_path / "r3.con").write_text("")
+    sentences, q = read(tmp_path)
+    assert sentences == EXPECTED
+    assert q.counts == {Reason.UNREADABLE: 2}
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, CONCEPTS)
+    with pytest.raises(BadInput, match="from a folder"):
+        read(tmp_path / "r1.txt")

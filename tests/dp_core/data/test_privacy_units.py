@@ -1,0 +1,93 @@
+"""Units: every text belongs to one, and removing one leaves all others as they were."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dp_core.data.corpus import write_corpus
+from dp_core.data.documents import Document
+from dp_core.data.privacy_units import Unit, iter_units
+from dp_core.data.tokens import split_words
+from dp_core.errors import BadInput
+from dp_core.privacy.mechanisms import PrivacyUnit
+
+WORDS = st.lists(st.sampled_from(["pain", "denies", "120/80", "café", "x-ray", "."]), max_size=12)
+DOCUMENTS = st.lists(
+    st.builds(
+        Document,
+        document_id=st.sampled_from(["a", "b", "c", "a/b", "1"]),
+        patient_id=st.sampled_from(["p", "q", "pa", "1:p"]),
+        text=WORDS.map(" ".join),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def units(folder: Path, docs: list[Document], unit: PrivacyUnit, n: int = 4) -> list[Unit]:
+    write_corpus(docs, folder)
+    return list(iter_units(folder, unit, n))
+
+
+@settings(max_examples=40, deadline=None)
+@given(DOCUMENTS, st.sampled_from(PrivacyUnit))
+def test_every_word_is_in_exactly_one_unit(
+    tmp_path_factory: pytest.TempPathFactory, docs: list[Document], unit: PrivacyUnit
+) -> None:
+    found = units(tmp_path_factory.mktemp("c"), docs, unit)
+    assert len({u.unit_id for u in found}) == len(found)
+    in_units = sorted(w for u in found for t in u.texts for w in split_words(t))
+    assert in_units == sorted(w for d in docs for w in split_words(d.text))
+    if unit is PrivacyUnit.EXAMPLE:
+        assert all(len(split_words(t)) <= 4 for u in found for t in u.texts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(DOCUMENTS, st.sampled_from(PrivacyUnit))
+def test_removing_a_patient_touches_no_other_unit(
+    tmp_path_factory: pytest.TempPathFactory, docs: list[Document], unit: PrivacyUnit
+) -> None:
+    gone = docs[0].patient_id
+    before = units(tmp_path_factory.mktemp("a"), docs, unit)
+    rest = [d for d in docs if d.patient_id != gone]
+    after = units(tmp_path_factory.mktemp("b"), rest, unit)
+    assert [u for u in before if u in after] == after
+    assert all(gone in u.unit_id for u in before if u not in after)
+
+
+def test_the_three_units(tmp_path: Path) -> None:
+    docs = [
+        Document("1", "p", "a b c d e"),
+        Document("2", "p", "f"),
+        Document("1", "q", "g"),
+        Document("1", "p", "h i"),  # the rest of p's document 1
+    ]
+    by = {u: units(tmp_path / u, docs, u) for u in PrivacyUnit}
+    assert sorted(sorted(u.texts) for u in by[PrivacyUnit.PATIENT]) == [
+        ["a b c d e", "f", "h i"],
+        ["g"],
+    ]
+    assert sorted(u.texts for u in by[PrivacyUnit.DOCUMENT]) == [["a b c d e", "h i"], ["f"], ["g"]]
+    assert sorted(u.texts for u in by[PrivacyUnit.EXAMPLE]) == [
+        ["a b c d "],
+        ["e"],
+        ["f"],
+        ["g"],
+        ["h i"],
+    ]
+
+
+def test_patient_units_need_patients(tmp_path: Path) -> None:
+    write_corpus([Document("1", "", "secretword")], tmp_path)
+    with pytest.raises(BadInput, match="without a patient id") as caught:
+        list(iter_units(tmp_path, PrivacyUnit.PATIENT, 4))
+    assert "secretword" not in str(caught.value)
+    assert len(list(iter_units(tmp_path, PrivacyUnit.DOCUMENT, 4))) == 1
+
+
+def test_a_tuple_has_a_word(tmp_path: Path) -> None:
+    write_corpus([Document("1", "p", "a")], tmp_path)
+    with pytest.raises(BadInput, match="0 words"):
+        list(iter_units(tmp_path, PrivacyUnit.EXAMPLE, 0))

@@ -1,0 +1,173 @@
+"""PubTator: sentences and tokens from offsets."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_core.data.ner import Sentence, entities, sentence_spans, token_spans
+from dp_core.data.readers.labelled import read_sentences
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.errors import BadInput
+
+ARTICLE = """\
+one|t|Lithium-induced tremor.
+one|a|We saw Dr. A. Smith, e.g. twice. Tremor (p<0.05) stopped! It did not return.
+one\t0\t7\tLithium\tChemical\tD1
+one\t16\t22\ttremor\tDisease\tD2
+one\t57\t63\tTremor\tDisease\tD2
+one\tCID\tD1\tD2
+"""
+
+
+def read(folder: Path, text: str, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
+    (folder / "p.txt").write_text(text)
+    q = Quarantine(share)
+    return list(read_sentences("pubtator", folder / "p.txt", q)), q
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_article(tmp_path: Path, end: str) -> None:
+    sentences, q = read(
+        tmp_path, (ARTICLE + "\n" + ARTICLE.replace("one", "two")).replace("\n", end)
+    )
+    assert q.rejected == 0
+    first = [s for s in sentences if s.document_id == "one"]
+    assert [" ".join(s.tokens) for s in first] == [
+        "Lithium - induced tremor .",
+        "We saw Dr . A . Smith , e . g . twice .",
+        "Tremor ( p < 0 . 05 ) stopped !",
+        "It did not return .",
+    ]
+    assert [entities(s.tags) for s in first] == [
+        [("Chemical", 0, 1), ("Disease", 3, 4)],
+        [],
+        [("Disease", 0, 1)],
+        [],
+    ]
+
+
+def test_overlaps_keep_the_longer(tmp_path: Path) -> None:
+    spans = "1\t6\t19\trenal failure\tB\n1\t0\t19\tacute renal failure\tA\n"
+    text = "1|t|acute renal failure\n1|a|\n" + spans
+    sentences, q = read(tmp_path, text)
+    assert entities(sentences[0].tags) == [("A", 0, 3)]
+    assert q.rejected == 0
+
+
+def test_entities_cut_tokens(tmp_path: Path) -> None:
+    sentences, _ = read(tmp_path, "1|t|nonCancer cells\n1|a|\n1\t3\t9\tCancer\tD\n")
+    assert sentences[0].tokens == ("non", "Cancer", "cells")
+    assert sentences[0].tags == ("O", "B-D", "O")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("one\t1\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
+        ("one\t900\t907\tLithium\tChemical\tD1", Reason.OFFSETS),
+        ("one\t8\t3\tsecretword\tChemical\tD1", Reason.OFFSETS),
+        ("secretword", Reason.WRONG_COLUMNS),
+        (f"one\t{'1' * 5000}\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
+        (f"one\t1\t{'1' * 5000}\tLithium\tChemical\tD1", Reason.OFFSETS),
+    ],
+)
+def test_a_bad_line_costs_its_article(tmp_path: Path, line: str, reason: Reason) -> None:
+    good = ARTICLE.replace("one", "two")
+    sentences, q = read(tmp_path, ARTICLE + line + "\n\n" + good)
+    assert {s.document_id for s in sentences} == {"two"}
+    assert q.counts == {reason: 1}
+    assert q.places[reason] == ["p.txt:1"]
+    with pytest.raises(BadInput) as caught:
+        read(tmp_path, ARTICLE + line, share=0.1)
+    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
+
+
+TEXT = st.text(st.sampled_from("aB. !?\n(1"), max_size=60)
+
+
+@given(TEXT, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=3))
+def test_no_sentence_or_token_cuts_an_entity_and_nothing_is_lost(
+    text: str, marks: list[tuple[int, int]]
+) -> None:
+    marked: list[tuple[int, int]] = []
+    for start, size in marks:
+        end = min(start + size, len(text))
+        if start < end and all(end <= a or b <= start for a, b in marked):
+            marked.append((start, end))
+    spans = sentence_spans(text, marked)
+    covered = "".join(text[a:b] for a, b in spans)
+    assert "".join(covered.split()) == "".join(text.split())
+    for a, b in marked:
+        assert not any(a < cut < b for span in spans for cut in span)
+    tokens = [t for a, b in spans for t in token_spans(text, a, b, marked)]
+    assert "".join(text[a:b] for a, b in tokens) == "".join(text.split())
+    for a, b in marked:
+        assert not any(s < edge < e for s, e in tokens for edge in (a, b))
+
+
+def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
+    """What the reader means, in as few words as possible, and in quadratic time."""
+    kept: dict[tuple[int, int], str] = {}
+    for a, b in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):
+        if all(b <= start or end <= a for start, end in kept):
+            kept[a, b] = spans[a, b]
+    found = []
+    for begin, end in sentence_spans(text, sorted(kept), [2]):
+        tokens = token_spans(text, begin, end, sorted(kept))
+        tags = []
+        for a, b in tokens:
+            [inside] = [s for s in kept if s[0] <= a and b <= s[1]] or [None]
+            tags.append(f"{'B' if a == inside[0] else 'I'}-{kept[inside]}" if inside else "O")
+        found.append(Sentence(tuple(text[a:b] for a, b in tokens), tuple(tags), "1"))
+    return found
+
+
+@given(
+    st.text(st.sampled_from("aB. 1"), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.sampled_from("XY")), max_size=9),
+)
+def test_nested_and_overlapping_spans_mean_what_they_meant(
+    tmp_path_factory: pytest.TempPathFactory, text: str, marks: list[tuple[int, int, str]]
+) -> None:
+    whole = f"A {text}"
+    spans: dict[tuple[int, int], str] = {}
+    for start, size, kind in marks:
+        if start < len(whole):
+            spans.setdefault((start, min(start + size, len(whole))), kind)
+    lines = [f"1\t{a}\t{b}\t{whole[a:b]}\t{kind}" for (a, b), kind in spans.items()]
+    content = f"1|t|A\n1|a|{text}\n" + "".join(f"{line}\n" for line in lines)
+    sentences, q = read(tmp_path_factory.mktemp("p"), content)
+    assert q.rejected == 0
+    assert sentences == plain(whole, spans)
+
+
+def test_the_work_grows_as_the_article(tmp_path: Path) -> None:
+    """Four times the spans: about four times the lines that Python runs, not sixteen times."""
+
+    def lines_run(count: int) -> int:
+        words = " ".join(["pain"] * (count // 2) + ["Pain."] * (count // 2))
+        places = [i * 5 for i in range(count // 2)]
+        places += [5 * (count // 2) + i * 6 for i in range(count // 2)]
+        spans = "".join(f"1\t{a}\t{a + 4}\t{words[a : a + 4]}\tD\n" for a in places)
+        ran = 0
+
+        def trace(*_: object) -> object:
+            nonlocal ran
+            ran += 1
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            sentences, q = read(tmp_path, f"1|t|{words}\n1|a|\n{spans}")
+        finally:
+            sys.settrace(before)
+        assert q.rejected == 0
+        assert sum(tag == "B-D" for s in sentences for tag in s.tags) == count
+        return ran
+
+    assert lines_run(800) < 6 * lines_run(200)

@@ -1,0 +1,44 @@
+"""The histogram's words are exactly BERT's."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER, split_words, word_starts
+
+ASCII = st.text(st.characters(max_codepoint=127), max_size=80)
+ANY = st.one_of(ASCII, st.text(max_size=60))
+
+
+def bert_words(text: str) -> list[str]:
+    return [w for w, _ in PRE_TOKENIZER.pre_tokenize_str(NORMALIZER.normalize_str(text))]
+
+
+@given(ANY)
+def test_words_are_those_of_the_tokenizer(text: str) -> None:
+    assert split_words(text) == bert_words(text.encode("utf-8", "replace").decode())
+
+
+@given(ANY, st.integers(1, 5))
+def test_cutting_at_word_starts_changes_no_word(text: str, n: int) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    cuts = [*word_starts([text])[0][::n], len(text)]
+    pieces = [text[a:b] for a, b in pairwise(cuts)]
+    assert [w for p in pieces for w in split_words(p)] == split_words(text)
+    assert all(len(split_words(p)) <= n for p in pieces)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("BP 120/80, O2-sat 98%.", ["bp", "120", "/", "80", ",", "o2", "-", "sat", "98", "%", "."]),
+        ("Sjögren's\tSyndrome\r\n", ["sjogren", "'", "s", "syndrome"]),
+        ("a\x0bb\x00c d_e", ["abc", "d", "_", "e"]),  # control characters join, `_` splits
+        ("\ud800 x", ["?", "x"]),  # a lone surrogate is no reason to stop
+        ("", []),
+    ],
+)
+def test_known_words(text: str, words: list[str]) -> None:
+    assert split_words(text) == words

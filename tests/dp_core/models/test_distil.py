@@ -1,0 +1,114 @@
+"""A student's first weights, and what its lessons cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.errors import BadInput
+from dp_core.models.bert import mlm_logits, mlm_row_losses
+from dp_core.models.config import BertConfig
+from dp_core.models.distil import distilled_row_losses, divergence, student_of
+from dp_core.models.hugging_face import load, save
+from dp_core.models.parameters import Bert, fresh, parameter_shapes
+from dp_core.nn.layers import Layers
+
+CONFIG = BertConfig(vocab_size=20, hidden=8, layers=12, heads=2, intermediate=12, max_positions=8)
+IDS, LENGTHS = np.array([[2, 7, 8, 3], [2, 9, 3, 0]], np.int32), np.array([4, 3], np.int32)
+PLACES = np.array([[1, 2], [1, 0]], np.int32)
+LABELS, WEIGHTS = np.array([[7, 8], [9, 0]], np.int32), np.array([[1, 1], [1, 0]], np.float32)
+ROWS = (IDS, LENGTHS, PLACES, LABELS, WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Bert:
+    rng = np.random.default_rng(0)
+    start = fresh(CONFIG, 0).parameters
+    return Bert(
+        CONFIG, {n: a + 0.3 * rng.standard_normal(a.shape).astype("f") for n, a in start.items()}
+    )
+
+
+def test_a_student_has_every_other_layer_and_no_token_types(teacher):
+    student = student_of(teacher)
+    assert (student.config.layers, student.config.distilled) == (6, True)
+    assert {n: a.shape for n, a in student.parameters.items()} == parameter_shapes(student.config)
+    for i in range(6):
+        np.testing.assert_array_equal(
+            student.parameters[f"layer_{i}/qkv/kernel"],
+            teacher.parameters[f"layer_{2 * i}/qkv/kernel"],
+        )
+
+
+def test_a_student_of_all_layers_computes_what_its_teacher_does(teacher):
+    student = student_of(teacher, layers=12)
+    ids, lengths, places = (tf.constant(a) for a in (IDS, LENGTHS, PLACES))
+    told, said = (
+        mlm_logits(Layers(m.parameters), m.config, ids, lengths, places) for m in (teacher, student)
+    )
+    np.testing.assert_allclose(said, told, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [0, 13])
+def test_a_student_of_no_layers_or_of_too_many_is_refused(teacher, layers):
+    with pytest.raises(BadInput, match="layers of a teacher's 12"):
+        student_of(teacher, layers)
+
+
+def test_a_teacher_without_its_head_is_refused(teacher):
+    encoder = {n: a for n, a in teacher.parameters.items() if not n.startswith("mlm/")}
+    with pytest.raises(BadInput, match="without its MLM head"):
+        student_of(Bert(CONFIG, encoder))
+
+
+def test_a_students_folder_is_a_distilberts(teacher, tmp_path):
+    student = student_of(teacher)
+    save(student, tmp_path)
+    again = load(tmp_path)
+    assert again.config == student.config
+    for name, value in student.parameters.items():
+        np.testing.assert_array_equal(value, again.parameters[name])
+
+
+def test_divergence_is_kullback_and_leiblers():
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((2, 3, 5))
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in logits)
+    expected = (p * np.log(p / q)).sum(1)
+    np.testing.assert_allclose(divergence(*tf.constant(logits, tf.float32)), expected, rtol=1e-4)
+    same = tf.constant(logits[0], tf.float32)
+    np.testing.assert_allclose(divergence(same, same), 0, atol=1e-6)
+
+
+def test_the_loss_is_a_mix_of_the_texts_and_the_teachers(teacher):
+    student = student_of(teacher)
+    layers, rows = Layers(student.parameters), tuple(tf.constant(a) for a in ROWS)
+    hard = mlm_row_losses(layers, student.config, *rows).numpy()
+    np.testing.assert_allclose(
+        distilled_row_losses(teacher, 0.0, 2.0)(layers, student.config, *rows), hard, rtol=1e-5
+    )
+    told, said = (
+        mlm_logits(Layers(m.parameters), m.config, *rows[:3]).numpy().reshape(2, 2, -1) / 2.0
+        for m in (teacher, student)
+    )
+    soft = 4 * divergence(told.reshape(4, -1), said.reshape(4, -1)).numpy().reshape(2, 2)
+    soft = (soft * WEIGHTS).sum(1) / WEIGHTS.sum(1)
+    np.testing.assert_allclose(
+        distilled_row_losses(teacher, 0.25, 2.0)(layers, student.config, *rows),
+        0.75 * hard + 0.25 * soft,
+        rtol=1e-4,
+    )
+
+
+def test_a_distilberts_epsilon_cannot_be_another():
+    with pytest.raises(BadInput, match="layer_norm_epsilon"):
+        BertConfig(
+            vocab_size=9,
+            hidden=8,
+            layers=1,
+            heads=1,
+            intermediate=8,
+            type_vocab=0,
+            layer_norm_epsilon=1e-5,
+        )

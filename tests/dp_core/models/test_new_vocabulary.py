@@ -1,0 +1,120 @@
+"""A model for another vocabulary: what it keeps, and what it starts with."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.hugging_face import load_with_vocabulary, read_pieces, save
+from dp_core.models.parameters import Model, fresh
+
+SIZES = {"hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 5}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+OLD = [*SPECIAL, "pain", *(f"old{i}" for i in range(200))]
+NEW = [*SPECIAL, "fever", "pain", *(f"new{i}" for i in range(100))]
+
+
+def folder_of(config, tmp_path):
+    """A model whose table lies off zero, and is wider than a fresh one's."""
+    model = fresh(config, 0)
+    rng = np.random.default_rng(0)
+    table = model.parameters["embeddings/word"]
+    table[:] = 0.5 + 0.3 * rng.standard_normal(table.shape)
+    if "mlm/bias" in model.parameters:
+        model.parameters["mlm/bias"][:] = rng.standard_normal(len(table)) - 4
+    save(model, tmp_path)
+    return model, tmp_path
+
+
+@pytest.fixture()
+def bert(tmp_path):
+    old, folder = folder_of(BertConfig(vocab_size=len(OLD), **SIZES), tmp_path)
+    (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in OLD))
+    return old, folder
+
+
+def test_matching_pieces_keep_their_embedding_and_bias(bert):
+    old, folder = bert
+    new = load_with_vocabulary(folder, NEW, seed=3)
+    assert new.config.vocab_size == len(NEW)
+    for name in ("embeddings/word", "mlm/bias"):
+        np.testing.assert_array_equal(new.parameters[name][6], old.parameters[name][5])
+        np.testing.assert_array_equal(new.parameters[name][:5], old.parameters[name][:5])
+    kernel = "layer_0/output/kernel"
+    np.testing.assert_array_equal(new.parameters[kernel], old.parameters[kernel])
+
+
+def test_new_pieces_are_like_the_old_ones(bert):
+    old, folder = bert
+    new = load_with_vocabulary(folder, NEW, seed=3)
+    table, drawn = old.parameters["embeddings/word"], new.parameters["embeddings/word"][7:]
+    assert drawn.mean() == pytest.approx(table.mean(), abs=0.02)
+    assert drawn.std() == pytest.approx(0.88 * table.std(), rel=0.05)  # cut at two deviations
+    assert len(np.unique(drawn, axis=0)) == len(drawn)
+    np.testing.assert_allclose(
+        new.parameters["mlm/bias"][7:], old.parameters["mlm/bias"].mean(), rtol=1e-5
+    )
+
+
+def test_it_is_a_function_of_the_vocabularies_and_the_seed(bert):
+    _, folder = bert
+    tables = [
+        load_with_vocabulary(folder, NEW, seed=s).parameters["embeddings/word"] for s in (3, 3, 4)
+    ]
+    np.testing.assert_array_equal(tables[0], tables[1])
+    assert not np.array_equal(tables[0][7:], tables[2][7:])
+
+
+def test_no_piece_in_common_is_no_error(bert):
+    _, folder = bert
+    new = load_with_vocabulary(folder, ["a", "b"], seed=0)
+    assert np.isfinite(new.parameters["embeddings/word"]).all()
+
+
+@pytest.mark.parametrize("file", ["vocab.json", "tokenizer.json"])
+def test_a_gpt2s_pieces_are_known_by_their_word_pieces_names(tmp_path, file):
+    vocabulary = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
+    old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
+    whole = {"model": {"type": "BPE", "vocab": vocabulary}}
+    (folder / file).write_text(json.dumps(vocabulary if file == "vocab.json" else whole))
+    pieces = ["[CLS]", "[SEP]", "pain", "##pain", "café", "##ing"]
+    new = load_with_vocabulary(folder, pieces, seed=0)
+    table = old.parameters["embeddings/word"]
+    np.testing.assert_array_equal(new.parameters["embeddings/word"], table[[4, 4, 1, 0, 2, 3]])
+    assert (new.config.begin, new.config.end) == (2, 3)
+
+
+def test_the_vocabulary_is_read_from_tokenizer_json_where_there_is_no_other(bert):
+    _, folder = bert
+    (folder / "vocab.txt").unlink()
+    vocabulary = {piece: i for i, piece in enumerate(OLD)}
+    whole = {"model": {"type": "WordPiece", "vocab": vocabulary}}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    assert read_pieces(folder) == vocabulary
+
+
+def test_a_folder_without_its_vocabulary_is_refused(bert):
+    _, folder = bert
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(BadInput, match="no readable vocab"):
+        load_with_vocabulary(folder, NEW, seed=0)
+
+
+def test_a_vocabulary_that_is_not_the_models_is_refused(bert):
+    _, folder = bert
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(BadInput, match="larger than the model's table"):
+        load_with_vocabulary(folder, NEW, seed=0)
+
+
+def test_a_models_labels_stay(bert, tmp_path):
+    old, folder = bert
+    encoder = {n: a for n, a in old.parameters.items() if not n.startswith("mlm/")}
+    head = {"tagger/kernel": np.ones((64, 1), "f"), "tagger/bias": np.ones(1, "f")}
+    save(Model(old.config, encoder | head, ("O",)), folder)
+    assert load_with_vocabulary(folder, NEW, seed=0).labels == ("O",)

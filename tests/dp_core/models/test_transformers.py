@@ -1,0 +1,155 @@
+"""Model folders against real `transformers`, both ways: logits equal to 1e-4.
+
+`make test-transformers` sets its environment up and runs this; without it, these tests skip.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.models.bert import class_logits, mlm_logits, tag_logits
+from dp_core.models.config import Gpt2Config
+from dp_core.models.distil import student_of
+from dp_core.models.gpt2 import causal_logits
+from dp_core.models.hugging_face import (
+    heads_of,
+    load,
+    load_model,
+    load_with_vocabulary,
+    read_pieces,
+    save,
+)
+from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel
+from dp_core.nn.layers import Layers
+from dp_core.vocabulary import wordpiece
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"
+TOLERANCE = 1e-4
+NAMES = ["bert", "distilbert", "gpt2", "tagger", "classifier", "distilled-classifier"]
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no .venv/transformers: run `make test-transformers`"
+)
+
+
+def transformers(command: str, folder: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TQDM_DISABLE": "1"}
+    script = Path(__file__).with_name("transformers_side.py")
+    subprocess.run([PYTHON, script, command, folder], check=True, env=os.environ | offline)
+
+
+def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
+    """Our logits of what the folder asks, NaN where there is nothing but padding."""
+    asked = np.load(folder / "asked.npz", allow_pickle=False)
+    ids, lengths = (tf.constant(asked[name], tf.int32) for name in ("ids", "lengths"))
+    m, s = asked["ids"].shape
+    layers, heads = Layers(model.parameters), heads_of(model.parameters)
+    if CLASSIFIER in heads:
+        seconds = tf.constant(np.argmax(asked["types"], 1), tf.int32)
+        return class_logits(layers, model.config, ids, lengths, seconds).numpy()
+    if TAGGER in heads:
+        logits = tag_logits(layers, model.config, ids, lengths).numpy()
+    elif isinstance(model.config, Gpt2Config):
+        logits = causal_logits(layers, model.config, ids).numpy()
+    else:
+        places = tf.tile(tf.range(s)[None], (m, 1))
+        logits = mlm_logits(layers, model.config, ids, lengths, places).numpy()
+    logits = logits.reshape(m, s, -1).copy()
+    logits[np.arange(s) >= asked["lengths"][:, None]] = np.nan
+    return logits
+
+
+def assert_equal(ours: np.ndarray, theirs: np.ndarray) -> None:
+    answered = np.isfinite(ours)
+    assert answered.mean() > 0.5
+    np.testing.assert_allclose(ours[answered], theirs[answered], atol=TOLERANCE, rtol=0)
+    assert ours[answered].std() > 100 * TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that transformers made and saved."""
+    folder = tmp_path_factory.mktemp("theirs")
+    transformers("make", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of the old pieces, in another order, and new ones among them."""
+    folder = tmp_path_factory.mktemp("vocabulary")
+    wordpiece.save(wordpiece.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that we saved, and what transformers read in them."""
+    folder = tmp_path_factory.mktemp("ours")
+    models = {name: load_model(theirs / name) for name in NAMES}
+    pieces = list(read_pieces(vocabulary))
+    for name in ("bert", "distilbert", "gpt2"):
+        models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
+    models["student"] = student_of(load(theirs / "bert"))
+    for name, model in models.items():
+        size = model.config.vocab_size
+        save(model, folder / name, vocabulary if size == len(pieces) else None)
+        rng = np.random.default_rng(1)
+        asked = {
+            "ids": rng.integers(0, size, (3, 8)),
+            "lengths": np.array([8, 3, 6]),
+            "types": (np.arange(8) >= np.array([[8], [2], [4]])).astype(int),
+        }
+        np.savez(folder / name / "asked.npz", **asked)
+    transformers("read", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_we_compute_what_transformers_computes(theirs: Path, name: str) -> None:
+    model = load_model(theirs / name)
+    assert_equal(
+        logits_of(model, theirs / name), np.load(theirs / name / "logits.npy", allow_pickle=False)
+    )
+
+
+SAVED = [*NAMES, "student", *(f"{n} of a new vocabulary" for n in ("bert", "distilbert", "gpt2"))]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_transformers_computes_what_we_saved(ours: Path, name: str) -> None:
+    folder = ours / name
+    assert_equal(
+        logits_of(load_model(folder), folder), np.load(folder / "logits.npy", allow_pickle=False)
+    )
+    loading = json.loads((folder / "loading.json").read_text())
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2"])
+def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path, name: str) -> None:
+    folder = ours / f"{name} of a new vocabulary"
+    pieces = json.loads((folder / "loading.json").read_text())["pieces"]
+    assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
+
+
+def test_matching_pieces_keep_what_transformers_stored(ours: Path, theirs: Path) -> None:
+    old, new = load(theirs / "bert"), load(ours / "bert of a new vocabulary")
+    lines = (theirs / "bert" / "vocab.txt").read_text().split()
+    kept = 0
+    for piece, i in read_pieces(ours / "bert of a new vocabulary").items():
+        if piece in lines:
+            kept += 1
+            for name in ("embeddings/word", "mlm/bias"):
+                before = old.parameters[name][lines.index(piece)]
+                np.testing.assert_array_equal(new.parameters[name][i], before)
+    assert 5 < kept < new.config.vocab_size

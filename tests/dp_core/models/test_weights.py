@@ -1,0 +1,237 @@
+"""Model folders: written, read, given another vocabulary, refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dp_core.errors import BadInput
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.hugging_face import load, load_model, save
+from dp_core.models.parameters import Bert, decays, fresh, language_model
+
+CONFIG = BertConfig(vocab_size=6, hidden=8, layers=1, heads=2, intermediate=12, max_positions=5)
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "pain"]
+
+# as transformers' BertForMaskedLM.save_pretrained stores them
+STORED = {
+    "bert.embeddings.word_embeddings.weight": (6, 8),
+    "bert.embeddings.position_embeddings.weight": (5, 8),
+    "bert.embeddings.token_type_embeddings.weight": (2, 8),
+    "bert.embeddings.LayerNorm.weight": (8,),
+    "bert.embeddings.LayerNorm.bias": (8,),
+    "bert.encoder.layer.0.attention.self.query.weight": (8, 8),
+    "bert.encoder.layer.0.attention.self.query.bias": (8,),
+    "bert.encoder.layer.0.attention.self.key.weight": (8, 8),
+    "bert.encoder.layer.0.attention.self.key.bias": (8,),
+    "bert.encoder.layer.0.attention.self.value.weight": (8, 8),
+    "bert.encoder.layer.0.attention.self.value.bias": (8,),
+    "bert.encoder.layer.0.attention.output.dense.weight": (8, 8),
+    "bert.encoder.layer.0.attention.output.dense.bias": (8,),
+    "bert.encoder.layer.0.attention.output.LayerNorm.weight": (8,),
+    "bert.encoder.layer.0.attention.output.LayerNorm.bias": (8,),
+    "bert.encoder.layer.0.intermediate.dense.weight": (12, 8),
+    "bert.encoder.layer.0.intermediate.dense.bias": (12,),
+    "bert.encoder.layer.0.output.dense.weight": (8, 12),
+    "bert.encoder.layer.0.output.dense.bias": (8,),
+    "bert.encoder.layer.0.output.LayerNorm.weight": (8,),
+    "bert.encoder.layer.0.output.LayerNorm.bias": (8,),
+    "cls.predictions.transform.dense.weight": (8, 8),
+    "cls.predictions.transform.dense.bias": (8,),
+    "cls.predictions.transform.LayerNorm.weight": (8,),
+    "cls.predictions.transform.LayerNorm.bias": (8,),
+    "cls.predictions.bias": (6,),
+}
+
+
+@pytest.fixture()
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    model = fresh(CONFIG, 0)
+    values = {
+        n: rng.standard_normal(a.shape).astype(np.float32) for n, a in model.parameters.items()
+    }
+    vocabulary = tmp_path / "vocabulary"
+    vocabulary.mkdir()
+    (vocabulary / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES))
+    save(Bert(CONFIG, values), tmp_path / "model", vocabulary)
+    return tmp_path / "model"
+
+
+def test_the_file_has_the_names_and_shapes_that_transformers_expects(folder):
+    assert {n: a.shape for n, a in load_file(folder / "model.safetensors").items()} == STORED
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+
+
+def test_kernels_are_transposed_and_the_fused_one_is_cut_in_three(folder):
+    stored, model = load_file(folder / "model.safetensors"), load(folder)
+    fused = model.parameters["layer_0/qkv/kernel"]
+    name = "bert.encoder.layer.0.attention.self.key.weight"
+    np.testing.assert_array_equal(stored[name], fused[:, 8:16].T)
+
+
+def test_what_is_saved_is_loaded(folder, tmp_path):
+    once = load(folder)
+    save(once, tmp_path / "again", folder)
+    twice = load(tmp_path / "again")
+    assert once.config == twice.config == CONFIG
+    assert once.parameters.keys() == twice.parameters.keys()
+    for name, value in once.parameters.items():
+        np.testing.assert_array_equal(value, twice.parameters[name])
+    assert (tmp_path / "again" / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
+
+
+def test_older_names_and_a_missing_head_are_understood(folder):
+    stored = load_file(folder / "model.safetensors")
+    whole = load(folder)
+    old = {
+        n.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma"): a
+        for n, a in stored.items()
+        if n.startswith("bert.")
+    }
+    save_file(old, folder / "model.safetensors")
+    headless = load(folder)
+    for name, value in whole.parameters.items():
+        same = np.array_equal(value, headless.parameters[name])
+        assert same != name.startswith("mlm/"), name
+
+
+def test_a_tagger_keeps_its_labels(tmp_path):
+    model = fresh(CONFIG, 0)
+    encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
+    head = {"tagger/kernel": np.ones((8, 3), "f"), "tagger/bias": np.arange(3, dtype="f")}
+    save(Bert(CONFIG, encoder | head, ("O", "B-x", "I-x")), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["architectures"] == ["BertForTokenClassification"]
+    assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape == (3, 8)
+    loaded = load(tmp_path)
+    assert loaded.labels == ("O", "B-x", "I-x")
+    np.testing.assert_array_equal(loaded.parameters["tagger/bias"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "field,value", [("model_type", "roberta"), ("hidden_act", "relu"), ("is_decoder", True)]
+)
+def test_another_architecture_is_refused(folder, field, value):
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {field: value}))
+    with pytest.raises(BadInput, match=field):
+        load(folder)
+
+
+def test_tensors_that_do_not_fit_are_refused(folder):
+    stored = load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.weight"
+    save_file(stored | {name: np.zeros((8, 11), "f")}, folder / "model.safetensors")
+    with pytest.raises(BadInput, match=r"layer_0/output/kernel is \(11, 8\)"):
+        load(folder)
+    save_file({n: a for n, a in stored.items() if n != name}, folder / "model.safetensors")
+    with pytest.raises(BadInput, match="layer_0/output/kernel is missing"):
+        load(folder)
+
+
+def test_a_torn_file_is_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(BadInput, match="cannot be read"):
+        load(folder)
+
+
+def test_initial_values_do_not_depend_on_the_other_parameters():
+    larger = BertConfig(vocab_size=6, hidden=8, layers=2, heads=2, intermediate=12, max_positions=5)
+    small, large = fresh(CONFIG, 1).parameters, fresh(larger, 1).parameters
+    for name, value in small.items():
+        np.testing.assert_array_equal(value, large[name])
+    assert np.abs(small["embeddings/word"]).max() <= 2 * CONFIG.initializer_range
+    assert not np.array_equal(
+        small["embeddings/word"], fresh(CONFIG, 2).parameters["embeddings/word"]
+    )
+
+
+def test_biases_and_gains_do_not_decay():
+    kept = {n for n in fresh(CONFIG, 0).parameters if not decays(n)}
+    assert kept == {n for n in fresh(CONFIG, 0).parameters if n.endswith(("bias", "gain"))}
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(BadInput, match="not a multiple"):
+        BertConfig(vocab_size=6, hidden=9, layers=1, heads=2, intermediate=12)
+    with pytest.raises(BadInput, match="layers is 0"):
+        BertConfig(vocab_size=6, hidden=8, layers=0, heads=2, intermediate=12)
+
+
+SIZES = {"vocab_size": 6, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12}
+SHAPES = {
+    "bert": BertConfig(**SIZES),
+    "distilbert": BertConfig(**SIZES, type_vocab=0),
+    "gpt2": Gpt2Config(**SIZES),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_bodies_saved_without_a_head_or_in_parts_are_read(tmp_path, name):
+    """As `BertModel`, `DistilBertModel` and `GPT2Model` save themselves, in shards."""
+    model = fresh(SHAPES[name], 1)
+    save(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    prefix = {"bert": "bert.", "distilbert": "distilbert.", "gpt2": "transformer."}[name]
+    body = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
+    (tmp_path / "model.safetensors").unlink()
+    parts = {"a.safetensors": sorted(body)[::2], "b.safetensors": sorted(body)[1::2]}
+    for file, names in parts.items():
+        save_file({n: body[n] for n in names}, tmp_path / file)
+    index = {"weight_map": {n: file for file, names in parts.items() for n in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    read = load_model(tmp_path)
+    for parameter, value in model.parameters.items():
+        if not parameter.startswith("mlm/"):
+            np.testing.assert_array_equal(read.parameters[parameter], value)
+
+
+def test_an_index_cannot_point_out_of_its_folder(tmp_path):
+    folder = tmp_path / "model"
+    save(fresh(CONFIG, 0), folder)
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"weight_map": {"x": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInput, match="cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("value", [None, -1, 0, "8", [8], {}, 10**12, 0.5, True])
+def test_a_damaged_config_is_refused_or_read_but_never_breaks(name, value):
+    about = SHAPES[name].to_hf()
+    read = Gpt2Config.from_hf if name == "gpt2" else BertConfig.from_hf
+    assert read(about) == SHAPES[name]
+    for key in about:
+        with contextlib.suppress(BadInput):
+            read(about | {key: value})
+
+
+def test_a_classifier_is_read_without_a_language_models_head(tmp_path):
+    model = fresh(CONFIG, 0)
+    encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
+    shapes = {
+        "pooler/kernel": (8, 8),
+        "pooler/bias": (8,),
+        "classifier/kernel": (8, 2),
+        "classifier/bias": (2,),
+    }
+    head = {n: np.ones(s, np.float32) for n, s in shapes.items()}
+    save(Bert(CONFIG, encoder | head, ("no", "yes")), tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["architectures"] == ["BertForSequenceClassification"]
+    read = load(tmp_path)
+    assert read.labels == ("no", "yes")
+    assert read.parameters.keys() == (encoder | head).keys()
+    again = language_model(read)  # to train on: the classifier goes, a fresh head comes
+    assert again.parameters.keys() == model.parameters.keys()
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored["classifier.weight"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match="classifier is missing"):
+        load(tmp_path)

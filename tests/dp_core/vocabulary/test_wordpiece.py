@@ -1,0 +1,150 @@
+"""WordPiece: from released counts alone, the same every time, readable elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.errors import BadInput
+from dp_core.vocabulary import wordpiece
+
+RELEASED = {
+    "patient": 500,
+    "patients": 300,
+    "pain": 400,
+    "painful": 70,
+    ".": 900,
+    "120": 50,
+    "é": 9,
+}
+
+
+def pieces(tokenizer: Tokenizer) -> list[str]:
+    vocab = tokenizer.get_vocab()
+    return sorted(vocab, key=vocab.__getitem__)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(categories=["Ll", "Nd", "Po"]), min_size=1, max_size=8),
+        st.integers(1, 2000),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(20, 200),
+)
+def test_the_vocabulary_comes_from_the_released_words_alone(
+    released: dict[str, int], size: int
+) -> None:
+    tokenizer = wordpiece.learn(released, size)
+    found = pieces(tokenizer)
+    assert len(found) <= size
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(found)))
+    assert tuple(found[:5]) == SPECIAL_TOKENS
+    characters = {c for word in released for c in word}
+    assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
+
+
+def test_released_words_become_pieces_and_unknown_ones_are_spelt() -> None:
+    tokenizer = wordpiece.learn(RELEASED, 200)
+    assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
+    assert tokenizer.encode("painfulness", add_special_tokens=False).tokens == [
+        "painful", "##n", "##e", "##s", "##s",
+    ]  # fmt: skip
+    assert tokenizer.encode("Pain w", add_special_tokens=False).tokens == ["pain", "[UNK]"]
+
+
+def test_equal_histograms_give_equal_vocabularies_in_any_process() -> None:
+    code = (
+        "from dp_core.vocabulary import wordpiece; import json, sys;"
+        "v = wordpiece.learn(json.load(sys.stdin), 120).get_vocab();"
+        "print(json.dumps(v, sort_keys=True))"
+    )
+    words = {f"{a}{b}{c}": 100 for a in "abc" for b in "aeiou" for c in "xyz"}  # nothing but ties
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps(dict(items)),
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[3],
+        ).stdout
+        for items in (list(words.items()), list(reversed(words.items())), list(words.items()))
+    }
+    assert len(runs) == 1
+
+
+def test_large_counts_are_scaled_and_keep_their_order() -> None:
+    small = wordpiece.learn(RELEASED, 200)
+    large = wordpiece.learn({w: n * 10**9 for w, n in RELEASED.items()}, 200)
+    assert set(pieces(small)) == set(pieces(large))
+
+
+def test_a_small_vocabulary_keeps_the_most_frequent_characters() -> None:
+    found = pieces(wordpiece.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
+    assert len(found) <= 20
+    assert {"a", "##a", "b", "##b", "c", "##c"} <= set(found)
+    assert "d" not in found
+
+
+def test_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path) -> None:
+    tokenizer = wordpiece.learn(RELEASED, 200)
+    wordpiece.save(tokenizer, tmp_path)
+    text = "Patients' painful é 12."
+    assert wordpiece.load(tmp_path).encode(text).ids == tokenizer.encode(text).ids
+    theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.encode(text).ids == tokenizer.encode(text).ids
+    assert (tmp_path / "vocab.txt").read_text().splitlines() == pieces(tokenizer)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
+
+
+def test_special_tokens_written_in_text_are_text(tmp_path: Path) -> None:
+    wordpiece.save(wordpiece.learn(RELEASED, 200), tmp_path)
+    ids = wordpiece.load(tmp_path).encode("[MASK] pain [CLS]").ids
+    assert ids[0] == 2
+    assert ids[-1] == 3
+    assert not {2, 3, 4} & set(ids[1:-1])
+
+
+def test_continuation_pieces() -> None:
+    tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
+    mask = wordpiece.continuation_pieces(tokenizer)
+    assert mask.dtype == np.bool_
+    assert {p for p in pieces(tokenizer) if p.startswith("##") and p != "##"} == {
+        p for p, i in tokenizer.get_vocab().items() if mask[i]
+    }
+
+
+def test_special_ids_of_another_vocabulary(tmp_path: Path) -> None:
+    words = [
+        "[PAD]",
+        *(f"[unused{i}]" for i in range(99)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "a",
+    ]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
+
+
+def test_what_cannot_be_learned_or_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no word passed"):
+        wordpiece.learn({}, 100)
+    with pytest.raises(BadInput, match="too few"):
+        wordpiece.learn({"a": 1}, 5)
+    with pytest.raises(BadInput, match="no readable vocabulary"):
+        wordpiece.load(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
+    with pytest.raises(BadInput, match=r"lacks \[CLS\]"):
+        wordpiece.load(tmp_path)

@@ -1,0 +1,143 @@
+"""Made-up notes: repeatable, varied, and consistent within a patient."""
+
+import re
+from collections import Counter, defaultdict
+from itertools import islice
+from random import Random
+
+import pytest
+
+from dp_core.data.ner import entities
+from dp_core.data.tokens import split_words
+from tasks.demo_data import labelled_sentences, notes, public_text
+from tasks.demo_data.entities import surfaces, tokenised
+from tasks.demo_data.language import LABS, expand, phrase
+from tasks.demo_data.notes import NOTE_TYPES, Narrator, labelled_notes
+from tasks.demo_data.patients import CONDITIONS, DRUGS, draw_patient
+
+PATIENTS = 400
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    return [d.text for d in notes(PATIENTS, 1)]
+
+
+def test_equal_seeds_give_equal_notes_and_other_seeds_others() -> None:
+    assert list(notes(20, 1)) == list(islice(notes(30, 1), len(list(notes(20, 1)))))
+    assert {d.text for d in notes(20, 1)}.isdisjoint(d.text for d in notes(20, 2))
+
+
+def test_ids() -> None:
+    docs = list(notes(PATIENTS, 1))
+    assert len({d.document_id for d in docs}) == len(docs)
+    per_patient = Counter(d.patient_id for d in docs)
+    assert len(per_patient) == PATIENTS
+    assert max(per_patient.values()) <= 6
+    assert sum(n <= 3 for n in per_patient.values()) > 0.7 * PATIENTS
+    assert all(d.admission_id.startswith(d.patient_id) for d in docs)
+
+
+def test_lengths_and_variety(corpus: list[str]) -> None:
+    lengths = sorted(len(t.split()) for t in corpus)
+    assert lengths[len(lengths) // 20] >= 50
+    assert lengths[-len(lengths) // 20] <= 160
+    words = Counter(w for t in corpus for w in split_words(t))
+    assert len(words) > 2500
+    assert sum(n for _, n in words.most_common(100)) < 0.6 * words.total()
+    assert len(set(corpus)) == len(corpus)
+    text = "\n".join(corpus)
+    for sign in (r"\bpt\b", r"\b\d{2,3}/\d{2}\b", r"\d mg\b", r"Dr\. [A-Z]", r"s/p|w/", r"\bbid\b"):
+        assert re.search(sign, text)
+
+
+def test_what_a_patient_has_predicts_what_is_written(corpus: list[str]) -> None:
+    """A drug is written far oftener where its disease is named: context predicts words."""
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for text in corpus:
+        words = set(split_words(text))
+        for condition in CONDITIONS:
+            named = any(f" {name} " in text for name in condition.names)
+            seen[named, bool(words & set(condition.drugs))] += 1
+    with_disease = seen[True, True] / (seen[True, True] + seen[True, False])
+    without = seen[False, True] / (seen[False, True] + seen[False, False])
+    assert with_disease > 3 * without
+
+
+def test_a_patient_stays_the_same_person() -> None:
+    sexes = defaultdict(set)
+    ages = defaultdict(set)
+    for d in notes(PATIENTS, 1):
+        sexes[d.patient_id] |= set(re.findall(r"\b(M[rs]s?)\. ", d.text))
+        ages[d.patient_id] |= set(re.findall(r"(\d+) (?:year old|yo)\b", d.text))
+    assert max(len(s) for s in sexes.values()) == 1
+    assert max(len(a) for a in ages.values()) == 1
+    assert len(set().union(*ages.values())) > 40
+
+
+def test_every_template_expands() -> None:
+    """No slot is misspelt, no brace left: each sentence of each section, many times."""
+    rng = Random(0)
+    for kind in NOTE_TYPES:
+        for section in kind.sections:
+            for template in section.sentences:
+                for _ in range(5):
+                    pieces = expand(template, rng, Narrator(draw_patient(rng), rng))
+                    text = "".join(t for t, _ in pieces)
+                    assert not re.search(r"[{}|]|  ", text), text
+                    assert all(t.strip() == t for t, label in pieces if label), text
+
+
+def test_tables_fit_together() -> None:
+    for condition in CONDITIONS:
+        assert all(vars(condition).values())
+        assert set(condition.labs) <= set(LABS)
+        assert set(condition.drugs) <= set(DRUGS)
+        for template in (*condition.symptoms, *condition.findings, *condition.procedures):
+            assert phrase(template, Random(1))
+
+
+def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:
+    note = next(labelled_notes(1, 1, "x"))
+    for line in note.lines:
+        sentence = tokenised(line, "d")
+        expected = [(label, "".join(split_words(text))) for text, label in line.pieces if label]
+        found = [
+            (kind, "".join(split_words(" ".join(sentence.tokens[a:b]))))
+            for kind, a, b in entities(sentence.tags)
+        ]
+        assert found == expected
+
+
+def test_training_and_test_sentences() -> None:
+    train, test = labelled_sentences(900, seed=3)
+    assert (len(train), len(test)) == (900, 240)
+    assert labelled_sentences(900, seed=3) == (train, test)
+    assert [len(p) for p in labelled_sentences(30, 3, test=7)] == [30, 7]
+    kinds = Counter(k for s in train for k, _, _ in entities(s.tags))
+    assert set(kinds) == {"problem", "test", "treatment"}
+    assert min(kinds.values()) > 100
+    assert any(set(s.tags) == {"O"} for s in train)
+    known = {x for s in train for x in surfaces(s)}
+    asked = [x for s in test for x in surfaces(s)]
+    unseen = sum(x not in known for x in asked) / len(asked)
+    assert 0.2 < unseen < 0.7  # neither a memory test nor hopeless
+    ids = [{s.document_id for s in part} for part in (train, test)]
+    assert all(ids)
+
+
+def test_labelled_patients_are_not_those_of_the_corpus() -> None:
+    corpus = {d.text for d in notes(200, 3)}
+    for stream in ("entities, training", "entities, test"):
+        assert corpus.isdisjoint(n.text for n in labelled_notes(200, 3, stream))
+
+
+def test_public_text_is_another_language(corpus: list[str]) -> None:
+    public = [d.text for d in public_text(400, 1)]
+    assert public == [d.text for d in public_text(400, 1)]
+    ours = Counter(w for t in public for w in split_words(t) if w.isalpha() and len(w) > 3)
+    theirs = Counter(w for t in corpus for w in split_words(t) if w.isalpha() and len(w) > 3)
+    shared = sum(n for w, n in theirs.items() if w in ours) / theirs.total()
+    assert shared < 0.25
+    assert all(d.patient_id == "" for d in public_text(5, 1))
+    assert len(ours) > 500

@@ -1,0 +1,311 @@
+"""Example reports: made-up numbers in the places that real runs fill, told apart where it matters.
+
+Operator values are odd numbers that appear nowhere else, so that a leak can be searched for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
+from dp_core.labels import Dp, Label, Operator, Public
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.report.model import (
+    Curve,
+    Exposures,
+    Fact,
+    JobReport,
+    Kind,
+    LedgerLine,
+    LedgerView,
+    ModelRow,
+    Statement,
+    SweepReport,
+    SweepRow,
+)
+
+VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
+PATTERNS, RATES = ("HS", "HSH", "HHSHH"), (0.005, 0.02)
+
+
+@dataclass(frozen=True)
+class ExampleCanary:
+    """What the audit needs to know of a canary."""
+
+    pattern: str
+    rate: float
+    pieces: tuple[int, ...]
+    secret_index: int
+
+
+def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[ExampleCanary]:
+    coins = np.random.default_rng(seed)
+    return [
+        ExampleCanary(
+            pattern,
+            rate,
+            tuple(coins.integers(5, VOCABULARY_SIZE, len(pattern)).tolist()),
+            pattern.index("S"),
+        )
+        for pattern in PATTERNS
+        for rate in rates
+        for _ in range(per_group)
+    ]
+
+
+def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow, ...]:
+    """Rows of a model that brings a secret planted at a rate down to a fraction of its rank."""
+    coins = np.random.default_rng(seed)
+    planted, references = canaries(4, RATES, seed), canaries(40, (0.0,), seed + 1)
+
+    def ranks(sequences: list[ExampleCanary], contexts: int) -> np.ndarray:
+        own = coins.uniform(1, VOCABULARY_SIZE, (len(sequences), 1))
+        kept = np.array([[memory.get(c.rate, 1.0)] for c in sequences])
+        spread = coins.uniform(0.8, 1.25, (len(sequences), contexts))
+        return np.clip(own * kept * spread, 1, VOCABULARY_SIZE)
+
+    return tuple(
+        row
+        for context, contexts in ((ALONE, 1), (EMBEDDED, 8))
+        for row in rows_from_ranks(
+            planted,
+            ranks(planted, contexts),
+            references,
+            ranks(references, contexts),
+            context=context,
+            candidates=VOCABULARY_SIZE,
+            declared_units=DECLARED_UNITS,
+        )
+    )
+
+
+def _curves(private: bool) -> tuple[Curve, ...]:
+    found = []
+    spent = {"public": (), "nonprivate": ()}
+    labels: dict[Kind, Label] = {
+        "public": Label.PUBLIC,
+        "dp": Label.DP,
+        "nonprivate": Label.OPERATOR,
+    }
+    kinds: tuple[tuple[Kind, float], ...] = (("public", 0.31), ("dp", 0.38), ("nonprivate", 0.47))
+    for kind, top in kinds:
+        updates = tuple(range(10, 321, 10))
+        accuracy = tuple(top * (1 - math.exp(-t / 90)) for t in updates)
+        loss = tuple(8.2 - 9 * a for a in accuracy)
+        epsilon = spent.get(kind, tuple(0.35 * math.sqrt(t) for t in updates))
+        found.append(Curve(kind, "mlm_public", labels[kind], updates, accuracy, epsilon))
+        loss_label = Label.PUBLIC if kind == "public" else Label.OPERATOR
+        found.append(Curve(kind, "loss", loss_label, updates, loss, epsilon))
+    return tuple(found)
+
+
+def _models(seed: int) -> tuple[ModelRow, ...]:
+    return (
+        ModelRow(
+            kind="public",
+            name="Public only",
+            epsilon_vocabulary=1.0,
+            epsilon_training=0.0,
+            epsilon_total=1.0,
+            delta=1e-7,
+            mlm_public=Dp(0.3141),
+            mlm_private=Operator(0.2347),
+            f1=Operator(0.6117),
+            f1_by_type={
+                "problem": Operator(0.5953),
+                "test": Operator(0.6473),
+                "treatment": Operator(0.5987),
+            },
+            exposures=Exposures(Label.DP, exposure_rows({}, seed)),
+        ),
+        ModelRow(
+            kind="dp",
+            name="DP",
+            epsilon_vocabulary=1.0,
+            epsilon_training=6.27,
+            epsilon_total=6.61,
+            delta=1.1e-6,
+            mlm_public=Dp(0.3321),
+            mlm_private=Operator(0.3767),
+            f1=Operator(0.6827),
+            f1_by_type={
+                "problem": Operator(0.6653),
+                "test": Operator(0.7193),
+                "treatment": Operator(0.6637),
+            },
+            exposures=Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),
+        ),
+        ModelRow(
+            kind="nonprivate",
+            name="Non-private",
+            epsilon_vocabulary=1.0,
+            epsilon_training=math.inf,
+            epsilon_total=math.inf,
+            delta=0.0,
+            mlm_public=Operator(0.3389),
+            mlm_private=Operator(0.4783),
+            f1=Operator(0.7417),
+            f1_by_type={
+                "problem": Operator(0.7243),
+                "test": Operator(0.7783),
+                "treatment": Operator(0.7187),
+            },
+            exposures=Exposures(
+                Label.OPERATOR, exposure_rows({0.005: 0.02, 0.02: 0.0008}, seed + 20)
+            ),
+        ),
+    )
+
+
+def ledger() -> LedgerView:
+    return LedgerView(
+        dataset="synthetic-notes",
+        unit=PrivacyUnit.PATIENT,
+        lines=(
+            LedgerLine(
+                entry="3f9a0c61",
+                release="Word histogram",
+                mechanism="threshold 61, discrete Gaussian σ = 11.3, 128 words per patient",
+                epsilon=1.0,
+                epsilon_rdp=None,
+                delta=1e-7,
+                state="settled",
+                seed_hash="9b1de0774a51c2",
+            ),
+            LedgerLine(
+                entry="77b2d4e8",
+                release="DP pre-training",
+                mechanism="Poisson-sampled Gaussian, σ = 1, q = 0.064, 313 updates",
+                epsilon=6.27,
+                epsilon_rdp=7.02,
+                delta=1e-6,
+                state="settled",
+                seed_hash="c2ffe90112bd7a",
+            ),
+        ),
+        spent_epsilon=6.61,
+        spent_delta=1.1e-6,
+        budget_epsilon=10.0,
+        budget_delta=1e-5,
+    )
+
+
+_STATEMENT = Statement(
+    words=(
+        "Whether or not any one patient's notes are in the data set, every outcome of the "
+        "vocabulary and of the DP pre-training is at most e^6.61 times as likely, but for a "
+        "probability of 1.1·10⁻⁶.",
+        "The fine-tuned model has read labelled sentences that this guarantee does not cover.",
+    ),
+    record={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
+)
+_SETTINGS = {
+    "noise_multiplier": 1.0,
+    "clip_norm": 1.0,
+    "batch_size": 256,
+    "epochs": 20.0,
+    "unit": "patient",
+    "nonprivate": True,
+    "canary_patterns": "HS,HSH,HHSHH",
+    "device": "mock-tpu:2",
+}
+_VERSIONS = {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"}
+_REPEAT = ("git checkout 4f2c1a9", "make demo", "./confide run dp_bert --set noise_multiplier=1.0")
+
+
+def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
+    return JobReport(
+        title="dp_bert",
+        run_key="manual__2026-11-21T08:00:00+00:00",
+        shown_run="5ed1c0de5ed1c0de",
+        created="2026-11-21T08:41:12+00:00",
+        made_up=made_up,
+        known_seed=False,
+        private_dataset="synthetic-notes",
+        public_dataset="made-up public text",
+        entities_dataset="made-up entities",
+        unit=PrivacyUnit.PATIENT,
+        declared_units=DECLARED_UNITS,
+        model_size="BERT, 2 layers × 128",
+        statement=_STATEMENT,
+        models=_models(seed),
+        curves=_curves(private=not made_up),
+        training=(
+            Fact("Noise multiplier σ", 1.0, Label.PUBLIC, "effective, per update"),
+            Fact("Sampling rate q", 0.064, Label.PUBLIC, "Poisson, by patient"),
+            Fact("Updates", 313, Label.PUBLIC),
+            Fact("Mean realised batch", 241.37, Label.OPERATOR),
+        ),
+        vocabulary=(
+            Fact("Word pieces |V|", VOCABULARY_SIZE, Label.DP),
+            Fact("Words above the threshold", 2_913, Label.DP),
+            Fact("Threshold C", 61, Label.PUBLIC, "smallest that gives (ε, δ)"),
+            Fact("δ of the paper's threshold", 1.18e-4, Label.PUBLIC, "claimed there: 10⁻⁹"),
+        ),
+        ledger=ledger(),
+        settings=_SETTINGS,
+        versions=_VERSIONS,
+        public_seeds={"initialisation, made-up data and canaries": 1},
+        repeat=_REPEAT,
+        notes=("Both corpora and all entities were written by the project's own generator.",),
+    )
+
+
+def sweep_report(*, made_up: bool = True) -> SweepReport:
+    points = []
+    for sigma in (0.6, 1.0, 2.0):
+        for batch in (128, 256):
+            for epochs in (5.0, 10.0, 20.0):
+                epsilon = 1.3 * math.sqrt(batch * epochs / 1000) / sigma**1.4 + 0.4
+                f1 = 0.57 + 0.02 * math.log2(epochs) + 0.012 * math.log2(batch) - 0.02 * sigma
+                points.append(
+                    SweepRow(
+                        name=f"σ={sigma:g} · B={batch} · epochs={epochs:g}",
+                        noise_multiplier=sigma,
+                        batch_size=batch,
+                        epochs=epochs,
+                        epsilon_training=epsilon,
+                        epsilon_total=epsilon + 0.7,
+                        delta=1.1e-6,
+                        f1=Operator(f1),
+                        mlm_public=Dp(f1 / 2),
+                        mlm_private=Operator(f1 / 2 + 0.0371),
+                    )
+                )
+    return SweepReport(
+        title="dp_sweep",
+        run_key="scheduled__2026-11-21T02:00:00+00:00",
+        shown_run="5ed1c0de5ed1c0de",
+        created="2026-11-21T04:12:00+00:00",
+        made_up=made_up,
+        known_seed=False,
+        private_dataset="synthetic-notes",
+        public_dataset="made-up public text",
+        entities_dataset="made-up entities",
+        unit=PrivacyUnit.PATIENT,
+        declared_units=DECLARED_UNITS,
+        model_size="BERT, 2 layers × 128",
+        statement=replace(_STATEMENT, words=("Releasing all 18 models together costs ε = 21.4.",)),
+        points=tuple(points),
+        ledger=ledger(),
+        settings=_SETTINGS,
+        versions=_VERSIONS,
+        public_seeds={"initialisation": 1},
+        repeat=("./confide run dp_sweep",),
+        notes=("F1 chose nothing here: picking a point by it would be a further leak.",),
+    )
+
+
+def public_scores(report: JobReport) -> JobReport:
+    """The same report with F1 on public labels, which may be published."""
+    return replace(
+        report,
+        models=tuple(
+            replace(m, f1=Public(m.f1.value) if isinstance(m.f1, Operator) else m.f1)
+            for m in report.models
+        ),
+    )

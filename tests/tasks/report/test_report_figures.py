@@ -1,0 +1,161 @@
+"""Figures: drawn from what they are given, readable, of one piece."""
+
+import dataclasses
+import io
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from matplotlib.image import imread
+from report_examples import exposure_rows, job_report, sweep_report
+
+from dp_core.labels import Label
+from tasks.report import figures
+from tasks.report import figures as sweep_figure
+from tasks.report.figures import Drawing
+from tasks.report.model import Exposures, SweepRow, Withheld
+
+REPORT = job_report()
+NAMES = {model.kind: model.name for model in REPORT.models}
+
+
+def _all() -> dict[str, Drawing]:
+    drawn = (
+        figures.exposure_figure(REPORT.models),
+        figures.training_figure(REPORT.curves, NAMES),
+        figures.entity_figure(REPORT.models),
+        sweep_figure.sweep_figure(sweep_report().points),
+    )
+    return {drawing.key: drawing for drawing in drawn if drawing is not None}
+
+
+DRAWN = _all()
+
+
+def _texts(drawing: Drawing) -> list[str]:
+    root = ET.fromstring(drawing.svg)  # noqa: S314 - our own file
+    found = root.iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(text.itertext()).strip() for text in found]
+
+
+def test_there_are_four_figures_as_svg_and_png() -> None:
+    assert set(DRAWN) == {"exposure", "training", "entities", "sweep"}
+    for drawing in DRAWN.values():
+        height, width, _ = imread(io.BytesIO(drawing.png)).shape
+        assert width == 1536
+        assert height > 500
+        assert drawing.title
+        assert len(drawing.caption) > 60
+
+
+@pytest.mark.parametrize("key", sorted(DRAWN))
+def test_text_stays_text_at_a_readable_size(key: str) -> None:
+    sizes = [float(s) for s in re.findall(r"font: ([\d.]+)px", DRAWN[key].svg)]
+    sizes += [float(s) for s in re.findall(r"font-size: ([\d.]+)px", DRAWN[key].svg)]
+    assert len(sizes) > 10
+    assert min(sizes) >= 10
+
+
+@pytest.mark.parametrize("key", sorted(DRAWN))
+def test_no_text_lies_outside_the_figure(key: str) -> None:
+    root = ET.fromstring(DRAWN[key].svg)  # noqa: S314 - our own file
+    width, height = (float(x) for x in root.attrib["viewBox"].split()[2:])
+    places = re.findall(r'<text[^>]*transform="translate\(([\d.-]+) ([\d.-]+)\)', DRAWN[key].svg)
+    places += re.findall(r'<text[^>]* x="([\d.-]+)" y="([\d.-]+)"', DRAWN[key].svg)
+    assert places
+    assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
+
+
+def test_the_same_report_draws_the_same_bytes() -> None:
+    again = figures.exposure_figure(REPORT.models)
+    assert again is not None
+    assert again.svg == DRAWN["exposure"].svg
+
+
+def test_exposure_has_a_panel_for_each_pattern_and_every_model_in_the_legend() -> None:
+    texts = _texts(DRAWN["exposure"])
+    for name in ("HS", "HSH", "HHSHH", "Public only", "DP", "Non-private", "no memory"):
+        assert name in texts
+    assert texts.count("Expected occurrences, units") == 3
+    assert {"20", "80"} <= set(texts)
+    assert "Exposure, bits" in texts
+
+
+def test_a_withheld_model_is_not_drawn() -> None:
+    hidden = dataclasses.replace(REPORT.models[2], exposures=Withheld())
+    drawing = figures.exposure_figure([*REPORT.models[:2], hidden])
+    assert drawing is not None
+    assert "Non-private" not in _texts(drawing)
+    assert figures.exposure_figure([hidden]) is None
+
+
+def test_exposure_stays_readable_with_many_groups() -> None:
+    many = tuple(
+        dataclasses.replace(row, expected_occurrences=occurrences, pattern=pattern)
+        for row in exposure_rows({}, 3)[-1:]
+        for pattern in ("HS", "HSH", "SH", "HHSHH", "HHHS")
+        for occurrences in (1, 10, 100, 1000, 10_000, 100_000)
+    )
+    drawing = figures.exposure_figure(
+        [dataclasses.replace(REPORT.models[1], exposures=Exposures(Label.DP, many))]
+    )
+    assert drawing is not None
+    assert "100\u202f000" in _texts(drawing)
+    assert imread(io.BytesIO(drawing.png)).shape[0] > 1000  # two rows of panels
+
+
+def test_training_shows_epsilon_beside_loss() -> None:
+    texts = _texts(DRAWN["training"])
+    assert "ε spent by DP training" in texts
+    assert "ε" in texts
+    assert "Training loss, nats per prediction" in texts
+    assert "MLM accuracy on public text" in texts
+    assert figures.training_figure([], NAMES) is None
+
+
+def test_entity_bars_carry_their_values() -> None:
+    texts = _texts(DRAWN["entities"])
+    for value in ("66.5", "71.9", "68.3", "74.2"):
+        assert value in texts
+    hidden = [dataclasses.replace(model, f1=Withheld(), f1_by_type={}) for model in REPORT.models]
+    assert figures.entity_figure(hidden) is None
+
+
+def test_fig_1_has_three_panels_with_epsilon_and_f1() -> None:
+    texts = _texts(DRAWN["sweep"])
+    for name in ("Noise multiplier σ", "Batch size, expected units", "Epochs"):
+        assert texts.count(name) == 1
+    assert "ε in total" in texts
+    assert "Strict entity F1" in texts
+    assert "batch 128, 10 epochs" in texts
+    for value in ("0.6", "128", "256", "20"):
+        assert value in texts
+
+
+def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
+    point = sweep_report().points[0]
+    for points in ([point], [dataclasses.replace(point, f1=Withheld())], [_flat(point)]):
+        drawing = sweep_figure.sweep_figure(points)
+        assert drawing is not None
+        assert "ε in total" in _texts(drawing)
+    assert sweep_figure.sweep_figure([]) is None
+
+
+def _flat(point: SweepRow) -> SweepRow:
+    return dataclasses.replace(point, epsilon_total=math.pi)
+
+
+@pytest.mark.parametrize("key", sorted(DRAWN))
+def test_the_inline_form_has_no_namespaces_and_ids_of_its_own(key: str) -> None:
+    inline = DRAWN[key].inline_svg
+    assert "http" not in inline
+    assert "xmlns" not in inline
+    ids = re.findall(r'\sid="([^"]*)"', inline)
+    assert len(ids) == len(set(ids))
+    assert all(i.startswith(f"{key}-") for i in ids)
+    referred = set(re.findall(r'href="#([^"]*)"', inline)) | set(
+        re.findall(r"url\(#([^)]*)\)", inline)
+    )
+    assert referred
+    assert referred <= set(ids)

@@ -1,0 +1,111 @@
+"""The page as a browser lays it out: nothing cut off, nothing on top of anything else."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+from report_examples import job_report, sweep_report
+
+from tasks.report.model import Edition
+from tasks.report.page import job_page, sweep_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="NOT CHECKED IN A BROWSER: no chromium (apt-get install chromium)"
+)
+
+# Measures the page with every fold open. Text may stand over lines and bars, never over text.
+_PROBE = """
+<script>
+addEventListener("load", () => {
+  document.querySelectorAll("details").forEach(d => d.open = true);
+  const found = {page: [document.documentElement.scrollWidth, innerWidth], cut: [], outside: [],
+                 overlaps: [], texts: 0};
+  for (const box of document.querySelectorAll(".scroll, .card, pre"))
+    if (box.scrollWidth > box.clientWidth + 1)
+      found.cut.push((box.querySelector("table") || box).id + " " + box.className);
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].filter(t => t.textContent.trim());
+    const boxes = texts.map(t => [t.textContent, t.getBoundingClientRect()]);
+    found.texts += boxes.length;
+    boxes.forEach(([name, b], i) => {
+      if (b.left < frame.left - 1 || b.right > frame.right + 1 || b.top < frame.top - 1 ||
+          b.bottom > frame.bottom + 1) found.outside.push(name);
+      for (const [other, c] of boxes.slice(i + 1)) {
+        const wide = Math.min(b.right, c.right) - Math.max(b.left, c.left);
+        const high = Math.min(b.bottom, c.bottom) - Math.max(b.top, c.top);
+        if (wide > 1 && high > 3) found.overlaps.push(name + " / " + other);
+      }
+    });
+  }
+  document.body.textContent = "PROBE" + JSON.stringify(found) + "ENDPROBE";
+});
+</script></body>"""
+
+
+def _measure(html: str, width: int, folder: Path) -> dict[str, list[str]]:
+    page = folder / "probe.html"
+    page.write_text(html.replace("</body>", _PROBE), encoding="utf-8")
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width},2000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search("PROBE({.*})ENDPROBE", done.stdout)
+    assert found is not None, done.stderr[-2000:]
+    measured: dict[str, list[str]] = json.loads(unescape(found[1]))
+    return measured
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return {
+        "job": job_page(job_report(), Edition.OPERATOR).html,
+        "sweep": sweep_page(sweep_report(), Edition.OPERATOR).html,
+    }
+
+
+@pytest.mark.parametrize("name", ["job", "sweep"])
+def test_nothing_is_cut_off_or_covered_on_a_desk(
+    pages: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    found = _measure(pages[name], 1240, tmp_path)
+    assert found["texts"] > 20
+    assert found["page"] == [1240, 1240]
+    assert found["cut"] == []
+    assert found["outside"] == []
+    assert found["overlaps"] == []
+
+
+def test_a_phone_scrolls_tables_and_not_the_page(pages: dict[str, str], tmp_path: Path) -> None:
+    found = _measure(pages["job"], 500, tmp_path)  # chromium's narrowest window
+    assert found["page"][0] <= found["page"][1]
+    assert "table-closing scroll" in found["cut"]
+    assert all(box.endswith("scroll") for box in found["cut"])
+
+
+def test_the_probe_sees_what_it_should(pages: dict[str, str], tmp_path: Path) -> None:
+    """A long word in a table and a doubled label must both be noticed."""
+    broken = pages["job"].replace("Non-private</span>", "Non" + "W" * 200 + "</span>")
+    twice = re.sub(r"(<text[^>]*>Exposure, bits</text>)", r"\1\1", broken)
+    assert twice != broken
+    found = _measure(twice, 1240, tmp_path)
+    assert any("table-closing" in box for box in found["cut"])
+    assert "Exposure, bits / Exposure, bits" in found["overlaps"]

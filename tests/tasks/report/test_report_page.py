@@ -1,0 +1,292 @@
+"""The page: whole, self-contained, and silent about what an edition must not show."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_examples import job_report, public_scores, sweep_report
+
+from dp_core.audit.exposure import ExposureRow
+from dp_core.labels import Label, Operator
+from tasks.report.model import Edition, Exposures, JobReport, Statement
+from tasks.report.page import Page, job_page, sweep_page
+from tasks.report.tables import WITHHELD_MARK
+
+_VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class _WellFormed(HTMLParser):
+    """Checks that every element is closed in order, and gathers ids and references."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._gather(attrs)
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._gather(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def _gather(self, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
+                self.references.append(value or "")
+
+
+def _pages() -> dict[str, Page]:
+    return {
+        "made up": job_page(job_report(), Edition.PUBLISHABLE),
+        "operator": job_page(job_report(made_up=False), Edition.OPERATOR),
+        "publishable": job_page(job_report(made_up=False), Edition.PUBLISHABLE),
+        "sweep": sweep_page(sweep_report(), Edition.PUBLISHABLE),
+        "published sweep": sweep_page(sweep_report(made_up=False), Edition.PUBLISHABLE),
+    }
+
+
+PAGES = _pages()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_the_page_is_well_formed_and_needs_nothing_else(name: str) -> None:
+    html = PAGES[name].html
+    parser = _WellFormed()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    assert all(reference.startswith("#") for reference in parser.references)
+    assert "://" not in html
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    assert "<script" not in html
+    assert "{{" not in html
+    assert "None" not in html
+
+
+def test_the_page_shows_every_section_and_every_label() -> None:
+    html = PAGES["made up"].html
+    for section in (
+        "statement",
+        "results",
+        "memory",
+        "entities",
+        "training",
+        "vocabulary",
+        "ledger",
+        "repeat",
+    ):
+        assert f'id="{section}"' in html
+    for label in Label:
+        assert f'<span class="chip {label.value}">{label.value}</span>' in html
+    for key in ("exposure", "training", "entities"):
+        assert f'id="figure-{key}"' in html
+    for text in ("make demo", "mock-tpu:2", "2.15.1", "at most e^6.61", "3f9a0c61", "77b2d4e8"):
+        assert text in html
+    assert "ε<sub>V</sub>" in html
+    assert "of a budget of ε = 10" in html
+
+
+def _bare(report: JobReport) -> JobReport:
+    """The DP model alone, with nothing that a figure is drawn from."""
+    (private,) = (m for m in report.models if m.kind == "dp")
+    return dataclasses.replace(
+        report,
+        models=(dataclasses.replace(private, exposures=None, f1=None, f1_by_type={}),),
+        curves=(),
+    )
+
+
+def test_the_banner_says_whose_data_it_is() -> None:
+    assert "Made-up or public data." in PAGES["made up"].html
+    assert "do not publish" in PAGES["operator"].html
+    assert "Publishable edition." in PAGES["publishable"].html
+    seeded = dataclasses.replace(_bare(job_report()), known_seed=True)
+    assert "Not private: known seed." in job_page(seeded, Edition.OPERATOR).html
+    assert "known seed" not in PAGES["made up"].html
+
+
+def _operator_values(report: JobReport) -> Iterator[float]:
+    for model in report.models:
+        values = (model.mlm_public, model.mlm_private, model.f1, *model.f1_by_type.values())
+        yield from (100 * value.value for value in values if isinstance(value, Operator))
+    for fact in (*report.training, *report.vocabulary):
+        if fact.label is Label.OPERATOR and isinstance(fact.value, float):
+            yield fact.value
+
+
+def _everything(page: Page) -> str:
+    """All that the edition writes: the page, the figures' own files and the tables."""
+    tables = json.dumps([table.to_json() for table in page.tables], ensure_ascii=False)
+    return page.html + tables + "".join(drawing.svg for drawing in page.drawings)
+
+
+def test_the_publishable_edition_holds_no_operator_value() -> None:
+    report = job_report(made_up=False)
+    published, full = _everything(PAGES["publishable"]), _everything(PAGES["operator"])
+    values = sorted(set(_operator_values(report)))
+    assert len(values) > 15
+    for value in values:  # as the page writes them, and as the tables' JSON does
+        assert f">{value:.1f}<" in full
+        assert f">{value:.1f}<" not in published
+        assert f"{value / 100:.4f}" not in published
+    assert all(f"{row.exposure!r}" in full for row in _rows(report.models[2].exposures))
+    assert not any(f"{row.exposure!r}" in published for row in _rows(report.models[2].exposures))
+    assert published.count(WITHHELD_MARK) > 15
+    assert WITHHELD_MARK not in full
+
+
+def _rows(exposures: object) -> tuple[ExposureRow, ...]:
+    return exposures.rows if isinstance(exposures, Exposures) else ()
+
+
+def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -> None:
+    """The strongest form: what is published is a function of what may be published."""
+    report = job_report(made_up=False)
+    other = dataclasses.replace(
+        report,
+        created="2026-11-21T23:59:59+00:00",
+        run_key="manual__2026-11-21T09:00:00+00:00",
+        models=tuple(
+            dataclasses.replace(
+                model,
+                mlm_public=_moved(model.mlm_public),
+                mlm_private=_moved(model.mlm_private),
+                f1=_moved(model.f1),
+                f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
+                exposures=_moved_exposures(model.exposures),
+            )
+            for model in report.models
+        ),
+        curves=tuple(
+            dataclasses.replace(curve, values=tuple(v / 2 for v in curve.values))
+            if curve.label is Label.OPERATOR
+            else curve
+            for curve in report.curves
+        ),
+        training=tuple(
+            dataclasses.replace(fact, value=1.5) if fact.label is Label.OPERATOR else fact
+            for fact in report.training
+        ),
+    )
+    assert job_page(other, Edition.OPERATOR).html != PAGES["operator"].html
+    again = job_page(other, Edition.PUBLISHABLE)
+    assert _everything(again) == _everything(PAGES["publishable"])
+    assert [d.png for d in again.drawings] == [d.png for d in PAGES["publishable"].drawings]
+
+
+def _moved(value: object) -> object:
+    return Operator(value.value / 3) if isinstance(value, Operator) else value
+
+
+def _moved_exposures(exposures: object) -> object:
+    if not isinstance(exposures, Exposures) or exposures.label is not Label.OPERATOR:
+        return exposures
+    rows = tuple(
+        dataclasses.replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
+        for row in exposures.rows
+    )
+    return dataclasses.replace(exposures, rows=rows)
+
+
+def test_a_published_sweep_withholds_f1_but_not_public_accuracy() -> None:
+    html = PAGES["published sweep"].html
+    report = sweep_report(made_up=False)
+    for point in report.points:
+        assert f">{100 * point.f1.value:.1f}<" not in html
+        assert f">{100 * point.mlm_public.value:.1f}<" in html
+    assert f">{100 * report.points[0].f1.value:.1f}<" in PAGES["sweep"].html
+
+
+def test_scores_on_public_labels_are_published() -> None:
+    page = job_page(public_scores(job_report(made_up=False)), Edition.PUBLISHABLE)
+    assert ">68.3<" in page.html
+    assert 'id="figure-entities"' in page.html
+
+
+def test_with_a_known_seed_nothing_counts_as_protected() -> None:
+    report = dataclasses.replace(job_report(made_up=False), known_seed=True, curves=())
+    published = job_page(report, Edition.PUBLISHABLE)
+    assert "Not private: known seed." in published.html
+    assert '<span class="chip public">' in published.html
+    assert published.drawings == ()
+    for cell in (c for table in published.tables for row in table.rows for c in row):
+        assert cell.withheld or cell.label in (None, Label.PUBLIC)
+    sweep = dataclasses.replace(sweep_report(made_up=False), known_seed=True)
+    points = sweep_page(sweep, Edition.PUBLISHABLE)
+    assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
+
+
+def test_markup_in_names_is_shown_not_obeyed() -> None:
+    evil = "<img src=x onerror=alert(1)>&"
+    report = dataclasses.replace(
+        _bare(job_report()),
+        private_dataset=evil,
+        settings={evil: evil},
+        repeat=(evil,),
+        notes=(evil,),
+        statement=Statement((evil,), {"unit": "</pre>" + evil}),
+    )
+    html = job_page(report, Edition.OPERATOR).html
+    assert evil not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;" in html
+
+
+def test_a_job_without_comparison_ledger_or_curves_still_has_a_page() -> None:
+    bare = dataclasses.replace(
+        _bare(job_report()),
+        training=(),
+        vocabulary=(),
+        ledger=None,
+        public_seeds={},
+        notes=(),
+        repeat=(),
+        statement=Statement(("One sentence.",)),
+    )
+    html = job_page(bare, Edition.OPERATOR).html
+    assert 'id="ledger"' not in html
+    assert "No audit of a private model" in html
+
+
+def test_no_total_is_printed_where_no_budget_is_kept() -> None:
+    report = job_report()
+    assert report.ledger is not None
+    made_up = dataclasses.replace(
+        report.ledger,
+        spent_epsilon=None,
+        spent_delta=None,
+        budget_epsilon=None,
+        budget_delta=None,
+    )
+    html = job_page(dataclasses.replace(report, ledger=made_up), Edition.OPERATOR).html
+    section = html.partition('id="ledger"')[2].partition("</section>")[0]
+    assert "no budget is kept" in section
+    assert "in total" not in section
+
+
+def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
+    page = PAGES["made up"].write(tmp_path / "report")
+    assert page == tmp_path / "report" / "report.html"
+    assert page.read_text(encoding="utf-8") == PAGES["made up"].html
+    names = {path.name for path in page.parent.iterdir()}
+    figures = {
+        f"{key}.{kind}" for key in ("exposure", "training", "entities") for kind in ("svg", "png")
+    }
+    assert names == figures | {"report.html", "tables.json"}
+    record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
+    assert set(record) == {"closing", "exposure", "entities", "training", "vocabulary", "ledger"}
+    assert record["closing"]["rows"][1][3]["value"] == 6.61

@@ -1,0 +1,169 @@
+"""The tables, as data and in the terminal."""
+
+import dataclasses
+import io
+import json
+import math
+
+import pytest
+from report_examples import VOCABULARY_SIZE, job_report, ledger, sweep_report
+from rich.console import Console
+
+from dp_core.labels import Dp, Label, Operator
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.report import tables
+from tasks.report.model import Edition, job_edition
+from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, rich_table, side_by_side
+
+
+def _closing() -> Table:
+    report = job_report()
+    return tables.closing_table(report.models, report.unit)
+
+
+def test_the_closing_table_has_a_row_for_each_model_and_the_columns_of_the_job() -> None:
+    table = _closing()
+    assert [row[0].text for row in table.rows] == ["Public only", "DP", "Non-private"]
+    names = [f"{header.name}, {header.unit}" for header in table.headers[1:]]
+    assert names == [
+        "ε_V, vocabulary",
+        "ε_T, training",
+        "ε, in total, per patient",
+        "δ, in total",
+        "MLM accuracy, public text, %",
+        "MLM accuracy, private text, %",
+        "Entity F1, strict, micro, %",
+        "Exposure, mean, bits",
+        "Exposure, largest, bits",
+    ]
+    private = table.rows[1]
+    assert [cell.text for cell in private[1:8]] == [
+        "1",
+        "6.27",
+        "6.61",
+        "1.1·10⁻⁶",
+        "33.2",
+        "37.7",
+        "68.3",
+    ]
+    assert [cell.text for cell in table.rows[2][2:5]] == ["∞", "∞", NOT_MEASURED]
+
+
+def test_causal_models_show_their_perplexity_and_the_operators_is_withheld() -> None:
+    report = job_report(made_up=False)
+    causal = {"mlm_public": None, "mlm_private": None}
+    causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
+    models = tuple(dataclasses.replace(m, **causal) for m in report.models)
+    report = dataclasses.replace(report, models=models)
+    for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
+        table = tables.closing_table(job_edition(report, edition).models, report.unit)
+        names = [header.name for header in table.headers]
+        assert not {"MLM accuracy", "Entity F1"} & set(names)
+        assert all(len(row) == len(names) for row in table.rows)
+        place = names.index("Perplexity")
+        assert [cell.text for cell in table.rows[1][place : place + 2]] == ["21.5", private]
+
+
+def test_every_measured_cell_has_a_label_and_a_value() -> None:
+    report = job_report()
+    for table in (
+        _closing(),
+        tables.entity_table(report.models),
+        tables.exposure_table(report.models),
+        tables.sweep_table(sweep_report().points, report.unit),
+        tables.facts_table("x", "x", report.training),
+    ):
+        for row in table.rows:
+            for header, cell in zip(table.headers, row, strict=True):
+                if header.numeric and cell.text != NOT_MEASURED:
+                    assert cell.label is not None, (table.key, header)
+                    assert cell.value is not None, (table.key, header)
+
+
+def test_alarm_only_where_memory_is_shown() -> None:
+    alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
+    assert alarms == [[False, False], [False, False], [True, True]]
+    detail = tables.exposure_table(job_report().models)
+    words = {(row[0].text, row[-1].text) for row in detail.rows}
+    assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
+    assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
+
+
+def test_the_note_tells_what_no_memory_looks_like() -> None:
+    (note,) = _closing().notes
+    assert f"reads {math.log2(VOCABULARY_SIZE):.1f}" in note
+    assert "about 1 bit" in note
+
+
+def test_entity_types_are_those_of_any_model_and_micro_is_last() -> None:
+    report = job_report()
+    fewer = dataclasses.replace(report.models[0], f1_by_type={})
+    table = tables.entity_table([fewer, *report.models[1:]])
+    assert [row[0].text for row in table.rows] == ["problem", "test", "treatment", "all (micro)"]
+    assert table.rows[0][1].text == NOT_MEASURED
+    assert table.rows[0][2].text == "66.5"
+
+
+def test_types_are_named_where_a_value_may_be_shown_and_only_there() -> None:
+    report = job_report(made_up=False)
+    public, dp, nonprivate = report.models
+    assert all(not row.f1_by_type for row in job_edition(report, Edition.PUBLISHABLE).models)
+    on_public_labels = dataclasses.replace(dp, f1_by_type={"problem": Dp(0.5)})
+    mixed = dataclasses.replace(report, models=(public, on_public_labels, nonprivate))
+    table = tables.entity_table(job_edition(mixed, Edition.PUBLISHABLE).models)
+    assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
+    assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
+    full = tables.entity_table(job_edition(mixed, Edition.OPERATOR).models)
+    assert len(full.rows) == 4
+
+
+def test_the_ledger_shows_both_accountants() -> None:
+    table = tables.ledger_table(ledger())
+    assert "per patient" in table.caption
+    assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
+    assert [cell.text for cell in table.rows[1][2:]] == ["6.27", "7.02", "10⁻⁶", "settled"]
+    assert table.rows[1][0].detail == "seed c2ffe90112bd"
+
+
+def test_the_sweep_keeps_its_order() -> None:
+    points = sweep_report().points
+    table = tables.sweep_table(points, PrivacyUnit.PATIENT)
+    assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
+    assert table.rows[0][6].value == points[0].f1.value
+    assert table.rows[0][6].label is Label.OPERATOR
+
+
+def test_json_is_strict_and_holds_the_very_values() -> None:
+    record = json.loads(json.dumps(_closing().to_json(), allow_nan=False))
+    assert record["rows"][2][2] == {"text": "∞", "value": "inf", "label": "public"}
+    assert record["rows"][1][7] == {"text": "68.3", "value": 0.6827, "label": "operator"}
+    assert record["columns"][3] == {"name": "ε", "unit": "in total, per patient"}
+
+
+def test_a_ragged_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="table x"):
+        Table("x", "x", (Header("a"), Header("b")), ((Cell("1"),),))
+
+
+def _printed(table: Table, width: int) -> str:
+    stream = io.StringIO()
+    shown = side_by_side(table) if width <= 80 else rich_table(table)
+    Console(file=stream, width=width, color_system=None).print(shown)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
+    text = _printed(_closing(), width)
+    assert max(map(len, text.splitlines())) <= width
+    for value in ("1.1·10⁻⁶", "33.2ᵈ", "68.3°", "∞", "Non-private"):
+        assert value in text
+    assert "…" not in text
+    assert "operator" in text
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
+    table = tables.exposure_table(job_report().models)
+    stream = io.StringIO()
+    Console(file=stream, width=60, color_system=None).print(rich_table(table))
+    assert "…" not in stream.getvalue()
