@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dp_core.data import token_store
-from dp_core.data import token_store as growing_array
 from dp_core.data.token_store import GrowingArray, TokenStore, TokenStoreWriter, open_array
 from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import PoissonSampler
@@ -54,8 +53,8 @@ def corpora(tmp_path_factory):
     fill(folder / "first", 100)
     feed(folder / "first")  # imports and caches are not the corpus's
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing_array, "_FLUSH", 1 << 9)
-        patch.setattr(token_store, "_FLUSH", 1 << 15)
+        patch.setattr(token_store, "_FLUSH", 1 << 9)
+        patch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
         patch.setattr(token_store, "_CHECKED", 1 << 9)
         written = [peak(lambda n=n: fill(folder / str(n), n)) for n in (4000, 32_000)]
     return folder, written

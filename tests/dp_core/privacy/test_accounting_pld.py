@@ -324,7 +324,7 @@ def test_the_worse_direction_counts_whichever_it_is(
     sides = [side.epsilon(1e-5) for side in pld._sides(event, 1e-3)]
     assert sides[0] > 1.1 * sides[1]
     epsilon, delta = epsilon_pld(event, 1e-5), delta_pld(event, sides[0])
-    straight = pld._steps
-    monkeypatch.setattr(pld, "_steps", lambda e: ((_Reversed(p), n) for p, n in straight(e)))
+    straight = pld._grid_steps
+    monkeypatch.setattr(pld, "_grid_steps", lambda e: ((_Reversed(p), n) for p, n in straight(e)))
     assert epsilon_pld(event, 1e-5) == pytest.approx(epsilon, rel=1e-6)
     assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)
