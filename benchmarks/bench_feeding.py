@@ -35,7 +35,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import BatchSource, masked_examples, private_batches
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Clipping, Trainer
 
@@ -68,8 +68,8 @@ def plan_for(store: TokenStore) -> ExecutionPlan:
     )
 
 
-def recipe(*, whole_words: bool = False) -> Recipe:
-    return Recipe(BATCH, ROUNDS + 1, 1e-3, micro_rows=MICRO, whole_words=whole_words)
+def training_config(*, whole_words: bool = False) -> TrainingConfig:
+    return TrainingConfig(BATCH, ROUNDS + 1, 1e-3, micro_rows=MICRO, whole_words=whole_words)
 
 
 def feeders(store: TokenStore, folder: Path) -> dict[str, BatchSource]:
@@ -80,14 +80,14 @@ def feeders(store: TokenStore, folder: Path) -> dict[str, BatchSource]:
         name: private_batches(
             store,
             plan,
-            recipe(),
+            training_config(),
             SEED,
             devices=1,
             examples=partial(masked_examples, continuation=words),
         )
         for name, words in (("pieces", None), ("whole words", continuation))
     }
-    key = BatchPlanKey(SEED, MANIFEST, plan, recipe(), store.digest, 1)
+    key = BatchPlanKey(SEED, MANIFEST, plan, training_config(), store.digest, 1)
     for t in range(ROUNDS + 1):
         write_update(folder, key, t, drawn["pieces"].update(t))
     return {**drawn, "batch plan": BatchPlan(folder, key)}
@@ -116,7 +116,7 @@ def peak(folder: Path) -> float:
     tracemalloc.start()
     store = TokenStore.open(folder)
     for _ in private_batches(
-        store, plan_for(store), recipe(), SEED, devices=1, examples=masked_examples
+        store, plan_for(store), training_config(), SEED, devices=1, examples=masked_examples
     ).update(0):
         pass
     most = tracemalloc.get_traced_memory()[1]

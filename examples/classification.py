@@ -24,7 +24,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Indices
 from dp_core.training.checkpoints import CheckpointPlace
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import single_device
 from dp_core.training.finetune import check_row_length, store_by_unit
 from dp_core.training.loop import Progress, fit
@@ -148,7 +148,7 @@ def finetune_classes(
     labels: Sequence[str],
     units: Sequence[str] | None,
     plan: ExecutionPlan | None,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     seed: PrivacySeed | None,
     manifest: bytes,
     init_seed: int,
@@ -173,7 +173,7 @@ def finetune_classes(
         labels: the classes in order of id, two or more; public where there is a plan.
         units: id of each text's privacy unit, with a plan; None without one.
         plan: sampling, clip and noise; None trains ordinarily, in shuffled epochs.
-        recipe: the rest; with a plan, its `updates`, batches and `examples_per_step`.
+        training_config: the rest; with a plan, its `updates`, batches and `examples_per_step`.
         seed: secret of the reservation; given exactly if there is a plan.
         manifest: keyed digests of everything the noise is drawn for.
         init_seed: public; fresh layers, and the order without a plan.
@@ -187,8 +187,8 @@ def finetune_classes(
         `transformers` reads as `…ForSequenceClassification`.
 
     Raises:
-        BadInput: plan, recipe, model and texts do not fit together.
-        Unfinished: `recipe.stop_after_seconds` passed; run again, it goes on.
+        BadInput: plan, training_config, model and texts do not fit together.
+        Unfinished: `training_config.stop_after_seconds` passed; run again, it goes on.
         ConfideError: the weights stopped being finite, or a checkpoint could not be written.
     """
     start = load(model) if isinstance(model, Path) else model
@@ -205,7 +205,7 @@ def finetune_classes(
         objective,
         store=store,
         plan=plan,
-        recipe=recipe,
+        training_config=training_config,
         seed=seed,
         manifest=manifest,
         order_seed=init_seed,

@@ -24,7 +24,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.privacy.batch_selection import UnitSampler, sampler_for
 from dp_core.privacy.execution_plan import ExecutionPlan, PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 
 Indices = NDArray[np.int64]
 # (store, row numbers (M,), their keys (M,)) -> inputs and predictions, each row's its own affair
@@ -253,7 +253,7 @@ class BatchSource(Protocol):
 def private_batches(
     store: TokenStore,
     plan: ExecutionPlan,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     seed: PrivacySeed,
     *,
     devices: int,
@@ -264,29 +264,34 @@ def private_batches(
     Raises:
         BadInput: the store has more units than the plan declares.
     """
-    units = max(1, recipe.micro_rows // recipe.examples_per_step) * devices
+    units = max(1, training_config.micro_rows // training_config.examples_per_step) * devices
     coins = int.from_bytes(seed.derive("rows and masks")[:8], "little")
     return PrivateBatches(
         store,
         sampler_for(plan, seed, store.n_units),
         coins,
         units,
-        recipe.examples_per_step,
+        training_config.examples_per_step,
         largest=_largest(plan),
         examples=examples,
     )
 
 
 def ordinary_batches(
-    store: TokenStore, recipe: Recipe, init_seed: int, *, devices: int, examples: Examples
+    store: TokenStore,
+    training_config: TrainingConfig,
+    init_seed: int,
+    *,
+    devices: int,
+    examples: Examples,
 ) -> OrdinaryBatches:
     """Return shuffled epochs over the rows, for training without privacy."""
-    rows = recipe.batch_size * recipe.examples_per_step
-    parts = math.ceil(rows / (recipe.micro_rows * devices))
+    rows = training_config.batch_size * training_config.examples_per_step
+    parts = math.ceil(rows / (training_config.micro_rows * devices))
     units = math.ceil(rows / (parts * devices)) * devices  # even parts: little padding
     firsts, phases = 0, []
-    for phase in recipe.phases():
-        phases.append((firsts, round(phase.expected_batch) * recipe.examples_per_step))
+    for phase in training_config.phases():
+        phases.append((firsts, round(phase.expected_batch) * training_config.examples_per_step))
         firsts += phase.steps
     return OrdinaryBatches(store, init_seed, units, phases, examples=examples)
 

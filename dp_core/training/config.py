@@ -28,7 +28,7 @@ _HOUSEKEEPING = ("checkpoint_every", "keep_checkpoints", "stop_after_seconds")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingConfig:
     """Settings of one pre-training.
 
     Attributes:
@@ -176,8 +176,8 @@ def growing(
     return (*grown, BatchPhase(updates - over, last))
 
 
-def anil(batch_size: int, updates: int, learning_rate: float, **more: Any) -> Recipe:
-    """Return a recipe in the manner of Anil et al. 2021 (arXiv:2108.01624).
+def anil(batch_size: int, updates: int, learning_rate: float, **more: Any) -> TrainingConfig:
+    """Return a configuration in the manner of Anil et al. 2021 (arXiv:2108.01624).
 
     Batches that grow fourfold over the first part of the run, weight decay 1, linear warm-up and
     polynomial decay. Neither their model and batches (BERT-Large, up to two million examples)
@@ -193,7 +193,7 @@ def anil(batch_size: int, updates: int, learning_rate: float, **more: Any) -> Re
         batch_size: the size the batches end with; they begin with a quarter of it.
         updates: number of updates, at least 8.
         learning_rate: peak.
-        more: other settings of `Recipe`, which win.
+        more: other settings of `TrainingConfig`, which win.
     """
     schedule = growing(
         max(1, batch_size // 4), batch_size, updates=updates, over=3 * updates // 8, phases=3
@@ -203,14 +203,16 @@ def anil(batch_size: int, updates: int, learning_rate: float, **more: Any) -> Re
         "weight_decay": 1.0,
         "schedule": schedule,
     }
-    return Recipe(batch_size, updates, learning_rate, **(settings | more))
+    return TrainingConfig(batch_size, updates, learning_rate, **(settings | more))
 
 
 Flags = NDArray[np.bool_]
 
 
-def check_plan(plan: ExecutionPlan | None, recipe: Recipe, seed: PrivacySeed | None) -> None:
-    """Refuse a recipe that is not what the plan accounts for.
+def check_plan(
+    plan: ExecutionPlan | None, training_config: TrainingConfig, seed: PrivacySeed | None
+) -> None:
+    """Refuse a configuration that is not what the plan accounts for.
 
     Raises:
         BadInput: it says which two numbers differ, or that plan or seed is missing.
@@ -221,26 +223,28 @@ def check_plan(plan: ExecutionPlan | None, recipe: Recipe, seed: PrivacySeed | N
         return
     if seed is None:
         raise BadInput("a plan without a privacy seed", where="pretraining")
-    if plan.adaptive is not None and recipe.clipping != "flat":
+    if plan.adaptive is not None and training_config.clipping != "flat":
         raise BadInput(
             "automatic clipping has no clip norm to learn",
             where="clipping",
             fix="Use flat, or a plan without adaptive clipping.",
         )
-    _same("updates", plan.steps, recipe.updates)
-    _same("examples_per_step", plan.examples_per_step, recipe.examples_per_step)
-    planned, asked = (_merged(phases) for phases in (plan.schedule, recipe.phases()))
+    _same("updates", plan.steps, training_config.updates)
+    _same("examples_per_step", plan.examples_per_step, training_config.examples_per_step)
+    planned, asked = (_merged(phases) for phases in (plan.schedule, training_config.phases()))
     if planned != asked:
         _same("batch_size", _shown(planned), _shown(asked))
 
 
-def check_words(recipe: Recipe, store: TokenStore, continuation: Flags | None) -> None:
+def check_words(
+    training_config: TrainingConfig, store: TokenStore, continuation: Flags | None
+) -> None:
     """Refuse whole-word masking without knowing which pieces go on with a word.
 
     Raises:
         BadInput: the flags are missing, or are not one for each piece.
     """
-    if not recipe.whole_words:
+    if not training_config.whole_words:
         return
     if continuation is None or continuation.shape != (store.vocabulary_size,):
         raise BadInput(
@@ -273,7 +277,7 @@ def check_model(config: ModelConfig, store: TokenStore) -> None:
 def _same(name: str, planned: object, asked: object) -> None:
     if planned != asked:
         raise BadInput(
-            f"the plan has {planned}, the recipe {asked}",
+            f"the plan has {planned}, the training configuration {asked}",
             where=name,
             fix="What is accounted must be what is done.",
         )

@@ -27,7 +27,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Indices
 from dp_core.training.checkpoints import CheckpointPlace
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import single_device
 from dp_core.training.loop import Progress, fit
 from dp_core.training.objectives import Objective
@@ -346,14 +346,14 @@ def _train(
 ) -> list[float]:
     generator = np.random.default_rng([seed, 1])
     batches = -(-len(rows) // tagger.batch_size)
-    recipe = Recipe(tagger.batch_size, epochs * batches, learning_rate)
+    training_config = TrainingConfig(tagger.batch_size, epochs * batches, learning_rate)
     losses, t = [], 0
     for _ in range(epochs):
         total = tf.constant(0.0)
         for picked in epoch_order(rows, tagger.batch_size, generator):
-            total += tagger.step([rows[i] for i in picked], recipe.rate(t), t)
+            total += tagger.step([rows[i] for i in picked], training_config.rate(t), t)
             t += 1
-            progress(t, recipe.updates)
+            progress(t, training_config.updates)
         losses.append(float(total) / batches)
     return losses
 
@@ -505,7 +505,7 @@ def finetune_privately(
     labels: Sequence[str],
     units: Sequence[str],
     plan: ExecutionPlan,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     seed: PrivacySeed,
     manifest: bytes,
     init_seed: int,
@@ -530,7 +530,8 @@ def finetune_privately(
         labels: PUBLIC tags in order of id, `O` first; see `ner.sentence.tags_of_types`.
         units: id of each sentence's privacy unit: its document's, its patient's, or its own.
         plan: sampling, clip and noise, over these units.
-        recipe: the rest; `updates`, batches and `examples_per_step` (rows of a unit) as the plan's.
+        training_config: the rest; `updates`, batches and `examples_per_step` (rows of a unit) as
+            the plan's.
         seed: secret of the reservation.
         manifest: keyed digests of everything the noise is drawn for.
         init_seed: public; the classifier's initial values.
@@ -543,8 +544,8 @@ def finetune_privately(
         The encoder with its token classifier; tag with it by `finetune.tag`.
 
     Raises:
-        BadInput: plan, recipe, model and sentences do not fit together.
-        Unfinished: `recipe.stop_after_seconds` passed; run again, it goes on.
+        BadInput: plan, training_config, model and sentences do not fit together.
+        Unfinished: `training_config.stop_after_seconds` passed; run again, it goes on.
         ConfideError: the weights stopped being finite, or a checkpoint could not be written.
     """
     start = load(model) if isinstance(model, Path) else model
@@ -566,7 +567,7 @@ def finetune_privately(
         objective,
         store=store,
         plan=plan,
-        recipe=recipe,
+        training_config=training_config,
         seed=seed,
         manifest=manifest,
         order_seed=init_seed,

@@ -34,7 +34,7 @@ from dp_core.training.batches import (
     stream,
 )
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, run_digest
-from dp_core.training.config import Recipe, check_model, check_plan, check_words
+from dp_core.training.config import TrainingConfig, check_model, check_plan, check_words
 from dp_core.training.devices import strategy_for
 from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import AdamW, Clipping, Trainer
@@ -227,14 +227,13 @@ def fit(
     *,
     store: TokenStore,
     plan: ExecutionPlan | None,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     seed: PrivacySeed | None,
     manifest: bytes,
     order_seed: int,
     checkpoints: CheckpointPlace,
     device: str,
     progress: Callable[[Progress], None],
-    batches: BatchSource | None = None,
     probe: Probe | None = None,
 ) -> Model[C]:
     """Train a model on the rows of a store, going on from a checkpoint if there is one.
@@ -246,8 +245,8 @@ def fit(
         objective: what the rows teach.
         order_seed: public; order and masks without a plan, and part of the run's identity.
     """
-    deadline = time.monotonic() + (recipe.stop_after_seconds or math.inf)
-    check_plan(plan, recipe, seed)
+    deadline = time.monotonic() + (training_config.stop_after_seconds or math.inf)
+    check_plan(plan, training_config, seed)
     check_model(start.config, store)
     # With the noise fixed by its key, sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
@@ -256,18 +255,23 @@ def fit(
         strategy_for(device),
         start.config,
         start.parameters,
-        AdamW(recipe.beta1, recipe.beta2, recipe.weight_decay),
-        private.clipping(recipe.clipping) if private else None,
-        engine=recipe.engine,
-        precision=recipe.precision,
+        AdamW(training_config.beta1, training_config.beta2, training_config.weight_decay),
+        private.clipping(training_config.clipping) if private else None,
+        engine=training_config.engine,
+        precision=training_config.precision,
         row_losses=objective.row_losses,
     )
-    settings = (sorted(recipe.identity().items()), start.config, order_seed, objective.name)
+    settings = (
+        sorted(training_config.identity().items()),
+        start.config,
+        order_seed,
+        objective.name,
+    )
     run = run_digest(manifest, *settings, plan and plan.digest())
     dealt = (order_seed, trainer.devices, objective)
-    source = batches or _batches(plan, seed, store, recipe, *dealt)
-    kept = Checkpoints(checkpoints, run, recipe.keep_checkpoints)
-    _Run(trainer, private, recipe, kept, progress, deadline, probe).to_its_end(source)
+    source = _batches(plan, seed, store, training_config, *dealt)
+    kept = Checkpoints(checkpoints, run, training_config.keep_checkpoints)
+    _Run(trainer, private, training_config, kept, progress, deadline, probe).to_its_end(source)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
@@ -278,15 +282,15 @@ def _batches(
     plan: ExecutionPlan | None,
     seed: PrivacySeed | None,
     store: TokenStore,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     order_seed: int,
     devices: int,
     objective: Objective,
 ) -> BatchSource:
     made = objective.examples
     if plan and seed:
-        return private_batches(store, plan, recipe, seed, devices=devices, examples=made)
-    return ordinary_batches(store, recipe, order_seed, devices=devices, examples=made)
+        return private_batches(store, plan, training_config, seed, devices=devices, examples=made)
+    return ordinary_batches(store, training_config, order_seed, devices=devices, examples=made)
 
 
 class _Run:
@@ -296,21 +300,23 @@ class _Run:
         self,
         trainer: Trainer,
         private: PrivateUpdates | None,
-        recipe: Recipe,
+        training_config: TrainingConfig,
         checkpoints: Checkpoints,
         progress: Callable[[Progress], None],
         deadline: float,
         probe: Probe | None,
     ) -> None:
-        self._trainer, self._private, self._recipe = trainer, private, recipe
+        self._trainer, self._private, self._training_config = trainer, private, training_config
         self._checkpoints, self._deadline, self._probe = checkpoints, deadline, probe
-        self._reporter = Reporter(trainer, recipe.updates, progress)
+        self._reporter = Reporter(trainer, training_config.updates, progress)
         self._done = self._kept = self._resume()
 
     def to_its_end(self, batches: BatchSource) -> None:
         if self._done:  # it may have ended after the checkpoint and before it could say so
-            self._tell(last=self._done == self._recipe.updates)
-        for t, batch in prefetch(stream(batches, self._done, self._recipe.updates), _AHEAD):
+            self._tell(last=self._done == self._training_config.updates)
+        for t, batch in prefetch(
+            stream(batches, self._done, self._training_config.updates), _AHEAD
+        ):
             if batch is None:
                 self._move(t)
                 self._look_up()
@@ -320,9 +326,9 @@ class _Run:
                 self._private.add(self._trainer, batch)
 
     def _move(self, t: int) -> None:
-        rate = self._recipe.rate(t)
+        rate = self._training_config.rate(t)
         if self._private is None:
-            rows = self._recipe.batch_at(t) * self._recipe.examples_per_step
+            rows = self._training_config.batch_at(t) * self._training_config.examples_per_step
             self._trainer.move(t=t, rate=rate, divisor=rows, noise=None)
         else:
             self._private.move(self._trainer, t, rate)
@@ -330,16 +336,16 @@ class _Run:
 
     def _look_up(self) -> None:
         """Keep, report, stop: what there is to do between two updates."""
-        ends = self._done == self._recipe.updates
+        ends = self._done == self._training_config.updates
         late = not ends and time.monotonic() >= self._deadline
-        due = self._done - self._kept >= self._recipe.checkpoint_every
+        due = self._done - self._kept >= self._training_config.checkpoint_every
         # What is looked at is kept first: a run that goes on does so from there, not beside it.
         if ends or late or due or self._is_looked_at():
             self._keep()
         self._tell(last=ends or late)
         if late:
             raise Unfinished(
-                f"time is up after {self._done} of {self._recipe.updates} updates",
+                f"time is up after {self._done} of {self._training_config.updates} updates",
                 where="training",
                 fix="Run it again: it goes on from its checkpoint.",
             )
@@ -377,7 +383,7 @@ def pretrain(
     model: Path | ModelConfig | AnyModel,
     store: TokenStore,
     plan: ExecutionPlan | None,
-    recipe: Recipe,
+    training_config: TrainingConfig,
     seed: PrivacySeed | None,
     manifest: bytes,
     init_seed: int,
@@ -386,7 +392,6 @@ def pretrain(
     progress: Callable[[Progress], None],
     continuation: NDArray[np.bool_] | None = None,
     objective: Objective | None = None,
-    batches: BatchSource | None = None,
     probe: Probe | None = None,
 ) -> AnyModel:
     """Train a model on the rows of a token store, going on from a checkpoint if there is one.
@@ -403,8 +408,8 @@ def pretrain(
         model: folder of initial weights, a model, or the shape of a fresh one.
         store: the rows, by unit.
         plan: sampling, clip and noise; None trains ordinarily, in shuffled epochs over the rows
-            and `recipe.batch_size · recipe.examples_per_step` rows an update.
-        recipe: the rest.
+            and `training_config.batch_size · training_config.examples_per_step` rows an update.
+        training_config: the rest.
         seed: secret of the reservation; given exactly if there is a plan.
         manifest: keyed digests of everything the noise is drawn for.
         init_seed: public; initial weights, and order and masks without a plan.
@@ -413,34 +418,35 @@ def pretrain(
         device: cpu, gpu, tpu or mock-tpu:N.
         progress: called at the points of the curve, and about once a second; a run that goes on
             may tell the point it goes on from once more.
-        continuation: (V,) true for pieces that go on with a word; needed by `recipe.whole_words`.
+        continuation: (V,) true for pieces that go on with a word; needed by
+            `training_config.whole_words`.
         objective: what rows teach; by the architecture if None: masked pieces, or the next.
-        batches: what `batch_plan.BatchPlan` reads, drawn beforehand; None draws them here.
         probe: looks at the weights at some updates.
 
     Raises:
-        BadInput: plan, recipe, model and store do not fit together, or the checkpoints belong to
-            another run.
-        Unfinished: `recipe.stop_after_seconds` passed; run again, it goes on.
+        BadInput: plan, training_config, model and store do not fit together, or the checkpoints
+            belong to another run.
+        Unfinished: `training_config.stop_after_seconds` passed; run again, it goes on.
         ConfideError: the weights stopped being finite, or a checkpoint could not be written.
     """
-    check_words(recipe, store, continuation)
+    check_words(training_config, store, continuation)
     initial = _initial(model, init_seed)
     if objective is None:
-        objective = objective_for(initial.config, continuation if recipe.whole_words else None)
+        objective = objective_for(
+            initial.config, continuation if training_config.whole_words else None
+        )
     return fit(
         initial,
         objective,
         store=store,
         plan=plan,
-        recipe=recipe,
+        training_config=training_config,
         seed=seed,
         manifest=manifest,
         order_seed=init_seed,
         checkpoints=checkpoints,
         device=device,
         progress=progress,
-        batches=batches,
         probe=probe,
     )
 

@@ -24,7 +24,7 @@ from dp_core.privacy.execution_plan import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.private_selection import selection_of
-from dp_core.training.config import Recipe, growing
+from dp_core.training.config import TrainingConfig, growing
 from dp_core.vocabulary.calibration import HistogramPlan, calibrate
 from tasks.protocol import (
     FinetuneSpec,
@@ -144,26 +144,28 @@ def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) 
         max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
     """
     assert spec.plan is not None  # noqa: S101 - narrows the type
-    return _plan(spec.plan, recipe_of(spec), max_examples_per_unit)
+    return _plan(spec.plan, training_config_of(spec), max_examples_per_unit)
 
 
 def finetuning_plan(spec: FinetuneSpec) -> ExecutionPlan:
     """Return the plan of a private fine-tuning."""
     assert spec.plan is not None  # noqa: S101 - narrows the type
-    return _plan(spec.plan, finetuning_recipe(spec), None)
+    return _plan(spec.plan, finetuning_config(spec), None)
 
 
-def _plan(plan: PrivacyPlan, recipe: Recipe, max_examples_per_unit: int | None) -> ExecutionPlan:
+def _plan(
+    plan: PrivacyPlan, training_config: TrainingConfig, max_examples_per_unit: int | None
+) -> ExecutionPlan:
     adaptive = None
     if plan.clip_quantile is not None:
-        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * recipe.batch_size)
+        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * training_config.batch_size)
     return ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.declared_units,
-        sampling=_sampling(plan, recipe.batch_size),
+        sampling=_sampling(plan, training_config.batch_size),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
-        schedule=recipe.phases(),
+        schedule=training_config.phases(),
         delta=plan.delta,
         shards=plan.noise_shards,
         accumulation=plan.noise_micro_steps,
@@ -185,7 +187,7 @@ def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
     return dataclasses.replace(plan, schedule=tuple(phases))
 
 
-def recipe_of(spec: PretrainSpec) -> Recipe:
+def training_config_of(spec: PretrainSpec) -> TrainingConfig:
     """Return how a pre-training is done, apart from privacy."""
     schedule: tuple[BatchPhase, ...] = ()
     if spec.first_batch_size:
@@ -196,7 +198,7 @@ def recipe_of(spec: PretrainSpec) -> Recipe:
             over=3 * spec.updates // 8,
             phases=3,
         )
-    return Recipe(
+    return TrainingConfig(
         batch_size=spec.batch_size,
         updates=spec.updates,
         learning_rate=spec.learning_rate,
@@ -213,10 +215,10 @@ def recipe_of(spec: PretrainSpec) -> Recipe:
     )
 
 
-def finetuning_recipe(spec: FinetuneSpec) -> Recipe:
+def finetuning_config(spec: FinetuneSpec) -> TrainingConfig:
     """Return how a private fine-tuning is done, apart from privacy."""
     assert spec.plan is not None  # noqa: S101 - narrows the type
-    return Recipe(
+    return TrainingConfig(
         batch_size=spec.batch_size,
         updates=spec.updates,
         learning_rate=spec.learning_rate,

@@ -16,7 +16,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import finetuning_plan, finetuning_recipe, planned_release
+from tasks.releases.plans import finetuning_config, finetuning_plan, planned_release
 from tasks.releases.provenance import (
     fact,
     labels_at,
@@ -112,14 +112,18 @@ def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Inpu
 
 def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
-    plan, recipe, units = finetuning_plan(spec), finetuning_recipe(spec), private_units(entities)
+    plan, training_config, units = (
+        finetuning_plan(spec),
+        finetuning_config(spec),
+        private_units(entities),
+    )
     content = manifest(
         kind="finetune",
         entities=entities.facts["digest"],
         initial=sha256_of(model.folder / "model.safetensors"),
         vocabulary=sha256_of(model.folder / "vocab.txt"),
         plan=plan.to_json(),
-        recipe=recipe.identity(),
+        training_config=training_config.identity(),
         types=",".join(spec.entity_types),
         max_length=spec.sequence_length,
         seed=spec.seed,
@@ -143,7 +147,7 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         labels=tags_of_types(spec.entity_types),
         units=units_of_sentences(train, plan.unit),
         plan=plan,
-        recipe=recipe,
+        training_config=training_config,
         seed=charged.seed,
         manifest=content,
         init_seed=spec.seed,

@@ -22,7 +22,7 @@ from tasks.protocol import PretrainSpec
 from tasks.releases.charge import Charge, charge, record_operator_use
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, recipe_of, training_plan
+from tasks.releases.plans import planned_release, training_config_of, training_plan
 from tasks.releases.provenance import (
     PRETRAINED,
     model_at,
@@ -145,7 +145,7 @@ def _manifest(
         if initial
         else f"fresh {spec.shape.model_dump_json()}",
         plan=plan.to_json(),
-        recipe=recipe_of(spec).identity(),
+        training_config=training_config_of(spec).identity(),
         seed=spec.seed,
         device=spec.device,
         dtype=spec.precision,
@@ -170,7 +170,7 @@ def _train(
         model=start,
         store=store,
         plan=plan,
-        recipe=recipe_of(spec),
+        training_config=training_config_of(spec),
         seed=seed,
         manifest=content,
         init_seed=spec.seed,

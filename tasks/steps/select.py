@@ -27,7 +27,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import PretrainSpec, SelectSpec
 from tasks.releases.charge import Charge, charge
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, recipe_of, training_plan
+from tasks.releases.plans import planned_release, training_config_of, training_plan
 from tasks.releases.provenance import (
     PRETRAINED,
     model_at,
@@ -96,7 +96,9 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
         vocabulary=vocabulary.facts["digest"],
         initial=sha256_of(initial.folder / "model.safetensors"),
         candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
-        recipes={str(i): recipe_of(c).identity() for i, c in enumerate(spec.candidates)},
+        training_configs={
+            str(i): training_config_of(c).identity() for i, c in enumerate(spec.candidates)
+        },
         law=spec.law,
         mean=spec.mean,
         seed=first.seed,
@@ -163,7 +165,7 @@ def _best(
             model=initial.folder,
             store=store,
             plan=plans[drawn],
-            recipe=recipe_of(one),
+            training_config=training_config_of(one),
             seed=training_seed(charged.seed, number),
             manifest=content,
             init_seed=one.seed,

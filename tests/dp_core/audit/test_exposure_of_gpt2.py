@@ -13,7 +13,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import Gpt2, fresh
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 from dp_core.training.loop import pretrain
 
 PIECES, S, UNITS = 125, 12, 40
@@ -58,7 +58,7 @@ def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Gpt2
         model=SHAPE,
         store=store,
         plan=None,
-        recipe=Recipe(
+        training_config=TrainingConfig(
             batch_size=40, updates=300, learning_rate=0.01, examples_per_step=1, micro_rows=40
         ),
         seed=None,

@@ -13,7 +13,7 @@ from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.config import BertConfig
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.training.config import Recipe
+from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import configure
 
 configure("mock-tpu:2")
@@ -62,8 +62,8 @@ def plan_of() -> Callable[..., ExecutionPlan]:
 
 
 @pytest.fixture(scope="session")
-def recipe_of() -> Callable[..., Recipe]:
-    def make(**changes: object) -> Recipe:
+def training_config_of() -> Callable[..., TrainingConfig]:
+    def make(**changes: object) -> TrainingConfig:
         settings: dict[str, object] = {
             "batch_size": 9,
             "updates": 4,
@@ -71,7 +71,7 @@ def recipe_of() -> Callable[..., Recipe]:
             "examples_per_step": 2,
             "micro_rows": 8,
         }
-        return Recipe(**(settings | changes))  # type: ignore[arg-type]
+        return TrainingConfig(**(settings | changes))  # type: ignore[arg-type]
 
     return make
 

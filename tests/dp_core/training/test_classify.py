@@ -58,7 +58,7 @@ def start(tokenizer):
 
 
 @pytest.fixture()
-def run(start, tokenizer, plan_of, recipe_of, tmp_path):
+def run(start, tokenizer, plan_of, training_config_of, tmp_path):
     def run(name="a", train=None, *, private=True, updates=UPDATES, noise=0.01, **changes):
         train = texts(120, 0) if train is None else train
         plan = plan_of(
@@ -73,7 +73,7 @@ def run(start, tokenizer, plan_of, recipe_of, tmp_path):
             "labels": LABELS,
             "units": [str(i) for i in range(len(train))] if private else None,
             "plan": plan if private else None,
-            "recipe": recipe_of(
+            "training_config": training_config_of(
                 batch_size=40,
                 updates=updates,
                 learning_rate=0.02,

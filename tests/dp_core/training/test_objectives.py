@@ -38,23 +38,25 @@ def train(store, folder):
     return lambda **changes: pretrain(**(settings | changes))
 
 
-def test_a_causal_model_learns_what_follows(train, store, recipe_of):
+def test_a_causal_model_learns_what_follows(train, store, training_config_of):
     """An odd word follows its even one, and an even word is anybody's guess among 17."""
-    recipe = recipe_of(updates=250, batch_size=24, examples_per_step=1, micro_rows=24)
-    model = train(model=GPT2, recipe=recipe)
+    training_config = training_config_of(
+        updates=250, batch_size=24, examples_per_step=1, micro_rows=24
+    )
+    model = train(model=GPT2, training_config=training_config)
     before = perplexity(fresh(GPT2, 1), store, seed=0)
     assert perplexity(model, store, seed=0) < 1.3 * np.sqrt(17) < before / 4
 
 
 def test_a_causal_model_takes_the_same_private_steps_on_any_number_of_devices(
-    train, plan_of, recipe_of, tmp_path
+    train, plan_of, training_config_of, tmp_path
 ):
     models = [
         train(
             model=GPT2,
             plan=plan_of(),
             seed=SEED,
-            recipe=recipe_of(),
+            training_config=training_config_of(),
             checkpoints=LocalFolder(tmp_path / str(i)),
             device=device,
         )
@@ -74,11 +76,13 @@ def teacher(config, store) -> Bert:
     return model
 
 
-def test_a_student_comes_to_say_what_its_teacher_says(train, store, recipe_of, teacher):
-    recipe = recipe_of(updates=40, batch_size=24, examples_per_step=1, micro_rows=24)
+def test_a_student_comes_to_say_what_its_teacher_says(train, store, training_config_of, teacher):
+    training_config = training_config_of(
+        updates=40, batch_size=24, examples_per_step=1, micro_rows=24
+    )
     student = train(
         model=student_of(fresh(teacher.config, 5)),
-        recipe=recipe,
+        training_config=training_config,
         objective=distillation(teacher, share=1.0),
     )
     assert student.config.distilled
@@ -94,11 +98,16 @@ def what_it_says(model, store) -> set[int]:
     return set(np.argmax(logits, 1).tolist())
 
 
-def test_a_student_learns_privately(train, plan_of, recipe_of, teacher, tmp_path):
+def test_a_student_learns_privately(train, plan_of, training_config_of, teacher, tmp_path):
     objective = distillation(teacher, share=0.5)
     start = student_of(fresh(teacher.config, 5))
     save(start, tmp_path / "start")  # also from its folder
-    settings = {"plan": plan_of(), "seed": SEED, "recipe": recipe_of(), "objective": objective}
+    settings = {
+        "plan": plan_of(),
+        "seed": SEED,
+        "training_config": training_config_of(),
+        "objective": objective,
+    }
     model = train(model=tmp_path / "start", **settings)
     for name, value in model.parameters.items():
         assert (value != start.parameters[name]).mean() > 0.9, name
@@ -113,6 +122,10 @@ def test_a_distillation_that_makes_no_sense_is_refused(teacher, changes, words):
         distillation(teacher, **changes)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(train, recipe_of, teacher, config):
+def test_a_teacher_of_another_vocabulary_is_refused(train, training_config_of, teacher, config):
     with pytest.raises(BadInput, match="different vocabularies"):
-        train(model=config.with_vocabulary(41), recipe=recipe_of(), objective=distillation(teacher))
+        train(
+            model=config.with_vocabulary(41),
+            training_config=training_config_of(),
+            objective=distillation(teacher),
+        )

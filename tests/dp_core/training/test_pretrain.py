@@ -23,13 +23,13 @@ def quiet(progress):
 
 
 @pytest.fixture()
-def train(store, config, plan_of, recipe_of, folder):
-    def run(plan=None, recipe=None, **changes):
+def train(store, config, plan_of, training_config_of, folder):
+    def run(plan=None, training_config=None, **changes):
         settings = {
             "model": config,
             "store": store,
             "plan": plan,
-            "recipe": recipe or recipe_of(),
+            "training_config": training_config or training_config_of(),
             "seed": None if plan is None else SEED,
             "manifest": b"manifest",
             "init_seed": 1,
@@ -46,10 +46,12 @@ def same(a, b):
     return all(np.array_equal(a.parameters[n], b.parameters[n]) for n in a.parameters)
 
 
-def test_without_a_plan_it_learns_the_language(train, store, recipe_of):
-    recipe = recipe_of(updates=500, batch_size=24, examples_per_step=1, micro_rows=24)
+def test_without_a_plan_it_learns_the_language(train, store, training_config_of):
+    training_config = training_config_of(
+        updates=500, batch_size=24, examples_per_step=1, micro_rows=24
+    )
     losses = []
-    model = train(recipe=recipe, progress=lambda p: losses.append(p.loss))
+    model = train(training_config=training_config, progress=lambda p: losses.append(p.loss))
     assert losses[-1] < 2.0 < np.log(34)
     # an odd word follows its even one: half of what is masked can be known from its neighbour
     assert mlm_accuracy(model, store, seed=0) > 0.35
@@ -65,9 +67,11 @@ def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, p
     assert not same(models[0], models[2])
 
 
-def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, recipe_of, tmp_path):
-    plan, recipe = plan_of(), recipe_of(checkpoint_every=1)
-    whole = train(plan, recipe, checkpoints=LocalFolder(tmp_path / "whole"))
+def test_a_run_that_fails_midway_ends_in_the_same_bits(
+    train, plan_of, training_config_of, tmp_path
+):
+    plan, training_config = plan_of(), training_config_of(checkpoint_every=1)
+    whole = train(plan, training_config, checkpoints=LocalFolder(tmp_path / "whole"))
 
     class Stop(Exception):
         pass
@@ -77,24 +81,24 @@ def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, recipe_of
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         patch.setattr(module, "REPORT_SECONDS", 0.0)
-        train(plan, recipe, progress=stop)
+        train(plan, training_config, progress=stop)
     told = []
-    assert same(whole, train(plan, recipe, progress=told.append))
+    assert same(whole, train(plan, training_config, progress=told.append))
     assert told[-1].update == 4
 
 
-def test_a_finished_run_is_not_run_again(train, plan_of, recipe_of):
+def test_a_finished_run_is_not_run_again(train, plan_of, training_config_of):
     first = train(plan_of())
     told = []
     assert same(first, train(plan_of(), progress=told.append))
     assert [p.update for p in told] == [4]  # it may have ended before it could say so
 
 
-def test_checkpoints_of_another_run_are_refused(train, plan_of, recipe_of):
+def test_checkpoints_of_another_run_are_refused(train, plan_of, training_config_of):
     train(plan_of())
     for other in (
         {"manifest": b"other"},
-        {"recipe": recipe_of(learning_rate=0.02)},
+        {"training_config": training_config_of(learning_rate=0.02)},
         {"plan": plan_of(noise_multiplier=0.8)},
         {"init_seed": 2},
     ):
@@ -102,11 +106,11 @@ def test_checkpoints_of_another_run_are_refused(train, plan_of, recipe_of):
             train(**({"plan": plan_of()} | other))
 
 
-def test_an_empty_batch_takes_a_noisy_step(train, plan_of, recipe_of, config):
+def test_an_empty_batch_takes_a_noisy_step(train, plan_of, training_config_of, config):
     """At a rate of 10⁻⁹ no unit is ever drawn, and yet the noise moves the weights."""
     told = []
     plan = plan_of(declared_units=10**9, expected_batch=1, delta=1e-10)
-    model = train(plan, recipe_of(batch_size=1), progress=told.append)
+    model = train(plan, training_config_of(batch_size=1), progress=told.append)
     assert told[-1].batch == 0
     assert np.isnan(told[-1].loss)
     start = fresh(config, 1).parameters
@@ -115,11 +119,11 @@ def test_an_empty_batch_takes_a_noisy_step(train, plan_of, recipe_of, config):
         assert (value != start[name]).mean() > 0.99, name
 
 
-def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of, recipe_of):
+def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of, training_config_of):
     told = []
     train(
         plan_of(expected_batch=30, steps=2),
-        recipe_of(updates=2, batch_size=30),
+        training_config_of(updates=2, batch_size=30),
         progress=told.append,
     )
     assert told[-1].batch == 24  # rate 1: all 24 units, though 30 are declared
@@ -131,16 +135,23 @@ def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of, recipe_of):
     [
         ({"seed": None}, "without a privacy seed"),
         ({"plan": None}, "without a plan"),
-        ({"recipe": {"updates": 5}}, "the plan has 4, the recipe 5"),
-        ({"recipe": {"examples_per_step": 1}}, "the plan has 2, the recipe 1"),
+        ({"training_config": {"updates": 5}}, "the plan has 4, the training configuration 5"),
+        (
+            {"training_config": {"examples_per_step": 1}},
+            "the plan has 2, the training configuration 1",
+        ),
         ({"config": {"vocab_size": 39}}, "larger than the model's"),
         ({"config": {"max_positions": 11}}, "positions for 11"),
         ({"declared_units": 23}, "more units than declared"),
     ],
 )
-def test_what_does_not_fit_is_refused(train, plan_of, recipe_of, config, changes, message):
+def test_what_does_not_fit_is_refused(train, plan_of, training_config_of, config, changes, message):
     plan = plan_of(declared_units=changes.get("declared_units", 30))
-    settings = {"plan": plan, "seed": SEED, "recipe": recipe_of(**changes.get("recipe", {}))}
+    settings = {
+        "plan": plan,
+        "seed": SEED,
+        "training_config": training_config_of(**changes.get("training_config", {})),
+    }
     settings["model"] = dataclasses.replace(config, **changes.get("config", {}))
     settings |= {k: v for k, v in changes.items() if k in ("seed", "plan")}
     with pytest.raises(BadInput, match=message):

@@ -27,7 +27,7 @@ SCRIPT = """
     from dp_core.training import loop as progress
     from dp_core.training.checkpoints import (LocalFolder)
     from dp_core.training.loop import (pretrain)
-    from dp_core.training.config import (Recipe)
+    from dp_core.training.config import (TrainingConfig)
     from dp_core.training.trainer import (Trainer)
 
     folder, name, place, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -64,7 +64,7 @@ SCRIPT = """
         model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                          max_positions=8),
         store=writer.finish(), plan=plan,
-        recipe=Recipe(4, 30, 0.01, checkpoint_every=3, micro_rows=4),
+        training_config=TrainingConfig(4, 30, 0.01, checkpoint_every=3, micro_rows=4),
         seed=PrivacySeed.fixed(0), manifest=b"m", init_seed=0,
         checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
         progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),

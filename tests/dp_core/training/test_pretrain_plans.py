@@ -33,12 +33,12 @@ ALPHA = 1e-7  # a right σ is rejected this rarely
 
 @pytest.fixture()
 def train(store, config, folder):
-    def run(plan, recipe, **changes):
+    def run(plan, training_config, **changes):
         settings = {
             "model": config,
             "store": store,
             "plan": plan,
-            "recipe": recipe,
+            "training_config": training_config,
             "seed": None if plan is None else SEED,
             "manifest": b"manifest",
             "init_seed": 1,
@@ -105,10 +105,10 @@ def with_sampling(plan, sampling, batch):
     ids=lambda x: getattr(x, "kind", None),
 )
 def test_each_sampling_trains_on_just_the_units_it_draws(
-    train, plan_of, recipe_of, store, told, sampling, batch, micro_batches
+    train, plan_of, training_config_of, store, told, sampling, batch, micro_batches
 ):
     plan = with_sampling(plan_of(), sampling, batch)
-    train(plan, recipe_of(batch_size=batch))
+    train(plan, training_config_of(batch_size=batch))
     sampler = sampler_for(plan, SEED, store.n_units)
     for t, update in enumerate(told[:-1]):
         assert units_of(update) == len(sampler.batch(t))
@@ -123,48 +123,50 @@ def test_each_sampling_trains_on_just_the_units_it_draws(
     assert len({units_of(u) for u in told[:-1]}) > 1 or not isinstance(sampling, PoissonSampling)
 
 
-def test_a_truncated_batch_never_holds_more_than_its_cap(train, plan_of, recipe_of, told):
+def test_a_truncated_batch_never_holds_more_than_its_cap(train, plan_of, training_config_of, told):
     plan = with_sampling(plan_of(steps=12), TruncatedPoissonSampling(cap=5), 20)
-    train(plan, recipe_of(batch_size=20, updates=12))
+    train(plan, training_config_of(batch_size=20, updates=12))
     assert max(units_of(u) for u in told[:-1]) == 5
 
 
-def test_batches_grow_by_the_plans_schedule(train, plan_of, recipe_of, told):
+def test_batches_grow_by_the_plans_schedule(train, plan_of, training_config_of, told):
     phases = (BatchPhase(3, 4), BatchPhase(3, 20))
     plan = dataclasses.replace(plan_of(), schedule=phases)
-    recipe = recipe_of(batch_size=20, updates=6, schedule=phases)
-    train(plan, recipe)
+    training_config = training_config_of(batch_size=20, updates=6, schedule=phases)
+    train(plan, training_config)
     assert [u.divisor for u in told[:-1]] == [4] * 3 + [20] * 3
     assert max(units_of(u) for u in told[:3]) < min(units_of(u) for u in told[3:6])
     assert plan.event().phases == ((4 / 30, 0.7, 3), (20 / 30, 0.7, 3))
 
 
-def test_batches_grow_without_a_plan_too(train, recipe_of, told):
+def test_batches_grow_without_a_plan_too(train, training_config_of, told):
     phases = (BatchPhase(2, 3), BatchPhase(2, 7))
-    train(None, recipe_of(batch_size=7, schedule=phases, micro_rows=6))
+    train(None, training_config_of(batch_size=7, schedule=phases, micro_rows=6))
     assert [u.divisor for u in told[:-1]] == [6, 6, 14, 14]
     assert [units_of(u) for u in told[:-1]] == [6, 6, 14, 14]
 
 
-def test_a_schedule_that_is_not_the_plans_is_refused(train, plan_of, recipe_of, told):
+def test_a_schedule_that_is_not_the_plans_is_refused(train, plan_of, training_config_of, told):
     phases = (BatchPhase(2, 4), BatchPhase(2, 9))
-    with pytest.raises(BadInput, match="the plan has 9 units for 4 updates, the recipe 4 units"):
-        train(plan_of(), recipe_of(schedule=phases))
+    with pytest.raises(
+        BadInput, match="the plan has 9 units for 4 updates, the training configuration 4 units"
+    ):
+        train(plan_of(), training_config_of(schedule=phases))
     split = (BatchPhase(1, 9), BatchPhase(3, 9))  # the same, said differently
-    train(dataclasses.replace(plan_of(), schedule=split), recipe_of())
+    train(dataclasses.replace(plan_of(), schedule=split), training_config_of())
     assert [u.divisor for u in told[:-1]] == [9] * 4
 
 
-def test_the_recipe_after_anil_trains(train, plan_of, seen):
-    recipe = anil(12, 8, 0.002, examples_per_step=2, micro_rows=8)
-    plan = dataclasses.replace(plan_of(), schedule=recipe.phases())
-    model = train(plan, recipe)
+def test_the_settings_after_anil_trains(train, plan_of, seen):
+    training_config = anil(12, 8, 0.002, examples_per_step=2, micro_rows=8)
+    plan = dataclasses.replace(plan_of(), schedule=training_config.phases())
+    model = train(plan, training_config)
     assert [u.divisor for u in seen[:-1]] == [3, 5, 8, 12, 12, 12, 12, 12]
     assert all(np.isfinite(a).all() for a in model.parameters.values())
 
 
 def test_a_batch_a_hundred_times_larger_takes_no_more_memory(
-    train, plan_of, recipe_of, monkeypatch
+    train, plan_of, training_config_of, monkeypatch
 ):
     """No more micro-batches exist at once, however many an update has: it is waiting, not room."""
     alive = peak = made = 0
@@ -193,7 +195,9 @@ def test_a_batch_a_hundred_times_larger_takes_no_more_memory(
         peak, made = alive, 0
         plan = plan_of(declared_units=2400, expected_batch=batch, steps=1)
         nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
-        train(plan, recipe_of(updates=1, batch_size=batch, micro_rows=2), checkpoints=nowhere)
+        train(
+            plan, training_config_of(updates=1, batch_size=batch, micro_rows=2), checkpoints=nowhere
+        )
         assert made == batch
         peaks.append(peak)
     assert max(peaks) <= 12
@@ -204,10 +208,12 @@ def adaptive_plan(plan_of, **changes):
     return plan_of(adaptive=adaptive, clip_norm=0.1, **changes)
 
 
-def test_a_learned_clip_norm_scales_clipping_and_noise_alike(train, plan_of, recipe_of, seen):
+def test_a_learned_clip_norm_scales_clipping_and_noise_alike(
+    train, plan_of, training_config_of, seen
+):
     plan = adaptive_plan(plan_of)
     reported = []
-    train(plan, recipe_of(), progress=lambda p: reported.append(p.clip_norm))
+    train(plan, training_config_of(), progress=lambda p: reported.append(p.clip_norm))
     z_delta = plan.gradient_noise_multiplier()
     assert z_delta == pytest.approx((0.7**-2 - 4.0**-2) ** -0.5)
     clips = []
@@ -222,10 +228,10 @@ def test_a_learned_clip_norm_scales_clipping_and_noise_alike(train, plan_of, rec
     assert reported[-1] > clips[-1]
 
 
-def test_automatic_clipping_has_no_norm_to_learn(train, plan_of, recipe_of):
+def test_automatic_clipping_has_no_norm_to_learn(train, plan_of, training_config_of):
     with pytest.raises(BadInput, match="no clip norm to learn"):
-        train(adaptive_plan(plan_of), recipe_of(clipping="automatic"))
-    train(plan_of(), recipe_of(clipping="automatic"))
+        train(adaptive_plan(plan_of), training_config_of(clipping="automatic"))
+    train(plan_of(), training_config_of(clipping="automatic"))
 
 
 @pytest.mark.statistical
@@ -244,49 +250,51 @@ def test_the_counts_noise_has_its_sigma():
     assert noised_count(11.5, SEED, b"n", 0, sigma) != 11.5 + sample[0]
 
 
-def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, recipe_of, tmp_path):
+def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, training_config_of, tmp_path):
     """With a learned clip norm, which is state as well; housekeeping may change on the way."""
     plan = adaptive_plan(plan_of, steps=3)
-    recipe = recipe_of(updates=3)
-    whole = train(plan, recipe, checkpoints=LocalFolder(tmp_path / "whole"))
-    boxed = recipe_of(updates=3, stop_after_seconds=1e-9)
+    training_config = training_config_of(updates=3)
+    whole = train(plan, training_config, checkpoints=LocalFolder(tmp_path / "whole"))
+    boxed = training_config_of(updates=3, stop_after_seconds=1e-9)
     for done in (1, 2):  # always one update, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
             train(plan, boxed)
         assert stopped.value.exit_code == 75
-    last = recipe_of(updates=3, checkpoint_every=2, keep_checkpoints=5, stop_after_seconds=1e9)
+    last = training_config_of(
+        updates=3, checkpoint_every=2, keep_checkpoints=5, stop_after_seconds=1e9
+    )
     assert same(whole, train(plan, last))
 
 
-def test_what_is_looked_at_on_the_way_is_kept_first(train, recipe_of, tmp_path):
+def test_what_is_looked_at_on_the_way_is_kept_first(train, training_config_of, tmp_path):
     """A run that goes on passes through every state that somebody has seen a score of."""
     place, there = LocalFolder(tmp_path / "kept"), {}
 
     def look(done, weights):
         there[done] = len(place.names())
 
-    recipe = recipe_of(updates=5, checkpoint_every=100, keep_checkpoints=9)
-    train(None, recipe, checkpoints=place, probe=Probe(frozenset({2, 4}), look))
+    training_config = training_config_of(updates=5, checkpoint_every=100, keep_checkpoints=9)
+    train(None, training_config, checkpoints=place, probe=Probe(frozenset({2, 4}), look))
     assert there == {2: 1, 4: 2}
 
 
-def test_whole_words_need_to_know_what_a_word_is(train, recipe_of, store):
-    recipe = recipe_of(whole_words=True)
+def test_whole_words_need_to_know_what_a_word_is(train, training_config_of, store):
+    training_config = training_config_of(whole_words=True)
     with pytest.raises(BadInput, match="continuation pieces"):
-        train(None, recipe)
+        train(None, training_config)
     with pytest.raises(BadInput, match="continuation pieces"):
-        train(None, recipe, continuation=np.zeros(3, bool))
+        train(None, training_config, continuation=np.zeros(3, bool))
 
 
 @pytest.mark.parametrize("private", [True, False])
 def test_whole_words_are_masked_together_in_what_is_trained(
-    train, plan_of, recipe_of, store, told, private
+    train, plan_of, training_config_of, store, told, private
 ):
     """In this language every odd piece goes on with the even one before it."""
     odd = np.arange(store.vocabulary_size) % 2 == 1
     odd[:6] = False
-    recipe = recipe_of(whole_words=True, updates=10)
-    train(plan_of(steps=10) if private else None, recipe, continuation=odd)
+    training_config = training_config_of(whole_words=True, updates=10)
+    train(plan_of(steps=10) if private else None, training_config, continuation=odd)
     whole = cut = 0
     for update in told[:-1]:
         for batch in update.batches:

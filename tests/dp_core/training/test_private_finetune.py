@@ -51,7 +51,7 @@ def pretrained(request, tmp_path_factory):
 
 
 @pytest.fixture()
-def run(plan_of, recipe_of, tmp_path):
+def run(plan_of, training_config_of, tmp_path):
     def run(folder, train=None, name="a", updates=UPDATES, **changes):
         train = sentences(60, 0) if train is None else train
         plan = plan_of(
@@ -62,7 +62,7 @@ def run(plan_of, recipe_of, tmp_path):
             clip_norm=1.0,
             examples_per_step=1,
         )
-        recipe = recipe_of(
+        training_config = training_config_of(
             batch_size=20,
             updates=updates,
             learning_rate=0.02,
@@ -73,7 +73,7 @@ def run(plan_of, recipe_of, tmp_path):
             "labels": LABELS,
             "units": [s.document_id for s in train],
             "plan": plan,
-            "recipe": recipe,
+            "training_config": training_config,
             "seed": PrivacySeed.fixed(3),
             "manifest": b"m",
             "init_seed": 1,
