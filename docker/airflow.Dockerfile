@@ -31,7 +31,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
 WORKDIR /opt/confide
 COPY docker/airflow-component docker/healthy.py /usr/local/bin/
 COPY tasks/__init__.py ./tasks/__init__.py
-COPY tasks/specs ./tasks/specs
+COPY tasks/protocol ./tasks/protocol
 COPY dags ./dags
 RUN python -m compileall -q tasks dags
 USER 10000:10000

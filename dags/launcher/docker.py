@@ -33,8 +33,7 @@ from dags.launcher.lines import Stream, whole_lines
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
-from tasks.protocol import Need, NoReader, environment_for
-from tasks.protocol import least_privilege as needs
+from tasks.protocol import Need, NoReader, environment_for, needs
 
 # Airflow escalates every 5 s, and there is a container to remove too; its first process has ended
 # the step by then (docker/attend.py), and the step itself still before that.

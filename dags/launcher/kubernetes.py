@@ -25,8 +25,7 @@ from dags.launcher.handed_on import PLACES, handed_on
 from dags.launcher.links import tracked_at
 from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
 from dags.launcher.work import Plan, Work, work_of
-from tasks.protocol import Need, environment_for
-from tasks.protocol import least_privilege as needs
+from tasks.protocol import Need, environment_for, needs
 
 TEMPLATES = Path(__file__).parent / "pods"
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB

@@ -23,9 +23,9 @@ from tasks.protocol import (
     StepSpec,
     SweepSettings,
     dp_bert_steps,
+    needs,
     sweep_report,
 )
-from tasks.protocol import least_privilege as needs
 from tasks.protocol.least_privilege import _NEEDS, WITHHELD
 from tasks.protocol.specs import _ADAPTER
 
