@@ -1,112 +1,300 @@
-"""What is protected: the privacy unit. Neighbouring data sets differ by one whole unit."""
+"""The mechanisms that release something, one class each (the interface: `MechanismEvent`)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
 
 from dp_core.errors import BadInput
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.profiles import (
+    NO_GUARANTEE,
+    EpsilonDelta,
+    FixedSizeProfile,
+    HistogramProfile,
+    SelfComposed,
+    SubsampledGaussian,
+    TruncatedSubsampledGaussian,
+    gaussian,
+)
+from dp_core.privacy.accounting.rdp import (
+    ORDERS,
+    Floats,
+    epsilon_rdp,
+    negative_binomial_curve,
+    poisson_curve,
+    worst,
+)
+from dp_core.privacy.mechanism_event import (
+    ADD_REMOVE,
+    REPLACE,
+    ZERO_OUT,
+    MechanismEvent,
+    NeighboringRelation,
+    PrivacyUnit,
+)
+
+__all__ = [
+    "Composed",
+    "ConvertedRelation",
+    "FixedSizeGaussian",
+    "Gaussian",
+    "MechanismEvent",
+    "NeighboringRelation",
+    "PoissonGaussian",
+    "PrivacyUnit",
+    "RandomCountSelection",
+    "ShuffledGaussian",
+    "ThresholdedHistogram",
+    "TruncatedPoissonGaussian",
+    "Unaccounted",
+    "compose",
+    "under",
+]
+_DELTA_SLACK = 1 + 1e-5  # more than what rounding may take from δ when parts are added up
+
+# --- training: noised sums of clipped gradients
+
+Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)
+_TRAINING = (
+    "every row of a unit was clipped together with the unit's other rows",
+    "training noise and arithmetic are float32, the ε is that of real numbers",
+)
 
 
-class PrivacyUnit(StrEnum):
-    """The unit that is added or removed between neighbouring data sets."""
-
-    EXAMPLE = "example"  # one N-word tuple, as in Hoory et al. 2021
-    DOCUMENT = "document"
-    PATIENT = "patient"
-
-
-class NeighboringRelation(StrEnum):
-    """Which data sets are neighbours."""
-
-    ADD_REMOVE = "add-or-remove-one"  # one unit is added or removed
-    ZERO_OUT = "zero-out-one"  # one unit's contribution is replaced by nothing; n is public
-    REPLACE = "replace-one"  # one unit becomes any other; n is public
-
-
-_REGISTRY: dict[tuple[str, int], type[MechanismEvent]] = {}
+def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
+    what = f"noise multiplier {sigma} is not finite and above 0"
+    event.require(math.isfinite(sigma) and sigma > 0, what)
+    event.require(steps >= 1 and steps == int(steps), f"steps {steps} is not 1 or more")
 
 
 @dataclass(frozen=True)
-class MechanismEvent:
-    """Base of all events. `unit` is None where nobody stated it (a bare calculation)."""
+class _PhasedGaussian(MechanismEvent):
+    """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
-    kind: ClassVar[str] = ""
-    version: ClassVar[int] = 1
-    unit: PrivacyUnit | None = field(default=None, kw_only=True)
+    title = "DP training"
+    _sampled: ClassVar[str] = "sampling rate"
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if cls.kind:
-            _REGISTRY[cls.kind, cls.version] = cls
+    def _check_phases(self, possible: Callable[[float], bool], impossible: str) -> None:
+        phases: Phases = self.phases  # type: ignore[attr-defined]
+        self.require(len(phases) > 0, "an event needs at least one phase")
+        for phase in phases:
+            self.require(len(phase) == 3, "a phase is (rate or batch, noise multiplier, steps)")
+            _check_noise(self, *phase[1:])
+            self.require(possible(phase[0]), impossible.format(phase[0]))
+        plain = tuple((float(a), float(sigma), int(steps)) for a, sigma, steps in phases)
+        object.__setattr__(self, "phases", plain)
+
+    def _check_rates(self) -> None:
+        self._check_phases(lambda rate: 0 < rate <= 1, "sampling rate {} is not in (0, 1]")
+
+    def _rates(self) -> Phases:
+        """Return the phases with the share of units in an expected batch."""
+        return self.phases  # type: ignore[attr-defined, no-any-return]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return √(Σ epochs·(sensitivity/σ)²), an epoch having ⌊1/q⌋ whole batches."""
+        total = 0.0
+        for rate, sigma, steps in self._rates():
+            batches_per_epoch = math.floor(1 / rate + 1e-9)  # 1/q whole but for rounding
+            total += math.ceil(steps / batches_per_epoch) * (sensitivity / sigma) ** 2
+        return math.sqrt(total)
+
+    def _describe_phases(self) -> str:
+        return "; then ".join(
+            f"{steps} updates, {self._sampled} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
+            for rate, sigma, steps in self.phases  # type: ignore[attr-defined]
+        )
+
+
+@dataclass(frozen=True)
+class PoissonGaussian(_PhasedGaussian):
+    """Gaussian sums over Poisson samples, phase by phase (Mironov, Talwar and Zhang 2019).
+
+    Attributes:
+        phases: (sampling rate q, noise multiplier σ, steps), composed in order.
+    """
+
+    kind = "poisson_gaussian"
+    assumed = ("each unit entered each batch by an independent secret coin", *_TRAINING)
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self._check_rates()
+
+    @classmethod
+    def single(
+        cls, sampling_rate: float, noise_multiplier: float, steps: int, **more: Any
+    ) -> PoissonGaussian:
+        """Return the event with one phase."""
+        return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the subsampled Gaussian of each phase."""
+        return [SelfComposed(SubsampledGaussian(q, 1 / s), n) for q, s, n in self.phases]
+
+    def describe(self) -> str:
+        """Return the sampling, and each phase's rate, noise and updates."""
+        return f"DP-SGD on Poisson samples: {self._describe_phases()}"
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonGaussian(_PhasedGaussian):
+    """Poisson samples cut to at most `cap` units, uniformly at random over the whole batch.
+
+    Not convertible to zero-out: an empty unit may still take another's place in a cut batch.
+
+    Attributes:
+        declared_units: upper bound on the number of units from which one samples.
+        cap: the largest batch, in units, over all shards together.
+        phases: (sampling rate q, noise multiplier σ, steps).
+    """
+
+    kind = "truncated_poisson_gaussian"
+    assumed = (
+        "larger batches were cut at random, by unit, over all shards together",
+        *_TRAINING,
+    )
+    declared_units: int
+    cap: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self._check_rates()
+        self.require(self.declared_units >= 1, "declared_units must be 1 or more")
+        self.require(self.cap >= 1, "cap must be 1 or more")
+
+    def steps(self) -> list[SelfComposed]:
+        """Return each phase's mixture of batches that are cut and those that are not."""
+        units, cap = self.declared_units, self.cap
+        return [
+            SelfComposed(TruncatedSubsampledGaussian(units, cap, rate, 1 / sigma), steps)
+            for rate, sigma, steps in self.phases
+        ]
+
+    def describe(self) -> str:
+        """Return the sampling with its cap, and each phase."""
+        return f"DP-SGD on Poisson samples cut to {self.cap} units: {self._describe_phases()}"
+
+
+@dataclass(frozen=True)
+class FixedSizeGaussian(_PhasedGaussian):
+    """Gaussian sums over uniformly drawn batches of a fixed size, without replacement.
+
+    The relation is replace-one over a public number of slots, of which some may be empty (an
+    emptied slot is one way of replacing). `slots` is the number sampled from, not an upper bound:
+    with fewer each unit is drawn more often.
+
+    Attributes:
+        slots: number of slots from which one samples.
+        phases: (batch in slots, noise multiplier σ for clip norm 1, steps).
+    """
+
+    kind = "fixed_size_gaussian"
+    assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
+    _sampled = "batch"
+    slots: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self.require(self.slots >= 1, "slots must be 1 or more")
+        self._check_phases(
+            lambda batch: 1 <= batch <= self.slots and batch == int(batch),
+            f"batch {{}} is not a whole number from 1 to {self.slots}",
+        )
 
     @property
     def relation(self) -> NeighboringRelation:
-        """The neighbouring relation for which this event's ε holds."""
-        return NeighboringRelation.ADD_REMOVE
+        """Replace one: no bound for add-or-remove is claimed."""
+        return REPLACE
 
-    def stating(self, unit: PrivacyUnit) -> Self:
-        """Return the same event with its unit written into it and into all its parts."""
-        return replace(self, unit=unit)
+    def _rates(self) -> Phases:
+        return tuple((batch / self.slots, sigma, steps) for batch, sigma, steps in self.phases)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as plain JSON data; `MechanismEvent.from_json` reads it back."""
-        body = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-        return {"kind": self.kind, "version": self.version, **body}
+    def steps(self) -> list[SelfComposed]:
+        """Return the Gaussian on a fixed-size subset, of each phase."""
+        return [
+            SelfComposed(FixedSizeProfile(self.slots, int(batch), 1 / sigma), steps)
+            for batch, sigma, steps in self.phases
+        ]
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> MechanismEvent:
-        """Return the event written by `to_json`.
-
-        Raises:
-            BadInput: unknown kind or version, missing or unknown fields, impossible values.
-        """
-        if not isinstance(data, dict):
-            raise BadInput("not an object", where="privacy event")
-        kind, version = data.get("kind"), data.get("version")
-        named = isinstance(kind, str) and isinstance(version, int)
-        cls = _REGISTRY.get((kind, version)) if named else None  # type: ignore[arg-type]
-        if cls is None:
-            raise BadInput(
-                f"unknown event kind {kind!r} version {version!r}",
-                where="privacy event",
-                fix="Use the release of Confide that wrote it, or a newer one.",
-            )
-        body = {k: v for k, v in data.items() if k not in ("kind", "version")}
-        expected = {f.name for f in fields(cls)}
-        if set(body) != expected:
-            wrong = ", ".join(sorted(set(body) ^ expected))
-            raise BadInput(f"event {kind} has missing or unknown fields: {wrong}", where="event")
-        try:
-            if body["unit"] is not None:
-                body["unit"] = PrivacyUnit(body["unit"])
-            return cls._from_body(body)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"event {kind} holds values of the wrong type", where="event") from error
-
-    @classmethod
-    def _from_body(cls, body: dict[str, Any]) -> Self:
-        return cls(**body)
+    def describe(self) -> str:
+        """Return the sampling, and each phase's batch, noise and updates."""
+        return f"DP-SGD on batches of a fixed size: {self._describe_phases()}"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, MechanismEvent):
-        return value.to_json()
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return value.value if isinstance(value, StrEnum) else value
+@dataclass(frozen=True)
+class Gaussian(MechanismEvent):
+    """`count` Gaussian mechanisms in which every unit takes part: no sampling."""
+
+    kind = "gaussian"
+    assumed = ("no unit took part more often than once an epoch", *_TRAINING)
+    title = "Gaussian mechanism"
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_noise(self, self.noise_multiplier, self.count)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return them as one, with μ = √count/σ (Dong, Roth and Su 2022, Corollary 3.3)."""
+        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return μ of all of them together."""
+        return sensitivity * math.sqrt(self.count) / self.noise_multiplier
+
+    def describe(self) -> str:
+        """Return count and noise."""
+        return f"the Gaussian mechanism, {self.count} times, σ = {self.noise_multiplier:g}"
 
 
-def require(condition: bool, what: str, where: str) -> None:
-    """Refuse an impossible value.
+@dataclass(frozen=True)
+class ShuffledGaussian(MechanismEvent):
+    """Batches cut from shuffled epochs: each unit takes part once an epoch, unamplified.
 
-    Raises:
-        BadInput: the condition does not hold.
+    Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
+    batches do not depend on it), so `participations` epochs are as many Gaussian mechanisms,
+    adaptively composed. The relation is zero-out: adding a unit would shift all later batches.
     """
-    if not condition:
-        raise BadInput(what, where=where)
+
+    kind = "shuffled_gaussian"
+    assumed = ("no unit took part more often than once an epoch", *_TRAINING)
+    title = "DP training"
+    noise_multiplier: float
+    participations: int
+
+    def __post_init__(self) -> None:
+        _check_noise(self, self.noise_multiplier, self.participations)
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """Zero-out; `accounting.epsilon_unamplified` has replace-one."""
+        return ZERO_OUT
+
+    def steps(self) -> list[SelfComposed]:
+        """Return one Gaussian for all epochs."""
+        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return μ of all epochs together."""
+        return sensitivity * math.sqrt(self.participations) / self.noise_multiplier
+
+    def describe(self) -> str:
+        """Return epochs and noise."""
+        return (
+            f"DP-SGD on shuffled epochs, unamplified: {self.participations} epochs, "
+            f"σ = {self.noise_multiplier:g}"
+        )
+
+
+# --- other mechanisms
 
 
 @dataclass(frozen=True)
@@ -120,6 +308,12 @@ class ThresholdedHistogram(MechanismEvent):
     """
 
     kind = "thresholded_histogram"
+    assumed = (
+        "each unit's words were bounded before anything was counted, independently of all other "
+        "data",
+    )
+    title = "word histogram"
+    conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
     threshold: int
@@ -127,146 +321,39 @@ class ThresholdedHistogram(MechanismEvent):
     noise: str = "discrete-gaussian"
 
     def __post_init__(self) -> None:
-        require(self.words_per_unit >= 1, "words_per_unit must be 1 or more", self.kind)
-        require(math.isfinite(self.sigma) and self.sigma > 0, "sigma must be above 0", self.kind)
-        require(
-            self.threshold >= 1 and self.threshold == int(self.threshold),
-            "threshold must be a whole number, 1 or more",
-            self.kind,
-        )
-        require(self.mechanism == "set-counts", f"unknown mechanism {self.mechanism!r}", self.kind)
-        require(self.noise == "discrete-gaussian", f"unknown noise {self.noise!r}", self.kind)
-
-
-def check_phases(
-    phases: tuple[tuple[float, float, int], ...], where: str
-) -> tuple[tuple[float, float, int], ...]:
-    """Return phases as (float, float, int) tuples: (rate or batch, noise multiplier, steps)."""
-    require(len(phases) > 0, "an event needs at least one phase", where)
-    for phase in phases:
-        require(len(phase) == 3, "a phase is (rate or batch, noise multiplier, steps)", where)
-        _, sigma, steps = phase
-        require(
-            math.isfinite(sigma) and sigma > 0,
-            f"noise multiplier {sigma} is not finite and above 0",
-            where,
-        )
-        require(steps >= 1 and steps == int(steps), f"steps {steps} is not 1 or more", where)
-    return tuple((float(a), float(sigma), int(steps)) for a, sigma, steps in phases)
-
-
-@dataclass(frozen=True)
-class PoissonGaussian(MechanismEvent):
-    """Gaussian sums over Poisson samples, phase by phase (Mironov, Talwar and Zhang 2019).
-
-    Attributes:
-        phases: (sampling rate q, noise multiplier σ, steps), composed in order.
-    """
-
-    kind = "poisson_gaussian"
-    phases: tuple[tuple[float, float, int], ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", check_phases(self.phases, self.kind))
-        for rate, _, _ in self.phases:
-            require(0 < rate <= 1, f"sampling rate {rate} is not in (0, 1]", self.kind)
-
-    @classmethod
-    def single(
-        cls, sampling_rate: float, noise_multiplier: float, steps: int, **more: Any
-    ) -> PoissonGaussian:
-        """Return the event with one phase."""
-        return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
-
-
-@dataclass(frozen=True)
-class TruncatedPoissonGaussian(MechanismEvent):
-    """Poisson samples cut to at most `cap` units, uniformly at random over the whole batch.
-
-    Attributes:
-        declared_units: upper bound on the number of units from which one samples.
-        cap: the largest batch, in units, over all shards together.
-        phases: (sampling rate q, noise multiplier σ, steps).
-    """
-
-    kind = "truncated_poisson_gaussian"
-    declared_units: int
-    cap: int
-    phases: tuple[tuple[float, float, int], ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", check_phases(self.phases, self.kind))
-        require(self.declared_units >= 1, "declared_units must be 1 or more", self.kind)
-        require(self.cap >= 1, "cap must be 1 or more", self.kind)
-        for rate, _, _ in self.phases:
-            require(0 < rate <= 1, f"sampling rate {rate} is not in (0, 1]", self.kind)
-
-
-@dataclass(frozen=True)
-class FixedSizeGaussian(MechanismEvent):
-    """Gaussian sums over uniformly drawn batches of a fixed size, without replacement.
-
-    The relation is replace-one over a public number of slots, of which some may be empty (an
-    emptied slot is one way of replacing). `slots` is the number sampled from, not an upper bound:
-    with fewer each unit is drawn more often.
-
-    Attributes:
-        slots: number of slots from which one samples.
-        phases: (batch in slots, noise multiplier σ for clip norm 1, steps).
-    """
-
-    kind = "fixed_size_gaussian"
-    slots: int
-    phases: tuple[tuple[float, float, int], ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "phases", check_phases(self.phases, self.kind))
-        require(self.slots >= 1, "slots must be 1 or more", self.kind)
-        for batch, _, _ in self.phases:
-            require(
-                1 <= batch <= self.slots and batch == int(batch),
-                f"batch {batch} is not a whole number from 1 to {self.slots}",
-                self.kind,
-            )
+        self.require(self.words_per_unit >= 1, "words_per_unit must be 1 or more")
+        self.require(math.isfinite(self.sigma) and self.sigma > 0, "sigma must be above 0")
+        whole = self.threshold >= 1 and self.threshold == int(self.threshold)
+        self.require(whole, "threshold must be a whole number, 1 or more")
+        self.require(self.mechanism == "set-counts", f"unknown mechanism {self.mechanism!r}")
+        self.require(self.noise == "discrete-gaussian", f"unknown noise {self.noise!r}")
 
     @property
-    def relation(self) -> NeighboringRelation:
-        """Replace one: no bound for add-or-remove is claimed."""
-        return NeighboringRelation.REPLACE
+    def profile(self) -> HistogramProfile:
+        """The privacy profile of the release."""
+        return HistogramProfile(self.words_per_unit, self.sigma, int(self.threshold))
 
+    def steps(self) -> list[SelfComposed]:
+        """Return the one release."""
+        return [SelfComposed(self.profile, 1)]
 
-@dataclass(frozen=True)
-class Gaussian(MechanismEvent):
-    """`count` Gaussian mechanisms in which every unit takes part: no sampling."""
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return (αN/2σ², Pr[a word that only this unit holds passes the threshold]).
 
-    kind = "gaussian"
-    noise_multiplier: float
-    count: int = 1
+        It has N such words at most, and they pass independently of everything else. While none
+        does, the neighbours differ by 1 in at most N counts, and ρ = αN/2σ² (Canonne, Kamath and
+        Steinke 2020, Proposition 5).
+        """
+        coin = -math.expm1(self.words_per_unit * math.log1p(-self.profile.tail))
+        return order * self.words_per_unit / (2 * self.sigma**2), coin
 
-    def __post_init__(self) -> None:
-        check_phases(((1.0, self.noise_multiplier, self.count),), self.kind)
-
-
-@dataclass(frozen=True)
-class ShuffledGaussian(MechanismEvent):
-    """Batches cut from shuffled epochs: each unit takes part once an epoch, unamplified.
-
-    Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
-    batches do not depend on it), so `participations` epochs are as many Gaussian mechanisms,
-    adaptively composed. The relation is zero-out: adding a unit would shift all later batches.
-    """
-
-    kind = "shuffled_gaussian"
-    noise_multiplier: float
-    participations: int
-
-    def __post_init__(self) -> None:
-        check_phases(((1.0, self.noise_multiplier, self.participations),), self.kind)
-
-    @property
-    def relation(self) -> NeighboringRelation:
-        """Zero-out; `accounting.epsilon_shuffled_replace_one` has the other."""
-        return NeighboringRelation.ZERO_OUT
+    def describe(self) -> str:
+        """Return bound, noise and threshold."""
+        return (
+            f"counts of words, at most {self.words_per_unit} distinct words per unit, discrete "
+            f"Gaussian noise of σ = {self.sigma:g} on each, noised counts below {self.threshold} "
+            "dropped"
+        )
 
 
 @dataclass(frozen=True)
@@ -276,40 +363,128 @@ class Unaccounted(MechanismEvent):
     kind = "unaccounted"
     reason: str
 
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What was done."""
+        return self.reason
+
+    @property
+    def is_unaccounted(self) -> bool:
+        """It is."""
+        return True
+
+    def steps(self) -> list[SelfComposed]:
+        """Return a step that guarantees nothing."""
+        return [SelfComposed(NO_GUARANTEE, 1)]
+
+    def describe(self) -> str:
+        """Return why there is no guarantee."""
+        return f"no private mechanism ({self.reason})"
+
+
+# --- mechanisms made of others
+
+
+def compose(*events: MechanismEvent) -> MechanismEvent:
+    """Return all events together, as one: releases on the same data, registered as one plan.
+
+    Raises:
+        BadInput: no events, or events with different units or neighbour relations. (A
+            patient-level ε and an example-level ε protect different things; their sum protects
+            nothing.)
+    """
+    if not events:
+        raise BadInput("nothing to compose", where="compose")
+    first = events[0]
+    for other in events[1:]:
+        if other.unit is not first.unit or other.relation is not first.relation:
+            raise BadInput(
+                f"{_protects(first)} does not compose with {_protects(other)}",
+                where="compose",
+                fix="Account for every release by the same unit and neighbour relation.",
+            )
+    flat = [p for event in events for p in (event.parts if type(event) is Composed else (event,))]
+    return flat[0] if len(flat) == 1 else Composed(tuple(flat), unit=first.unit)
+
+
+def _protects(event: MechanismEvent) -> str:
+    unit = event.unit.value if event.unit else "unstated unit"
+    return f"{event.kind} ({unit}, {event.relation.value})"
+
 
 @dataclass(frozen=True)
 class Composed(MechanismEvent):
-    """Several events on the same data; build it with `accounting.compose`, which checks them."""
+    """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
+    title = "several releases"
+    conversions = frozenset()  # convert each part
     events: tuple[MechanismEvent, ...]
 
     def __post_init__(self) -> None:
-        require(len(self.events) > 0, "a composition needs at least one event", self.kind)
-        require(
-            len({(e.unit, e.relation) for e in self.events} | {(self.unit, self.relation)}) == 1,
+        self.require(len(self.events) > 0, "a composition needs at least one event")
+        protected = {(e.unit, e.relation) for e in self.events} | {(self.unit, self.relation)}
+        self.require(
+            len(protected) == 1,
             "events with different units or neighbour relations do not compose",
-            self.kind,
         )
+
+    @property
+    def parts(self) -> tuple[MechanismEvent, ...]:
+        """The releases."""
+        return self.events
 
     @property
     def relation(self) -> NeighboringRelation:
         """The relation that all parts share."""
         return self.events[0].relation
 
-    def stating(self, unit: PrivacyUnit) -> Self:
-        """Return the composition with the unit in every part."""
-        return replace(self, events=tuple(e.stating(unit) for e in self.events), unit=unit)
+    def steps(self) -> list[SelfComposed]:
+        """Return the steps of all parts."""
+        return [step for part in self.events for step in part.steps()]
 
-    @classmethod
-    def _from_body(cls, body: dict[str, Any]) -> Self:
-        events = tuple(MechanismEvent.from_json(e) for e in body["events"])
-        return cls(**(body | {"events": events}))
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the sum of the parts' curves, or None where one has none."""
+        curves = [part.rdp(orders) for part in self.events]
+        known = [curve for curve in curves if curve is not None]
+        return np.sum(known, axis=0) if len(known) == len(curves) else None
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the sum over the parts, each with an equal share of δ for a coin of its own."""
+        share = delta / len(self.events)
+        charges = [part.approximate_rdp(order, share) for part in self.events]
+        return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return μ of all parts together."""
+        return math.hypot(*(part.unamplified_mu(sensitivity) for part in self.events))
+
+    def describe(self) -> str:
+        """Return the parts."""
+        return "; and ".join(part.describe() for part in self.events)
+
+
+def under(
+    event: MechanismEvent, relation: NeighboringRelation, delta: float
+) -> MechanismEvent | None:
+    """Return the event with its guarantee under `relation`, or None where none is proven.
+
+    Args:
+        event: a mechanism. relation: the neighbours wanted.
+        delta: δ at which it states its ε; replace-one makes more of it (`stated_delta`).
+    """
+    if event.relation is relation:
+        return event
+    if event.relation is not ADD_REMOVE or relation not in event.conversions:
+        return None
+    return ConvertedRelation(
+        event, relation, delta if relation is REPLACE else 0.0, unit=event.unit
+    )
 
 
 @dataclass(frozen=True)
 class ConvertedRelation(MechanismEvent):
-    """An add-or-remove guarantee, restated for other neighbours by a theorem.
+    """An add-or-remove guarantee, converted to other neighbours by a theorem.
 
     *zero-out-one*: a unit that contributes nothing leaves the output as it would be without the
     unit (its words are counted nowhere; its gradient is 0 and the other units' coins are their
@@ -335,35 +510,84 @@ class ConvertedRelation(MechanismEvent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", NeighboringRelation(self.to))
         inner = self.event
-        require(inner.unit is self.unit, "the unit is that of the event", self.kind)
-        require(
-            inner.relation is NeighboringRelation.ADD_REMOVE,
-            "only add-or-remove is restated",
-            self.kind,
+        self.require(inner.unit is self.unit, "the unit is that of the event")
+        self.require(inner.relation is ADD_REMOVE, "only add-or-remove is converted")
+        self.require(
+            self.to in inner.conversions,
+            f"no theorem converts a {inner.kind} to {self.to.value}",
         )
-        require(not isinstance(inner, Composed | ConvertedRelation), "restate each part", self.kind)
-        require(
-            self.to is not NeighboringRelation.ADD_REMOVE, "that is what it says already", self.kind
-        )
-        if self.to is NeighboringRelation.ZERO_OUT:
-            proven = isinstance(inner, ThresholdedHistogram | PoissonGaussian | Gaussian)
-            require(proven, f"an empty unit may change a {inner.kind}", self.kind)
-            require(self.delta == 0, "zero-out needs no delta", self.kind)
+        if self.to is REPLACE:
+            self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
         else:
-            require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)", self.kind)
+            self.require(self.delta == 0, "zero-out needs no delta")
+
+    @property
+    def parts(self) -> tuple[MechanismEvent, ...]:
+        """The mechanism under add-or-remove."""
+        return (self.event,)
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What was released."""
+        return self.event.title
 
     @property
     def relation(self) -> NeighboringRelation:
-        """The relation under which the guarantee is restated."""
+        """The relation to which the guarantee is converted."""
         return self.to
 
-    def stating(self, unit: PrivacyUnit) -> Self:
-        """Return the event with the unit in both layers."""
-        return replace(self, event=self.event.stating(unit), unit=unit)
+    @property
+    def has_pld(self) -> bool:
+        """Whether the neighbours' distributions are those of the event."""
+        return self.to is ZERO_OUT
 
-    @classmethod
-    def _from_body(cls, body: dict[str, Any]) -> Self:
-        return cls(**(body | {"event": MechanismEvent.from_json(body["event"])}))
+    def steps(self) -> list[SelfComposed]:
+        """Return the event's own steps, or for replace-one the (ε, δ) that is proven."""
+        if self.to is ZERO_OUT:
+            return self.event.steps()
+        epsilon, delta = replace_one(epsilon_pld(self.event, self.delta), self.delta)
+        proven = math.isfinite(epsilon) and delta < 1
+        return [SelfComposed(EpsilonDelta(epsilon, delta) if proven else NO_GUARANTEE, 1)]
+
+    def stated_delta(self, delta: float) -> float:
+        """Return `delta`, or for replace-one (1 + e^ε) times that of the halves."""
+        if self.to is ZERO_OUT:
+            return delta
+        return replace_one(epsilon_pld(self.event, self.delta), self.delta)[1] * _DELTA_SLACK
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the event's curve where the distributions are the same."""
+        return self.event.rdp(orders) if self.to is ZERO_OUT else None
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the event's own where the distributions are the same."""
+        same = self.event if self.to is ZERO_OUT else super()
+        return same.approximate_rdp(order, delta)
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return that of the event."""
+        return self.event.unamplified_mu(sensitivity)
+
+    def describe(self) -> str:
+        """Return the event: the neighbours are said elsewhere."""
+        return self.event.describe()
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return those of the event, and the theorem."""
+        theorem = (
+            "a unit without words or rows leaves a release as if it were not there"
+            if self.to is ZERO_OUT
+            else "replacing a unit is removing one and adding another: 2ε, and (1 + e^ε)δ"
+        )
+        return (*super().assumptions(), theorem)
+
+
+def replace_one(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return what add-or-remove (ε, δ) is under replace-one: (2ε, (1 + e^ε)δ).
+
+    Two steps of the triangle inequality: one unit removed, another added (Vadhan 2017, Lemma 2.2).
+    """
+    return 2 * epsilon, math.inf if epsilon > 700 else (1 + math.exp(epsilon)) * delta
 
 
 @dataclass(frozen=True)
@@ -386,6 +610,13 @@ class RandomCountSelection(MechanismEvent):
     """
 
     kind = "random_count_selection"
+    assumed = (
+        "how many trainings there were is secret, and no training but the best was shown to anyone",
+        "trainings were compared by a score of the released model and public data alone",
+    )
+    title = "the best of several DP pre-trainings"
+    has_pld = False
+    claimed_by_rdp = True  # at the δ asked for, not at its own
     candidates: tuple[MechanismEvent, ...]
     count: str
     delta: float
@@ -394,33 +625,60 @@ class RandomCountSelection(MechanismEvent):
     mean: float = 0.0
 
     def __post_init__(self) -> None:
-        require(len(self.candidates) > 0, "a selection needs candidates", self.kind)
+        self.require(len(self.candidates) > 0, "a selection needs candidates")
         alike = {(c.unit, c.relation) for c in self.candidates}
-        require(len(alike) == 1, "candidates protect unlike things", self.kind)
-        require(self.candidates[0].unit is self.unit, "the unit is the candidates'", self.kind)
-        require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)", self.kind)
+        self.require(len(alike) == 1, "candidates protect unlike things")
+        self.require(self.candidates[0].unit is self.unit, "the unit is the candidates'")
+        self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
         if self.count == "poisson":
             fits = self.mean > 0 and math.isfinite(self.mean) and self.eta == self.gamma == 0
         else:
-            require(
-                self.count == "truncated-negative-binomial",
-                f"unknown law of K {self.count!r}",
-                self.kind,
-            )
+            negative_binomial = self.count == "truncated-negative-binomial"
+            self.require(negative_binomial, f"unknown law of K {self.count!r}")
             fits = math.isfinite(self.eta) and self.eta > -1 and 0 < self.gamma < 1
             fits = fits and self.mean == 0
-        require(fits, f"impossible numbers for the law {self.count}", self.kind)
+        self.require(fits, f"impossible numbers for the law {self.count}")
+
+    @property
+    def parts(self) -> tuple[MechanismEvent, ...]:
+        """The candidates."""
+        return self.candidates
 
     @property
     def relation(self) -> NeighboringRelation:
         """The relation that all candidates share."""
         return self.candidates[0].relation
 
-    def stating(self, unit: PrivacyUnit) -> Self:
-        """Return the selection with the unit in every candidate."""
-        return replace(self, candidates=tuple(c.stating(unit) for c in self.candidates), unit=unit)
+    def steps(self) -> list[SelfComposed]:
+        """Return the (ε, δ) that the Rényi curve proves at its own δ."""
+        epsilon = epsilon_rdp(self, self.delta)
+        return [
+            SelfComposed(NO_GUARANTEE if epsilon is None else EpsilonDelta(epsilon, self.delta), 1)
+        ]
 
-    @classmethod
-    def _from_body(cls, body: dict[str, Any]) -> Self:
-        candidates = tuple(MechanismEvent.from_json(c) for c in body["candidates"])
-        return cls(**(body | {"candidates": candidates}))
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the theorem's curve; its λ̂ and α run over all of `ORDERS` besides."""
+        every = np.asarray([*orders, *ORDERS], dtype=np.float64)
+        known = [c for event in self.candidates if (c := event.rdp(list(every))) is not None]
+        if len(known) < len(self.candidates):
+            return None
+        base = worst(known)
+        if self.count == "poisson":
+            curve = poisson_curve(every, base, self.mean)
+        else:
+            curve = negative_binomial_curve(every, base, self.eta, self.gamma)
+        return curve[: len(orders)]
+
+    def describe(self) -> str:
+        """Return K's law, and the costliest candidate (at order 8)."""
+        law = f"truncated negative binomial, η = {self.eta:g}, γ = {self.gamma:.4g}"
+        if self.count == "poisson":
+            law = f"Poisson, mean {self.mean:g}"
+        curves = [event.rdp([8]) for event in self.candidates]
+        costs = [math.inf if curve is None else float(curve[0]) for curve in curves]
+        costliest = self.candidates[costs.index(max(costs))]
+        return (
+            f"the best of a secret random number of trainings ({law}), each of one of "
+            f"{len(self.candidates)} candidates drawn at random, the costliest of them "
+            f"{costliest.describe()}; ε by Rényi, no PLD is known"
+        )

@@ -8,140 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import (
-    compose,
-    epsilon_pld,
-    epsilon_rdp,
-    is_unaccounted,
-    rdp_curve,
-    without_pld,
-)
-from dp_core.privacy.mechanisms import (
-    Composed,
-    ConvertedRelation,
-    FixedSizeGaussian,
-    Gaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-    RandomCountSelection,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-    Unaccounted,
-)
-
-_RELATIONS = {
-    NeighboringRelation.ADD_REMOVE: "one {unit} is added or removed",
-    NeighboringRelation.ZERO_OUT: "one {unit}'s contribution is replaced by nothing",
-    NeighboringRelation.REPLACE: "one {unit} is replaced by any other",
-}
-
-
-_RESTATED = {
-    NeighboringRelation.ZERO_OUT: (
-        "a unit without words or rows leaves a release as if it were not there"
-    ),
-    NeighboringRelation.REPLACE: (
-        "replacing a unit is removing one and adding another: 2ε, and (1 + e^ε)δ"
-    ),
-}
-_SELECTION = (
-    "how many trainings there were is secret, and no training but the best was shown to anyone",
-    "trainings were compared by a score of the released model and public data alone",
-)
-
-
-def neighbours(event: MechanismEvent, unit: str) -> str:
-    """Return in words by what neighbouring data sets differ."""
-    return _RELATIONS[event.relation].format(unit=unit)
-
-
-def describe(event: MechanismEvent) -> str:
-    """Return the mechanism in one clause."""
-    match event:
-        case Composed(events=events):
-            return "; and ".join(describe(part) for part in events)
-        case ConvertedRelation(event=inner):
-            return describe(inner)
-        case RandomCountSelection(candidates=candidates):
-            return (
-                f"the best of a secret random number of trainings ({_law(event)}), each of one "
-                f"of {len(candidates)} candidates drawn at random, the costliest of them "
-                f"{describe(max(candidates, key=_cost))}; ε by Rényi, no PLD is known"
-            )
-        case ThresholdedHistogram(words_per_unit=words, sigma=sigma, threshold=threshold):
-            return (
-                f"counts of words, at most {words} distinct words per unit, discrete Gaussian "
-                f"noise of σ = {sigma:g} on each, noised counts below {threshold} dropped"
-            )
-        case PoissonGaussian(phases=phases):
-            return "DP-SGD on Poisson samples: " + _phases(phases, "sampling rate")
-        case TruncatedPoissonGaussian(phases=phases, cap=cap):
-            said = _phases(phases, "sampling rate")
-            return f"DP-SGD on Poisson samples cut to {cap} units: {said}"
-        case FixedSizeGaussian(phases=phases):
-            return "DP-SGD on batches of a fixed size: " + _phases(phases, "batch")
-        case ShuffledGaussian(noise_multiplier=sigma, participations=times):
-            return f"DP-SGD on shuffled epochs, unamplified: {times} epochs, σ = {sigma:g}"
-        case Gaussian(noise_multiplier=sigma, count=count):
-            return f"the Gaussian mechanism, {count} times, σ = {sigma:g}"
-        case Unaccounted(reason=reason):
-            return f"no private mechanism ({reason})"
-        case _:
-            return event.kind.replace("_", " ")
-
-
-def assumptions(event: MechanismEvent) -> tuple[str, ...]:
-    """Return what must have been true of the run for its ε to hold."""
-    if isinstance(event, Composed):
-        return tuple(dict.fromkeys(a for part in event.events for a in assumptions(part)))
-    if isinstance(event, Unaccounted):
-        return ()
-    if isinstance(event, ConvertedRelation):
-        return (*assumptions(event.event), _RESTATED[event.to])
-    if isinstance(event, RandomCountSelection):
-        own = dict.fromkeys(a for c in event.candidates for a in assumptions(c))
-        return (*own, *_SELECTION)
-    if isinstance(event, ThresholdedHistogram):
-        return (
-            "each unit's words were bounded before anything was counted, independently of all "
-            "other data",
-        )
-    training = (
-        "every row of a unit was clipped together with the unit's other rows",
-        "training noise and arithmetic are float32, the ε is that of real numbers",
-    )
-    match event:
-        case PoissonGaussian():
-            sampler = "each unit entered each batch by an independent secret coin"
-        case TruncatedPoissonGaussian():
-            sampler = "larger batches were cut at random, by unit, over all shards together"
-        case FixedSizeGaussian():
-            sampler = "each batch was a uniform secret subset of the declared slots"
-        case _:
-            sampler = "no unit took part more often than once an epoch"
-    return (sampler, *training)
-
-
-def _phases(phases: tuple[tuple[float, float, int], ...], what: str) -> str:
-    return "; then ".join(
-        f"{steps} updates, {what} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
-        for rate, sigma, steps in phases
-    )
-
-
-def _law(event: RandomCountSelection) -> str:
-    if event.count == "poisson":
-        return f"Poisson, mean {event.mean:g}"
-    return f"truncated negative binomial, η = {event.eta:g}, γ = {event.gamma:.4g}"
-
-
-def _cost(event: MechanismEvent) -> float:
-    curve = rdp_curve(event, [8])
-    return float("inf") if curve is None else float(curve[0])
-
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
 
@@ -271,7 +139,7 @@ def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | Non
     """
     if not events:
         return 0.0
-    if any(is_unaccounted(event) for event in events):
+    if any(event.is_unaccounted for event in events):
         return math.inf
     if len({(event.unit, event.relation) for event in events}) > 1:
         return None
@@ -279,23 +147,23 @@ def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | Non
 
 
 def _accounting(releases: Sequence[Release]) -> str:
-    if any(without_pld(release.event) for release in releases):
+    if not all(release.event.has_pld for release in releases):
         return "PLD, in which the parts without one enter as the (ε, δ) proven for them"
     return "PLD"
 
 
 def _own_epsilon(release: Release) -> float:
-    if is_unaccounted(release.event):  # at whatever δ, also 0
+    if release.event.is_unaccounted:  # at whatever δ, also 0
         return math.inf
     return epsilon_pld(release.event, release.delta)
 
 
 def _release_data(release: Release) -> dict[str, Any]:
-    lost = is_unaccounted(release.event)
+    lost = release.event.is_unaccounted
     return {
         "ledger_id": release.ledger_id,
         "unit": release.unit.value,
-        "mechanism": describe(release.event),
+        "mechanism": release.event.describe(),
         "event": release.event.to_json(),
         "epsilon": _json_number(_own_epsilon(release)),
         "epsilon_rdp": None if lost else _json_number(epsilon_rdp(release.event, release.delta)),
@@ -385,7 +253,7 @@ def _one_plan(releases: Sequence[Release]) -> bool:
 
 def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
     """Return what must have been true for the guarantee to hold, and what bounds it."""
-    facts = dict.fromkeys(line for release in releases for line in assumptions(release.event))
+    facts = dict.fromkeys(line for release in releases for line in release.event.assumptions())
     if not facts:
         return []
     marked = dict.fromkeys(_MARKED[release.unit] for release in releases)
@@ -419,7 +287,7 @@ def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[
     return [
         f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the "
         f"data set “{release.dataset}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where "
-        f"{neighbours(release.event, unit)}.",
+        f"{release.event.relation.describe(unit)}.",
         meaning,
         limits,
     ]
@@ -429,7 +297,7 @@ def _release_line(release: Release) -> str:
     epsilon = _own_epsilon(release)
     said = "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"
     return (
-        f"{describe(release.event)} (by itself ε = {said} at δ = {release.delta:.3g}; "
+        f"{release.event.describe()} (by itself ε = {said} at δ = {release.delta:.3g}; "
         f"ledger entry {release.ledger_id})"
     )
 

@@ -42,7 +42,6 @@ def command(
     from dp_core.privacy.accounting import (
         epsilon_pld,
         epsilon_rdp,
-        epsilon_shuffled_replace_one,
         epsilon_unamplified,
         group_privacy,
     )
@@ -57,7 +56,7 @@ def command(
         "epsilon_pld": claim,
         "epsilon_rdp": epsilon_rdp(event, delta),
         "epsilon_unamplified": epsilon_unamplified(event, delta),
-        "epsilon_unamplified_replace_one": epsilon_shuffled_replace_one(event, delta),
+        "epsilon_unamplified_replace_one": epsilon_unamplified(event, delta, sensitivity=2.0),
     }
     together = group_privacy(claim, delta, group)._asdict()
     if as_json:

@@ -143,14 +143,12 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
 def record(entry: Entry) -> dict[str, Any]:
     """Return one release with its ε, computed now from the mechanism that is recorded."""
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-    from dp_core.privacy.statement import describe
-    from tasks.releases.statements import release_in_words
 
     epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
     rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
     words: dict[str, Any] = {
-        "release": release_in_words(entry.event),
-        "mechanism": describe(entry.event),
+        "release": entry.event.title,
+        "mechanism": entry.event.describe(),
         "epsilon": epsilon,
         "epsilon_rdp": rdp,
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import refuse_large_delta, stated_delta, under
+from dp_core.privacy.accounting import refuse_large_delta
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
@@ -22,7 +22,7 @@ from dp_core.privacy.execution_plan import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
 from dp_core.training.config import TrainingConfig, growing
 from dp_core.vocabulary.calibration import HistogramPlan, calibrate
@@ -72,8 +72,8 @@ def _planned(
     if isinstance(spec, VocabularySpec):
         plan = histogram_plan(spec)
         event = under(plan.event(), NeighboringRelation(spec.relation), spec.delta)
-        assert event is not None  # noqa: S101 - a histogram is restated under every relation
-        delta = stated_delta(event, spec.delta)
+        assert event is not None  # noqa: S101 - a histogram is converted to every relation
+        delta = event.stated_delta(spec.delta)
         unit = PrivacyUnit(spec.unit)
         return PlannedRelease(spec.dataset, unit, spec.declared_units, event, delta)
     if isinstance(spec, PretrainSpec) and spec.plan is not None:

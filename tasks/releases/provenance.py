@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import is_unaccounted
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from tasks.protocol import ReleaseRecord
 from tasks.releases.plans import PlannedRelease
@@ -178,7 +177,7 @@ def private_units(source: Input) -> PrivateUnits:
 
 def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
     """Return whether what descends from these releases stays with the operator: ε is infinite."""
-    return any(is_unaccounted(MechanismEvent.from_json(r.event)) for r in releases)
+    return any(MechanismEvent.from_json(r.event).is_unaccounted for r in releases)
 
 
 def refuse_operator_ancestors(bench: StepContext) -> None:

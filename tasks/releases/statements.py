@@ -9,19 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import is_unaccounted
-from dp_core.privacy.mechanisms import (
-    ConvertedRelation,
-    FixedSizeGaussian,
-    MechanismEvent,
-    PoissonGaussian,
-    PrivacyUnit,
-    RandomCountSelection,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-    Unaccounted,
-)
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import Release, privacy_statement
 from tasks.protocol import ReleaseRecord
 from tasks.report.model import Statement
@@ -48,7 +36,7 @@ def write_statement(folder: Path, releases: Sequence[ReleaseRecord], *, made_up:
     operator.
     """
     words, data = _statements(releases, made_up)
-    if any(is_unaccounted(release.event) for release in as_releases(releases)):
+    if any(release.event.is_unaccounted for release in as_releases(releases)):
         words = _OPERATOR + words
     (folder / WORDS).write_text(words)
     (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
@@ -110,25 +98,3 @@ def _statements(records: Sequence[ReleaseRecord], made_up: bool) -> tuple[str, d
         data["private"] = all(part.data["private"] for part in parts)
         data["ledger_ids"] = [r.ledger_id for r in releases]
     return "\n".join(part.words for part in parts), data
-
-
-def release_in_words(event: MechanismEvent) -> str:
-    """Return what was released."""
-    match event:
-        case ThresholdedHistogram():
-            return "word histogram"
-        case ConvertedRelation(event=inner):
-            return release_in_words(inner)
-        case RandomCountSelection():
-            return "the best of several DP pre-trainings"
-        case (
-            PoissonGaussian()
-            | TruncatedPoissonGaussian()
-            | FixedSizeGaussian()
-            | ShuffledGaussian()
-        ):
-            return "DP training"
-        case Unaccounted(reason=reason):
-            return reason
-        case _:
-            return event.kind.replace("_", " ")

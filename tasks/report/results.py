@@ -15,11 +15,11 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, dataset_totals, describe
+from dp_core.privacy.statement import DatasetTotal, dataset_totals
 from tasks.protocol import JobSettings, ReleaseRecord, StepResult
 from tasks.releases.ledger_identity import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import as_releases, release_in_words
+from tasks.releases.statements import as_releases
 from tasks.report.model import Cost, Curve, Exposures, Kind, LedgerLine, LedgerView, ModelRow
 from tasks.runtime.context import Input, StepContext, labelled, merged
 
@@ -153,8 +153,8 @@ def ledger_line(entry: Entry) -> LedgerLine:
     epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
     return LedgerLine(
         entry=entry.id,
-        release=release_in_words(entry.event),
-        mechanism=describe(entry.event),
+        release=entry.event.title,
+        mechanism=entry.event.describe(),
         epsilon=epsilon,
         epsilon_rdp=rdp,
         delta=entry.delta,

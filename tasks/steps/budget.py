@@ -8,7 +8,6 @@ from tasks.protocol import BudgetSpec
 from tasks.releases.charge import register_plan
 from tasks.releases.declarations import record_sources
 from tasks.releases.plans import planned_release
-from tasks.releases.statements import release_in_words
 from tasks.runtime.context import StepContext, StepOutput
 
 
@@ -35,7 +34,7 @@ def run(spec: BudgetSpec, bench: StepContext) -> StepOutput:
                 {
                     "dataset": release.dataset,
                     "unit": release.unit.value,
-                    "release": release_in_words(release.event),
+                    "release": release.event.title,
                     "delta": release.delta,
                 }
                 for release in planned.values()

@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
-from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
 from tasks import cli
 from tasks.demo_data.notes import notes

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from dp_core.labels import Operator
-from dp_core.privacy.accounting import compose, epsilon_pld
-from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit, Unaccounted
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    Unaccounted,
+    compose,
+)
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.report.model import Edition, JobReport, ModelRow, Statement, job_edition
 from tasks.report.page import verdict

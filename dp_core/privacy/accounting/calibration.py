@@ -10,9 +10,9 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE, ExecutionPlan
-from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian
+from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, compose
 
 _MOST_STEPS = 10_000_000
 _DIGITS = 5  # significant digits of a calibrated σ, rounded up

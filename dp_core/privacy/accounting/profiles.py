@@ -7,15 +7,18 @@ e^{−ε} H_ε(Q‖P). For symmetric relations the two are equal.
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
+
+from dp_core.privacy.accounting.rdp import Floats, fixed_size_gaussian_rdp, poisson_gaussian_rdp
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
@@ -42,21 +45,36 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
 
 
-Floats = NDArray[np.float64]
+class Profile(abc.ABC):
+    """The privacy profile δ(ε) of one step of a mechanism, bounded from above, and its RDP."""
 
-
-class Profile(Protocol):
-    """δ(ε) of one step, from above."""
-
+    @abc.abstractmethod
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
-        """Return (with, without) at each ε ≥ 0."""
+        """Return (with, without) at each ε ≥ 0; the same array twice where it is symmetric."""
 
+    @abc.abstractmethod
     def reach(self) -> float:
         """Return an ε beyond which only probability that no ε repairs is left."""
 
+    def rdp(self, orders: ArrayLike) -> Floats | None:
+        """Return the Rényi divergence bound at each order, or None where none is known."""
+        return None
+
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return an estimate of the Rényi curve: it chooses a grid, and need not be a bound."""
+        known = self.rdp(orders)
+        return np.zeros_like(orders) if known is None else known
+
+
+class SelfComposed(NamedTuple):
+    """A step, adaptively composed `count` times with itself (as dp_accounting's event is)."""
+
+    step: Profile
+    count: int
+
 
 @dataclass(frozen=True)
-class SubsampledGaussian:
+class SubsampledGaussian(Profile):
     """Poisson sampling at `rate`, then the Gaussian mechanism with μ = sensitivity/σ.
 
     P = (1−q) N(0,1) + q N(μ,1) against Q = N(0,1) dominates every pair of neighbours, in each
@@ -85,11 +103,23 @@ class SubsampledGaussian:
     def reach(self) -> float:
         """Return the loss 12 standard deviations out."""
         loss = self.mu * self.mu / 2 + 12 * self.mu
-        return loss if loss > 600 else math.log1p(self.rate * math.expm1(loss))
+        large = loss > 600
+        return loss + math.log(self.rate) if large else math.log1p(self.rate * math.expm1(loss))
+
+    def rdp(self, orders: ArrayLike) -> Floats:
+        """Return the exact Rényi curve."""
+        if self.rate == 1:
+            return np.asarray(orders, dtype=np.float64) * (self.mu * self.mu / 2)
+        return poisson_gaussian_rdp(self.rate, self.mu, orders)
+
+
+def gaussian(mu: float) -> SubsampledGaussian:
+    """Return the profile of the Gaussian mechanism with μ = sensitivity/σ, unsampled."""
+    return SubsampledGaussian(1.0, mu)
 
 
 @dataclass(frozen=True)
-class TruncatedSubsampledGaussian:
+class TruncatedSubsampledGaussian(Profile):
     """Poisson sampling, cut to a uniform subset of `cap` units where more were drawn.
 
     Let B be the number of *other* units drawn; it does not depend on the unit in question. If
@@ -119,27 +149,71 @@ class TruncatedSubsampledGaussian:
         """Return the reach of the part with twice the sensitivity."""
         return SubsampledGaussian(self.rate, 2 * self.mu).reach()
 
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return the curve of batches that are not cut."""
+        return SubsampledGaussian(self.rate, self.mu).rdp(orders)
+
 
 @dataclass(frozen=True)
-class FixedSizeProfile:
-    """A uniform subset of fixed size, a share `rate` of the slots; replace-one, symmetric.
+class FixedSizeProfile(Profile):
+    """A uniform subset of `batch` of the `slots`; replace-one, symmetric. μ = clip norm/σ.
 
     Balle, Barthe and Gaboardi 2018 (arXiv:1807.01647), Theorems 2 and 11: with G the replace-one
     profile of the Gaussian (sensitivity 2, also where one unit takes another's place in the
     batch), δ(ln(1 + q(e^ε − 1))) = q·G(ε).
     """
 
-    rate: float
+    slots: int
+    batch: int
     mu: float
 
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
         """Return the profile twice: the relation is symmetric."""
-        both = self.rate * gaussian_delta(_deamplified(epsilon, self.rate), 2 * self.mu)
+        rate = self.batch / self.slots
+        both = rate * gaussian_delta(_deamplified(epsilon, rate), 2 * self.mu)
         return both, both
 
     def reach(self) -> float:
         """Return the loss 12 standard deviations out."""
-        return SubsampledGaussian(self.rate, 2 * self.mu).reach()
+        return SubsampledGaussian(self.batch / self.slots, 2 * self.mu).reach()
+
+    def rdp(self, orders: ArrayLike) -> Floats:
+        """Return the curve of sampling without replacement."""
+        return fixed_size_gaussian_rdp(self.slots, self.batch, 2 * self.mu, orders)
+
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return the Poisson sample's curve: near enough, and the own one takes seconds."""
+        return SubsampledGaussian(self.batch / self.slots, 2 * self.mu).rdp(orders)
+
+
+@dataclass(frozen=True)
+class EpsilonDelta(Profile):
+    """(ε, δ)-DP and nothing else known: its dominating pair, symmetric.
+
+    Randomised response that gives itself away with probability δ (Kairouz, Oh and Viswanath 2015):
+    δ + (1 − δ)(e^ε − e^x)₊/(e^ε + 1) at x.
+    """
+
+    epsilon: float
+    delta: float
+
+    def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
+        """Return the profile twice: the pair is symmetric."""
+        gap = np.minimum(epsilon - self.epsilon, 0.0)
+        hidden = -np.expm1(gap) / (1 + math.exp(-self.epsilon))
+        both = self.delta + (1 - self.delta) * hidden
+        return both, both
+
+    def reach(self) -> float:
+        """Return ε itself: beyond it there is δ alone. ∞ where nothing is guaranteed."""
+        return self.epsilon if self.delta < 1 else math.inf
+
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return the divergence but for δ: at most ε, and αε²/2 where ε is small."""
+        return np.minimum(self.epsilon, orders * self.epsilon**2 / 2)
+
+
+NO_GUARANTEE = EpsilonDelta(math.inf, 1.0)
 
 
 def _deamplified(epsilon: Floats, rate: float) -> Floats:
@@ -218,8 +292,8 @@ _BLOCKS = 256  # ℓ is exact up to this many words per unit, then taken in bloc
 
 
 @dataclass(frozen=True)
-class HistogramProfile:
-    """δ(ε) of one released histogram, in both directions.
+class HistogramProfile(Profile):
+    """One released histogram: discrete Gaussian noise on the words present, cut at a threshold.
 
     Attributes:
         words_per_unit: N. sigma: of the discrete Gaussian. threshold: whole number C.
@@ -255,8 +329,15 @@ class HistogramProfile:
 
     def reach(self) -> float:
         """Return the loss 12 standard deviations out, if every word is shared."""
-        mu = math.sqrt(self.words_per_unit) / self.sigma
-        return mu * mu / 2 + 12 * mu
+        return self._all_words_shared.reach()
+
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return the curve of the continuous Gaussian on words that all others hold too."""
+        return self._all_words_shared.rdp(orders)
+
+    @property
+    def _all_words_shared(self) -> SubsampledGaussian:
+        return gaussian(math.sqrt(self.words_per_unit) / self.sigma)
 
 
 def lone_word_blocks(words_per_unit: int) -> list[tuple[int, int]]:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import is_unaccounted
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -193,7 +192,7 @@ def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:
 
 def is_accounted(event: MechanismEvent) -> bool:
     """Return whether the event has any guarantee at all."""
-    return not is_unaccounted(event)
+    return not event.is_unaccounted
 
 
 def canonical(event: MechanismEvent) -> str:

@@ -4,13 +4,11 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import (
-    compose,
     delta_pld,
     epsilon_pld,
     gaussian_delta,
     gaussian_epsilon,
     group_privacy,
-    is_unaccounted,
 )
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -21,6 +19,7 @@ from dp_core.privacy.mechanisms import (
     ShuffledGaussian,
     ThresholdedHistogram,
     Unaccounted,
+    compose,
 )
 
 HISTOGRAM = ThresholdedHistogram(128, 60.0, 370)
@@ -81,7 +80,7 @@ def test_units_and_relations_do_not_mix() -> None:
 
 def test_one_release_without_guarantee_spoils_all() -> None:
     event = compose(TRAINING, Unaccounted("trained without privacy"))
-    assert is_unaccounted(event)
+    assert event.is_unaccounted
     assert epsilon_pld(event, 1e-6) == math.inf
 
 

@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
@@ -17,12 +18,12 @@ from dp_core.privacy.accounting import (
     epsilon_paper_conversion,
     epsilon_pld,
     epsilon_rdp,
-    epsilon_shuffled_replace_one,
     epsilon_unamplified,
     gaussian_epsilon,
-    pld,
 )
-from dp_core.privacy.accounting.profiles import Floats, Profile
+from dp_core.privacy.accounting.pld import composed_plds
+from dp_core.privacy.accounting.profiles import Profile, SelfComposed
+from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,
@@ -59,7 +60,7 @@ def test_reference_values(
 def test_reference_values_of_other_conversions_and_samplings() -> None:
     assert epsilon_paper_conversion(PAPER, 1e-8) == pytest.approx(0.655, rel=0.01)
     assert epsilon_unamplified(SCALE, 1e-6) == pytest.approx(20.65, rel=0.001)
-    assert epsilon_shuffled_replace_one(SCALE, 1e-6) == pytest.approx(52.78, rel=0.001)
+    assert epsilon_unamplified(SCALE, 1e-6, sensitivity=2.0) == pytest.approx(52.78, rel=0.001)
     one_cap = TruncatedPoissonGaussian(100_000, 1152, SCALE.phases)
     eight_caps = TruncatedPoissonGaussian(12_500, 144, SCALE.phases)
     assert epsilon_pld(one_cap, 1e-6) == pytest.approx(2.77, rel=0.01)
@@ -302,7 +303,7 @@ def test_a_million_small_steps_follow_the_central_limit() -> None:
 
 
 @dataclass(frozen=True)
-class _Reversed:
+class _Reversed(Profile):
     """A profile whose two directions have changed places."""
 
     profile: Profile
@@ -314,6 +315,9 @@ class _Reversed:
     def reach(self) -> float:
         return self.profile.reach()
 
+    def rdp(self, orders: ArrayLike) -> Floats | None:
+        return self.profile.rdp(orders)
+
 
 @pytest.mark.parametrize("steps", [1, 20])
 def test_the_worse_direction_counts_whichever_it_is(
@@ -321,10 +325,10 @@ def test_the_worse_direction_counts_whichever_it_is(
 ) -> None:
     """Of a subsampled Gaussian, to remove a unit is the worse; in the mirror, to add one is."""
     event = PoissonGaussian.single(0.1, 0.8, steps)
-    sides = [side.epsilon(1e-5) for side in pld._sides(event, 1e-3)]
+    sides = [side.epsilon(1e-5) for side in composed_plds(event.steps(), 1e-3)]
     assert sides[0] > 1.1 * sides[1]
     epsilon, delta = epsilon_pld(event, 1e-5), delta_pld(event, sides[0])
-    straight = pld._grid_steps
-    monkeypatch.setattr(pld, "_grid_steps", lambda e: ((_Reversed(p), n) for p, n in straight(e)))
+    reversed_steps = [SelfComposed(_Reversed(step), count) for step, count in event.steps()]
+    monkeypatch.setattr(PoissonGaussian, "steps", lambda _: reversed_steps)
     assert epsilon_pld(event, 1e-5) == pytest.approx(epsilon, rel=1e-6)
     assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)

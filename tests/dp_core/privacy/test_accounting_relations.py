@@ -10,9 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, under
-from dp_core.privacy.accounting.composition import stated_delta
-from dp_core.privacy.accounting.pld import StatedProfile, replace_one
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.profiles import EpsilonDelta
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
     FixedSizeGaussian,
@@ -23,6 +22,9 @@ from dp_core.privacy.mechanisms import (
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
+    compose,
+    replace_one,
+    under,
 )
 
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
@@ -61,7 +63,7 @@ def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
 def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
     own = epsilon_pld(HISTOGRAM, 1e-6)
     vocabulary = restated(HISTOGRAM, NeighboringRelation.REPLACE)
-    delta = stated_delta(vocabulary, 1e-6)
+    delta = vocabulary.stated_delta(1e-6)
     assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
     assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
     assert epsilon_rdp(vocabulary, delta) is None
@@ -92,7 +94,7 @@ def test_the_stated_profile_is_that_of_randomised_response_with_a_giveaway() -> 
     q = np.array([0, delta, p[3], p[2]])
     for x in (0.0, 0.2, 0.79, 0.8, 1.5):
         direct = float(np.maximum(0.0, p - math.exp(x) * q).sum())
-        there, back = StatedProfile(epsilon, delta).directions(np.array([x]))
+        there, back = EpsilonDelta(epsilon, delta).directions(np.array([x]))
         assert there[0] == back[0] == pytest.approx(direct, rel=1e-12)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld, epsilon_rdp, rdp_curve, without_pld
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.rdp import (
     LOW_ORDERS,
     negative_binomial_curve,
@@ -34,6 +34,7 @@ from dp_core.privacy.mechanisms import (
     PoissonGaussian,
     RandomCountSelection,
     ThresholdedHistogram,
+    compose,
 )
 from dp_core.privacy.private_selection import (
     Law,
@@ -186,15 +187,15 @@ def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one() -
     assert epsilon_rdp(CANDIDATES[0], 1e-6) < chosen  # type: ignore[operator]
     every = Gaussian(8.0), *(PoissonGaussian.single(0.01, 1.0, 500) for _ in range(30))
     assert chosen < epsilon_pld(compose(*every), 1e-6)
-    curve = rdp_curve(selection, [2.0, 8.0, 64.0])
+    curve = selection.rdp([2.0, 8.0, 64.0])
     assert curve is not None
-    assert np.all(curve >= worst([np.asarray(rdp_curve(c, [2.0, 8.0, 64.0])) for c in CANDIDATES]))
+    assert np.all(curve >= worst([np.asarray(c.rdp([2.0, 8.0, 64.0])) for c in CANDIDATES]))
 
 
 def test_beside_a_histogram_it_enters_as_the_epsilon_and_delta_proven_for_it() -> None:
     selection = geometric_selection()
     histogram = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
-    assert without_pld(selection) and not without_pld(histogram)
+    assert histogram.has_pld and not selection.has_pld
     both = epsilon_pld(compose(histogram, selection), 2e-6)
     apart = epsilon_pld(histogram, 1e-6) + epsilon_pld(selection, 1e-6)
     assert epsilon_pld(selection, 1e-6) < both <= apart * 1.001

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld, gaussian_epsilon
+from dp_core.privacy.accounting import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.calibration import (
     noise_for,
     noise_multiplier_for,
@@ -18,6 +18,7 @@ from dp_core.privacy.mechanisms import (
     PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
+    compose,
 )
 
 

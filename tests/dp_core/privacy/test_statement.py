@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, epsilon_pld
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     PoissonGaussian,
@@ -13,6 +13,7 @@ from dp_core.privacy.mechanisms import (
     ShuffledGaussian,
     ThresholdedHistogram,
     Unaccounted,
+    compose,
 )
 from dp_core.privacy.statement import Release, privacy_statement
 

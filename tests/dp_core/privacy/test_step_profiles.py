@@ -9,8 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from dp_core.privacy.accounting import compose, rdp_curve
-from dp_core.privacy.accounting.pld import _sides
+from dp_core.privacy.accounting.pld import composed_plds
 from dp_core.privacy.accounting.profiles import (
     HistogramProfile,
     SubsampledGaussian,
@@ -22,6 +21,7 @@ from dp_core.privacy.mechanisms import (
     PoissonGaussian,
     ShuffledGaussian,
     ThresholdedHistogram,
+    compose,
 )
 
 RATE, SIGMA = 0.3, 1.2
@@ -37,7 +37,7 @@ def with_unit(x: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
 def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> None:
-    adding, removing = _sides(PoissonGaussian.single(RATE, SIGMA, 1), 1e-4)
+    adding, removing = composed_plds(PoissonGaussian.single(RATE, SIGMA, 1).steps(), 1e-4)
     for side, p, q in ((adding, with_unit, without), (removing, without, with_unit)):
         excess = quad(
             lambda x, p=p, q=q: max(0.0, p(x) - math.exp(epsilon) * q(x)), -15, 15, limit=400
@@ -49,7 +49,7 @@ def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> 
     "event", [PoissonGaussian.single(0.01, 1.0, 100), ThresholdedHistogram(4, 8.0, 40)]
 )
 def test_no_direction_is_left_out(event: MechanismEvent) -> None:
-    assert len(_sides(event, 1e-3)) == 2
+    assert len(composed_plds(event.steps(), 1e-3)) == 2
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
@@ -73,11 +73,11 @@ def test_a_batch_that_is_full_without_the_unit_is_cut_with_it() -> None:
 
 def test_epochs_of_shuffled_batches_add_up_at_each_order() -> None:
     """A Gaussian mechanism has α/2σ², and each epoch is one."""
-    curve = rdp_curve(ShuffledGaussian(SIGMA, 5), [2, 8])
+    curve = ShuffledGaussian(SIGMA, 5).rdp([2, 8])
     np.testing.assert_allclose(curve, [5 * 2 / (2 * SIGMA**2), 5 * 8 / (2 * SIGMA**2)])
 
 
 def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
     histogram, training = ThresholdedHistogram(4, 8.0, 40), Gaussian(2.0)
-    assert rdp_curve(training) is not None
-    assert rdp_curve(compose(histogram, training)) is None
+    assert training.rdp([2]) is not None
+    assert compose(histogram, training).rdp([2]) is None

@@ -10,10 +10,10 @@ import pytest
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import compose, delta_pld, epsilon_pld
+from dp_core.privacy.accounting import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_multiplier_for
 from dp_core.privacy.ledger import Ledger, Reservation
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
 from dp_core.vocabulary import calibration
 from dp_core.vocabulary.calibration import calibrate
 

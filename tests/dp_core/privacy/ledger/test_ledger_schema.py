@@ -11,7 +11,8 @@ from sqlalchemy import Connection, MetaData, Table, create_engine, inspect, sele
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State, schema
 from dp_core.privacy.ledger.schema import CURRENT, METADATA, MIGRATIONS, VERSION
-from dp_core.privacy.mechanisms import _REGISTRY, PrivacyUnit
+from dp_core.privacy.mechanism_event import REGISTRY
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 GOLDEN = Path(__file__).parent / "golden"
 BOOLEANS = ("whole_plan", "known_seed", "known_private")
@@ -138,7 +139,7 @@ def test_every_kind_of_entry_costs_what_it_cost_when_it_was_recorded(
         for now, then in zip(found[name]["entries"], account["entries"], strict=True):
             assert _alike(now, then), (name, then["id"])
     kinds = {e["event"]["kind"] for account in recorded.values() for e in account["entries"]}
-    assert kinds == {kind for kind, _ in _REGISTRY}
+    assert kinds == {kind for kind, _ in REGISTRY}
     assert {e["state"] for e in recorded["notes"]["entries"]} == {*State}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ledger_examples import reservation
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.accounting import compose, delta_pld, gaussian_delta
+from dp_core.privacy.accounting import delta_pld, gaussian_delta
 from dp_core.privacy.ledger import filter as privacy_filter
 from dp_core.privacy.ledger.entry import Budget, Entry, State, canonical
 from dp_core.privacy.mechanisms import (
@@ -19,6 +19,7 @@ from dp_core.privacy.mechanisms import (
     PoissonGaussian,
     PrivacyUnit,
     ThresholdedHistogram,
+    compose,
 )
 
 

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.rdp import pure_dp_rdp
 from dp_core.privacy.ledger.entry import canonical
-from dp_core.privacy.ledger.renyi import Charge, charge, pure
+from dp_core.privacy.ledger.renyi import Charge, charge
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
@@ -49,7 +50,7 @@ def test_a_poisson_sampled_gaussian_costs_its_divergence(
 
 @given(st.floats(1e-4, 20), st.integers(2, 512))
 def test_randomised_response_is_what_an_epsilon_costs_at_most(epsilon: float, order: int) -> None:
-    rho = pure(epsilon, order)
+    rho = pure_dp_rdp(epsilon, order)
     assert 0 <= rho <= epsilon
     assert rho <= order * epsilon**2 / 2 * (1 + 1e-6)  # Bun and Steinke 2016, Proposition 3.3
     if order * epsilon < 200:
@@ -58,8 +59,8 @@ def test_randomised_response_is_what_an_epsilon_costs_at_most(epsilon: float, or
 
 
 def test_an_epsilon_costs_itself_at_infinite_order() -> None:
-    assert pure(1.5, math.inf) == 1.5
-    assert pure(math.inf, 4) == math.inf
+    assert pure_dp_rdp(1.5, math.inf) == 1.5
+    assert pure_dp_rdp(math.inf, 4) == math.inf
 
 
 SIGMA, THRESHOLD, WORDS = 2.0, 9, 3
@@ -99,7 +100,7 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
 def test_events_without_a_renyi_bound_cost_their_epsilon_and_delta() -> None:
     event = TruncatedPoissonGaussian(1000, 40, ((0.02, 2.0, 10),))
     charged = cost(event, 8, 1e-5)
-    assert charged == Charge(pure(epsilon_pld(event, 1e-5), 8), 1e-5)
+    assert charged == Charge(pure_dp_rdp(epsilon_pld(event, 1e-5), 8), 1e-5)
     assert cost(event, math.inf, 1e-5) == Charge(epsilon_pld(event, 1e-5), 1e-5)
 
 
