@@ -1,4 +1,4 @@
-"""Text of the project's own making: clinical notes, sentences with entities, public articles."""
+"""Synthetic text: clinical notes, sentences with entities, public articles."""
 
 from tasks.demo_data.entities import labelled_sentences
 from tasks.demo_data.notes import notes

@@ -1,4 +1,4 @@
-"""Made-up sentences with entity labels, from patients who are not in the private corpus.
+"""Synthetic sentences with entity labels, from patients who are not in the private corpus.
 
 Some entity surfaces are kept out of the training part (a fixed eighth of them, by hash), so that
 the test part asks for names and combinations that no training sentence showed.
@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 from dp_core.data.hashing import coin, generator, seed_key
-from dp_core.data.ner import Sentence
-from dp_core.errors import BadInput
+from dp_core.data.ner import Sentence, entities
 from tasks.demo_data.notes import Line, labelled_notes
 
 _HELD_OUT_SURFACES = 1 / 8
 _KEEP_UNLABELLED = 0.3  # of the sentences without an entity
 _TOKEN = re.compile(r"\d+(?:[./:-]\d+)+|\w+(?:['/]\w+)*|[^\w\s]")
-_FOREVER = 1 << 40
+_ENOUGH_PATIENTS = 1 << 40
 
 
 def labelled_sentences(
@@ -31,21 +30,17 @@ def labelled_sentences(
         seed: public; shares no patient with `notes(…, seed)`.
         test: test sentences; by default 4 for 15 training ones (800 for 3000).
     """
-    if n < 1 or (test is not None and test < 1):
-        raise BadInput("there must be sentences", where="labelled_sentences", fix="Use 1 or more.")
-    held_out = (s for s in _sentences(seed, "entities, test"))
+    held_out = _sentences(seed, "entities, test")
     training = (s for s in _sentences(seed, "entities, training") if not _has_held_out(s, seed))
     return list(islice(training, n)), list(islice(held_out, test or -(-n * 4 // 15)))
 
 
 def _sentences(seed: int, stream: str) -> Iterator[Sentence]:
     rng = generator(seed_key(seed), stream, "which sentences")
-    for note in labelled_notes(_FOREVER, seed, stream):
+    for note in labelled_notes(_ENOUGH_PATIENTS, seed, stream):
         for line in note.lines:
-            if line.heading:
-                continue
-            labelled = any(label for _, label in line.pieces)
-            if labelled or rng.random() < _KEEP_UNLABELLED:
+            labelled = any(label for _, label in line.spans)
+            if not line.heading and (labelled or rng.random() < _KEEP_UNLABELLED):
                 yield tokenised(line, note.document_id)
 
 
@@ -53,13 +48,10 @@ def tokenised(line: Line, document_id: str) -> Sentence:
     """Return a line's tokens and IOB2 tags; numbers with separators stay whole (`120/80`)."""
     tokens: list[str] = []
     tags: list[str] = []
-    for text, label in line.pieces:
-        found = _TOKEN.findall(text)
-        tokens += found
-        if label:
-            tags += [f"{'I' if i else 'B'}-{label}" for i in range(len(found))]
-        else:
-            tags += ["O"] * len(found)
+    for text, label in line.spans:
+        words = _TOKEN.findall(text)
+        tokens += words
+        tags += [f"{'I' if i else 'B'}-{label}" if label else "O" for i in range(len(words))]
     return Sentence(tuple(tokens), tuple(tags), document_id)
 
 
@@ -70,10 +62,5 @@ def _has_held_out(sentence: Sentence, seed: int) -> bool:
 
 def surfaces(sentence: Sentence) -> list[str]:
     """Return the entities of a sentence as lower-case text."""
-    out: list[list[str]] = []
-    for token, tag in zip(sentence.tokens, sentence.tags, strict=True):
-        if tag.startswith("B-"):
-            out.append([token.lower()])
-        elif tag.startswith("I-"):
-            out[-1].append(token.lower())
-    return [" ".join(words) for words in out]
+    extents = entities(sentence.tags)
+    return [" ".join(sentence.tokens[a:b]).lower() for _, a, b in extents]

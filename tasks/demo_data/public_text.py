@@ -1,4 +1,4 @@
-"""Subjects of the made-up public text (`tables/public_topics.txt`): travel, sport, history, …
+"""Synthetic public text, on travel, sport, history, … (`tables/public_topics.txt`).
 
 General English with hardly a clinical word: a model pre-trained on it knows how sentences go on,
 but not what a note talks about.
@@ -11,14 +11,9 @@ from random import Random
 
 from dp_core.data.documents import Document
 from dp_core.data.hashing import generator, seed_key
-from tasks.demo_data.language import Block, Piece, expand, pick, read_table
+from tasks.demo_data.templates import Block, Span, expand, pick, read_table
 
-_ALL = read_table("public_topics")
-
-SHARED: dict[str, tuple[str, ...]] = next(b.fields for b in _ALL if b.title == "shared")
-TOPICS: tuple[Block, ...] = tuple(b for b in _ALL if b.title != "shared")
-
-
+_SHARED, *_TOPICS = read_table("public_topics")
 _SENTENCES = (6, 12)  # of a document, fewest and most
 _JOINTS = ("", "", "", "", "However, ", "Later, ", "Today, ", "Indeed, ", "In those years ")
 
@@ -37,11 +32,11 @@ def public_text(documents: int, seed: int) -> Iterator[Document]:
 
 
 def _article(rng: Random) -> str:
-    topic = TOPICS[int(rng.random() * len(TOPICS))]
+    topic = _TOPICS[int(rng.random() * len(_TOPICS))]
     author = _Author(topic, rng)
     sentences = []
     for _ in range(rng.randint(*_SENTENCES)):
-        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author))
+        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author.fill))
         joint = pick(rng, _JOINTS)
         sentences.append(joint + text if joint else text[0].upper() + text[1:])
     return ". ".join(sentences) + "."
@@ -56,8 +51,7 @@ class _Author:
             name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()
         }
 
-    def fill(self, name: str) -> list[Piece]:
+    def fill(self, name: str) -> list[Span]:
         if name == "year":
             return [(str(self._rng.randint(1100, 1995)), "")]
-        words = self._words.get(name) or SHARED[name]
-        return [(pick(self._rng, words), "")]
+        return [(pick(self._rng, self._words.get(name) or _SHARED.fields[name]), "")]

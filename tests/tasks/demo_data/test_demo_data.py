@@ -1,4 +1,4 @@
-"""Made-up notes: repeatable, varied, and consistent within a patient."""
+"""Synthetic notes: repeatable, varied, and consistent within a patient; templates expand."""
 
 import re
 from collections import Counter, defaultdict
@@ -11,9 +11,9 @@ from dp_core.data.ner import entities
 from dp_core.data.tokens import split_words
 from tasks.demo_data import labelled_sentences, notes, public_text
 from tasks.demo_data.entities import surfaces, tokenised
-from tasks.demo_data.language import LABS, expand, phrase
-from tasks.demo_data.notes import NOTE_TYPES, Narrator, labelled_notes
-from tasks.demo_data.patients import CONDITIONS, DRUGS, draw_patient
+from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes
+from tasks.demo_data.patients import CONDITIONS, DRUGS, LABS, Patient
+from tasks.demo_data.templates import Span, expand, phrase
 
 PATIENTS = 400
 
@@ -78,17 +78,16 @@ def test_a_patient_stays_the_same_person() -> None:
 def test_every_template_expands() -> None:
     """No slot is misspelt, no brace left: each sentence of each section, many times."""
     rng = Random(0)
-    for kind in NOTE_TYPES:
-        for section in kind.sections:
-            for template in section.sentences:
-                for _ in range(5):
-                    pieces = expand(template, rng, Narrator(draw_patient(rng), rng))
-                    text = "".join(t for t, _ in pieces)
-                    assert not re.search(r"[{}|]|  ", text), text
-                    assert all(t.strip() == t for t, label in pieces if label), text
+    for section in SECTIONS.values():
+        for template in section.templates * 5:
+            spans = expand(template, rng, Narrator(Patient(rng), rng).fill)
+            text = "".join(t for t, _ in spans)
+            assert not re.search(r"[{}|]|  ", text), text
+            assert all(t.strip() == t for t, label in spans if label), text
 
 
 def test_tables_fit_together() -> None:
+    assert {name for kind in NOTE_TYPES for name in kind.fields["sections"]} == set(SECTIONS)
     for condition in CONDITIONS:
         assert all(vars(condition).values())
         assert set(condition.labs) <= set(LABS)
@@ -101,7 +100,7 @@ def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:
     note = next(labelled_notes(1, 1, "x"))
     for line in note.lines:
         sentence = tokenised(line, "d")
-        expected = [(label, "".join(split_words(text))) for text, label in line.pieces if label]
+        expected = [(label, "".join(split_words(text))) for text, label in line.spans if label]
         found = [
             (kind, "".join(split_words(" ".join(sentence.tokens[a:b]))))
             for kind, a, b in entities(sentence.tags)
@@ -141,3 +140,28 @@ def test_public_text_is_another_language(corpus: list[str]) -> None:
     assert shared < 0.25
     assert all(d.patient_id == "" for d in public_text(5, 1))
     assert len(ours) > 500
+
+
+def upper(name: str) -> list[Span]:
+    return [(name.upper(), "label")]
+
+
+def test_choices_nest_and_may_be_empty() -> None:
+    rng = Random(0)
+    seen = {phrase("a (b|c(d|)|) e", rng) for _ in range(200)}
+    assert seen == {"a b e", "a cd e", "a c e", "a  e"}
+
+
+def test_slots_keep_their_label() -> None:
+    assert expand("x {drug} y", Random(0), upper) == [("x ", ""), ("DRUG", "label"), (" y", "")]
+
+
+@pytest.mark.parametrize("template", ["a (b", "a b)", "a {b", "(a|{b)"])
+def test_bad_templates_are_noticed(template: str) -> None:
+    with pytest.raises(ValueError, match="template"):
+        expand(template, Random(0), upper)
+
+
+def test_a_phrase_has_no_slots() -> None:
+    with pytest.raises(ValueError, match="no slot"):
+        phrase("{drug}", Random(0))
