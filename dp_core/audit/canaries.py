@@ -1,9 +1,9 @@
 """Canaries (Carlini et al. 2019; Hoory et al. 2021, section 5.2): drawn, and planted by unit.
 
-A canary is a run of random pieces, all hints `H` but one secret `S`. Pieces come from the
+A canary is a run of random tokens, all hints `H` but one secret `S`. Tokens come from the
 *released* vocabulary and all coins are public, so that what a model says about canaries in
 contexts of their own is covered by the model's own guarantee. A unit carries a canary with the
-canary's rate, by a coin of (seed, canary, unit) alone: planting in one unit says nothing about
+canary rate, by a coin of (seed, canary, unit) alone: planting in one unit says nothing about
 another, and the carrier stays an ordinary unit, bounded, sampled and clipped as any other.
 """
 
@@ -33,32 +33,35 @@ class Canary:
     Args:
         id: its name, for example `HSH-0.02-1`.
         pattern: a string of H (hint) with one S (secret).
-        rate: probability that a unit carries it; 0 for a reference, which is never planted.
-        pieces: ids of the vocabulary, one for each letter of the pattern, all different.
-        secret_index: the place of the S.
+        canary_rate: probability that a unit carries it; 0 for a reference, which is never planted.
+        tokens: ids of the vocabulary, one for each letter of the pattern, all different.
     """
 
     id: str
     pattern: str
-    rate: float
-    pieces: tuple[int, ...]
-    secret_index: int
+    canary_rate: float
+    tokens: tuple[int, ...]
+
+    @property
+    def secret_index(self) -> int:
+        """Where the secret stands among the tokens."""
+        return self.pattern.index("S")
 
     @property
     def secret(self) -> int:
-        """The id of the secret piece."""
-        return self.pieces[self.secret_index]
+        """The id of the secret token."""
+        return self.tokens[self.secret_index]
 
     @property
     def is_reference(self) -> bool:
         """Whether it is never planted."""
-        return self.rate == 0
+        return self.canary_rate == 0
 
 
 def candidates(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the pieces that a canary may hold: all but the special ones.
+    """Return the ids of the tokens that a canary may hold: all but the special ones.
 
-    So |V| in the paper's exposure is the number of pieces that a secret could have been.
+    So |V| in the paper's exposure is the number of tokens that a secret could have been.
     """
     special = set(SpecialIds.of(tokenizer).as_tuple())
     return sorted(set(tokenizer.get_vocab().values()) - special)
@@ -67,7 +70,7 @@ def candidates(tokenizer: Tokenizer) -> list[int]:
 def draw(
     vocabulary: Path | str,
     patterns: Sequence[str],
-    rates: Sequence[float],
+    canary_rates: Sequence[float],
     per_group: int,
     seed: int,
     *,
@@ -78,15 +81,27 @@ def draw(
     Args:
         vocabulary: folder of the released vocabulary.
         patterns: strings of H with one S.
-        rates: probabilities in (0, 1] that a unit carries a canary.
+        canary_rates: probabilities in (0, 1] that a unit carries a canary.
         per_group: canaries for each pattern and rate.
         seed: public coins.
         references: canaries for each pattern that are never planted.
 
     Raises:
-        BadInput: a bad pattern or rate, or a vocabulary with too few pieces.
+        BadInput: a bad pattern or rate, or a vocabulary with too few tokens.
     """
-    _check(patterns, rates)
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise BadInput(
+                f"{pattern!r} is not a string of H with one S",
+                where="canary patterns",
+                fix="Use for example HSH.",
+            )
+    if not patterns or not all(0 < rate <= 1 for rate in canary_rates):
+        raise BadInput(
+            "there must be patterns, and rates above 0 and at most 1",
+            where="canaries",
+            fix="Use for example HS and 0.01.",
+        )
     pool = candidates(wordpiece.load(vocabulary))
     longest = max(len(p) for p in patterns)
     if len(pool) < 2 * longest:
@@ -98,19 +113,19 @@ def draw(
     rng = generator(seed_key(seed), "canaries")
     canaries = []
     for pattern in patterns:
-        for rate in (*rates, 0.0):
+        for rate in (*canary_rates, 0.0):
             for number in range(per_group if rate else references):
                 name = f"{pattern}-{rate:g}-{number}" if rate else f"{pattern}-reference-{number}"
-                pieces = tuple(rng.sample(pool, len(pattern)))
-                canaries.append(Canary(name, pattern, rate, pieces, pattern.index("S")))
+                tokens = tuple(rng.sample(pool, len(pattern)))
+                canaries.append(Canary(name, pattern, rate, tokens))
     return canaries
 
 
 def carries(canary: Canary, unit_id: str, seed: int) -> bool:
-    """Whether a unit carries a canary: true for the canary's rate of all units."""
+    """Whether a unit carries a canary: true for a share `canary_rate` of all units."""
     if canary.is_reference:
         return False
-    return coin(seed_key(seed), "canary", canary.id, unit_id) < canary.rate
+    return coin(seed_key(seed), "canary", canary.id, unit_id) < canary.canary_rate
 
 
 def plant(
@@ -120,18 +135,18 @@ def plant(
     seed: int,
     sequence_length: int,
 ) -> list[list[int]]:
-    """Return a unit's rows with its canaries planted, each at a random place of a random row.
+    """Return a unit's rows with its canaries planted, each at a random position of a random row.
 
     A canary for which its rows have no room is left out. Nothing else happens then: whoever
     chooses canaries could make any one unit too full for them, and what the step said or did
     would tell whether that unit is there.
 
     Args:
-        rows: `[CLS] pieces [SEP]`, already bounded to what the unit may contribute.
+        rows: `[CLS] tokens [SEP]`, already bounded to what the unit may contribute.
         canaries: all of them; the unit's own coins choose.
         unit_id: whose rows these are.
         seed: public coins, those of `draw`.
-        sequence_length: S; a row that would grow beyond it loses its last own pieces. No canary
+        sequence_length: S; a row that would grow beyond it loses its last tokens. No canary
             is cut, nor placed inside another.
     """
     carried = [c for c in canaries if carries(c, unit_id, seed)]
@@ -142,12 +157,12 @@ def plant(
     free = [room] * len(rows)
     planted: list[list[Canary]] = [[] for _ in rows]
     for canary in carried:
-        fitting = [i for i, left in enumerate(free) if left >= len(canary.pieces)]
+        fitting = [i for i, left in enumerate(free) if left >= len(canary.tokens)]
         if not fitting:
             continue
         row = rng.choice(fitting)
         planted[row].append(canary)
-        free[row] -= len(canary.pieces)
+        free[row] -= len(canary.tokens)
     return [
         _insert(list(row), chosen, left, rng)
         for row, chosen, left in zip(rows, planted, free, strict=True)
@@ -155,27 +170,11 @@ def plant(
 
 
 def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
-    """Return a row whose own pieces are cut to `room`, with canaries at random places."""
+    """Return a row whose own tokens are cut to `room`, with canaries at random positions."""
     if not canaries:
         return row
     body = row[1:-1][:room]
-    places = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
-    for place, canary in places:  # from the end, so that earlier places stay what they are
-        body[place:place] = canary.pieces
+    drawn = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
+    for position, canary in drawn:  # from the end, so that earlier positions stay what they are
+        body[position:position] = canary.tokens
     return [row[0], *body, row[-1]]
-
-
-def _check(patterns: Sequence[str], rates: Sequence[float]) -> None:
-    for pattern in patterns:
-        if not _PATTERN.fullmatch(pattern):
-            raise BadInput(
-                f"{pattern!r} is not a string of H with one S",
-                where="canary patterns",
-                fix="Use for example HSH.",
-            )
-    if not patterns or not all(0 < rate <= 1 for rate in rates):
-        raise BadInput(
-            "there must be patterns, and rates above 0 and at most 1",
-            where="canaries",
-            fix="Use for example HS and 0.01.",
-        )

@@ -2,110 +2,69 @@
 
 exposure = log2|V| − log2(mean rank of the secret), Hoory et al. 2021, section 5.2, for every group
 of canaries with one pattern and one rate; and Carlini et al. 2019's rank among references that
-were never planted. The canaries are shown alone or among random pieces, never inside private
+were never planted. The canaries are shown alone or among random tokens, never inside private
 rows, so the reading has the label of the model it is taken from.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dp_core.audit.canaries import Canary
+from dp_core.data.tokens import SpecialIds
 
-class CanaryLike(Protocol):
-    """What the audit needs to know of a canary or of a reference that was never planted."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank [B] of each secret among the
+# candidates, 1 for the model's first choice
+Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
-    @property
-    def pattern(self) -> str:
-        """String of H (hint) with one S (secret)."""
-        ...
-
-    @property
-    def rate(self) -> float:
-        """Probability that a unit carries it; 0 for a reference."""
-        ...
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """Ids of its word pieces, the secret's among them."""
-        ...
-
-    @property
-    def secret_index(self) -> int:
-        """Place of the secret in `pieces`."""
-        ...
-
-
-class SpecialPieces(Protocol):
-    """Ids of the special pieces that a context is made of."""
-
-    @property
-    def cls(self) -> int:
-        """`[CLS]`."""
-        ...
-
-    @property
-    def sep(self) -> int:
-        """`[SEP]`."""
-        ...
-
-    @property
-    def mask(self) -> int:
-        """`[MASK]`."""
-        ...
-
-    @property
-    def pad(self) -> int:
-        """`[PAD]`."""
-        ...
+ALONE, EMBEDDED = "alone", "embedded"
+_ROWS_AT_ONCE = 256
+_UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
+_LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
+_RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
 
 
 @dataclass(frozen=True)
 class MaskedContexts:
     """Rows ready for the model, the secret masked in each; rows of one canary are adjacent."""
 
-    input_ids: NDArray[np.int32]  # [B, S]
-    lengths: NDArray[np.int32]  # [B] pieces of each row that are not padding
-    positions: NDArray[np.int32]  # [B] where the secret is masked
-    secrets: NDArray[np.int32]  # [B] the piece that is hidden there
+    input_ids: Ints  # [B, S]
+    lengths: Ints  # [B] tokens of each row that are not padding
+    positions: Ints  # [B] where the secret is masked
+    secrets: Ints  # [B] the token that is hidden there
 
 
-def alone(
-    canaries: Sequence[CanaryLike], special: SpecialPieces, sequence_length: int
-) -> MaskedContexts:
+def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
     """Return one row for each canary: `[CLS] H H S H H [SEP]`, padded to S = sequence_length."""
-    return _rows(
-        [(c, [], []) for c in canaries],
-        special,
-        sequence_length,
-    )
+    return _masked([(c, [], []) for c in canaries], special, sequence_length)
 
 
 def embedded(
-    canaries: Sequence[CanaryLike],
-    special: SpecialPieces,
+    canaries: Sequence[Canary],
+    special: SpecialIds,
     sequence_length: int,
     *,
     filler: Sequence[int],
     repeats: int,
     seed: int,
 ) -> MaskedContexts:
-    """Return `repeats` full rows for each canary, at random places among random pieces.
+    """Return `repeats` full rows for each canary, at random positions among random tokens.
 
     Args:
-        canaries: planted ones or references; each gets its own stream, independent of its place
-            in the sequence, so that adding a canary changes no other's contexts.
-        special: ids of the special pieces.
+        canaries: planted ones or references; each draws from a stream of its own, so that adding a
+            canary changes no other's contexts.
+        special: ids of the special tokens.
         sequence_length: S; every row is full.
-        filler: ids that the surrounding pieces are drawn from, uniformly.
+        filler: ids that the surrounding tokens are drawn from, uniformly.
         repeats: R rows for each canary, adjacent.
         seed: public.
     """
@@ -113,40 +72,34 @@ def embedded(
     framed = []
     for canary in canaries:
         coins = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([seed, *canary.pieces]))
+            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
         )
-        room = sequence_length - 2 - len(canary.pieces)
-        if room < 0:
-            raise ValueError(f"a canary of {len(canary.pieces)} pieces needs longer rows")
+        room = max(0, sequence_length - 2 - len(canary.tokens))
         for _ in range(repeats):
             around = pool[coins.integers(0, pool.size, room)].tolist()
-            place = int(coins.integers(0, room + 1))
-            framed.append((canary, around[:place], around[place:]))
-    return _rows(framed, special, sequence_length)
+            at = int(coins.integers(0, room + 1))
+            framed.append((canary, around[:at], around[at:]))
+    return _masked(framed, special, sequence_length)
 
 
-def _rows(
-    framed: Sequence[tuple[CanaryLike, list[int], list[int]]],
-    special: SpecialPieces,
+def _masked(
+    framed: Sequence[tuple[Canary, list[int], list[int]]],
+    special: SpecialIds,
     sequence_length: int,
 ) -> MaskedContexts:
     size = len(framed)
     ids = np.full((size, sequence_length), special.pad, np.int32)
     lengths, positions, secrets = (np.zeros(size, np.int32) for _ in range(3))
     for row, (canary, before, after) in enumerate(framed):
-        pieces = [special.cls, *before, *canary.pieces, *after, special.sep]
-        if len(pieces) > sequence_length:
-            raise ValueError(f"a canary of {len(canary.pieces)} pieces needs longer rows")
-        ids[row, : len(pieces)] = pieces
-        lengths[row] = len(pieces)
+        tokens = [special.cls, *before, *canary.tokens, *after, special.sep]
+        if len(tokens) > sequence_length:
+            raise ValueError(f"a canary of {len(canary.tokens)} tokens needs longer rows")
+        ids[row, : len(tokens)] = tokens
+        lengths[row] = len(tokens)
         positions[row] = 1 + len(before) + canary.secret_index
-        secrets[row] = canary.pieces[canary.secret_index]
+        secrets[row] = canary.secret
         ids[row, positions[row]] = special.mask
     return MaskedContexts(ids, lengths, positions, secrets)
-
-
-_LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
-_RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
 
 
 @dataclass(frozen=True)
@@ -175,7 +128,7 @@ def null_exposure(candidates: int, canaries: int, groups: int = 1) -> NullExposu
     """Return what the largest exposure of `groups` independent groups is under the null.
 
     Args:
-        candidates: V, the number of pieces that a secret is drawn from and ranked among.
+        candidates: V, the number of tokens that a secret is drawn from and ranked among.
         canaries: n, the number of canaries whose ranks are averaged in each group.
         groups: how many groups the reader picks the largest exposure from; 1 for a single group.
 
@@ -211,26 +164,14 @@ def null_rank_exposure(references: int) -> float:
     return math.log2(size) - float(np.log2(np.arange(1, size + 1)).mean())
 
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-
-# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank [B] of each secret among the
-# candidates, 1 for the model's first choice
-Rank = Callable[[Ints, Ints, Ints, Ints], Floats]
-
-ALONE, EMBEDDED = "alone", "embedded"
-_ROWS_AT_ONCE = 256
-_UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
-
-
 @dataclass(frozen=True)
 class ExposureRow:
     """One group of canaries in one kind of context. Exposures are in bits."""
 
     pattern: str
-    rate: float
+    canary_rate: float  # probability that a unit carries one of them
     context: str  # alone | embedded
-    expected_occurrences: float  # rate × declared units: public, unlike the number realised
+    expected_occurrences: float  # canary_rate × declared units: public, unlike the number realised
     canaries: int
     contexts_per_canary: int
     candidates: int  # |V|: the pieces that a secret was drawn from and is ranked among
@@ -251,15 +192,6 @@ class ExposureRow:
         """Whether the whole interval lies above what a model without memory would show."""
         return self.low > self.null_high
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> ExposureRow:
-        """Return the row that `to_json` wrote."""
-        return cls(**record)
-
 
 @dataclass(frozen=True)
 class ExposureSummary:
@@ -279,11 +211,11 @@ class ExposureSummary:
 
 
 def measure(
-    rank: Rank,
-    canaries: Sequence[CanaryLike],
-    references: Sequence[CanaryLike],
+    rank: Ranker,
+    canaries: Sequence[Canary],
+    references: Sequence[Canary],
     *,
-    special: SpecialPieces,
+    special: SpecialIds,
     candidates: Sequence[int],
     declared_units: int,
     sequence_length: int,
@@ -293,13 +225,13 @@ def measure(
     """Return the exposure of every group of canaries, alone and embedded.
 
     Args:
-        rank: ranks masked secrets among `candidates`, and no other pieces.
-        canaries: the planted ones, grouped here by pattern and rate.
+        rank: ranks masked secrets among `candidates`, and no other tokens.
+        canaries: the planted ones, grouped here by pattern and canary rate.
         references: never planted, drawn like the canaries; compared within their pattern.
-        special: ids of the special pieces.
-        candidates: ids of all the pieces that secrets are drawn from, uniformly. Ranked among
+        special: ids of the special tokens.
+        candidates: ids of all the tokens that secrets are drawn from, uniformly. Ranked among
             the whole vocabulary instead, a secret's rank would also tell how well the model likes
-            such pieces in general, and the null would not hold.
+            such tokens in general, and the null would not hold.
         declared_units: public bound on the units, for the expected number of occurrences.
         sequence_length: S, at most the model's positions.
         repeats: embedded contexts for each canary.
@@ -312,16 +244,16 @@ def measure(
     if not canaries:
         raise ValueError("no canaries to measure")
     sequences = [*canaries, *references]
-    if not {c.pieces[c.secret_index] for c in sequences} <= set(candidates):
+    if not {c.secret for c in sequences} <= set(candidates):
         raise ValueError("a canary's secret is not among the candidates that it is ranked with")
-    shown = {
+    contexts = {
         ALONE: alone(sequences, special, sequence_length),
         EMBEDDED: embedded(
             sequences, special, sequence_length, filler=candidates, repeats=repeats, seed=seed
         ),
     }
     rows = []
-    for context, masked in shown.items():
+    for context, masked in contexts.items():
         ranks = _ranks(rank, masked, len(candidates)).reshape(len(sequences), -1)
         rows += rows_from_ranks(
             canaries,
@@ -336,9 +268,9 @@ def measure(
 
 
 def rows_from_ranks(
-    canaries: Sequence[CanaryLike],
+    canaries: Sequence[Canary],
     ranks: Floats,
-    references: Sequence[CanaryLike],
+    references: Sequence[Canary],
     reference_ranks: Floats,
     *,
     context: str,
@@ -351,24 +283,40 @@ def rows_from_ranks(
     contexts of one canary share its secret and are no independent evidence.
     """
     groups: dict[tuple[str, float], list[float]] = {}
-    for canary, own in zip(canaries, ranks.mean(axis=1), strict=True):
-        groups.setdefault((canary.pattern, canary.rate), []).append(float(own))
-    baseline: dict[str, list[float]] = {}
-    for reference, own in zip(references, reference_ranks.mean(axis=1), strict=True):
-        baseline.setdefault(reference.pattern, []).append(float(own))
-    return [
-        _row(
-            pattern,
-            rate,
-            np.array(own),
-            np.array(baseline.get(pattern, [])),
-            context=context,
-            contexts_per_canary=ranks.shape[1],
-            candidates=candidates,
-            declared_units=declared_units,
+    for canary, rank in zip(canaries, ranks.mean(axis=1), strict=True):
+        groups.setdefault((canary.pattern, canary.canary_rate), []).append(float(rank))
+    baselines: dict[str, list[float]] = {}
+    for reference, rank in zip(references, reference_ranks.mean(axis=1), strict=True):
+        baselines.setdefault(reference.pattern, []).append(float(rank))
+    rows = []
+    for pattern, rate in sorted(groups, key=lambda group: (len(group[0]), group)):
+        group = np.array(groups[pattern, rate])
+        baseline = np.array(baselines.get(pattern, []))
+        exposure, low, high = interval(group, candidates)
+        null = null_exposure(candidates, group.size)
+        rows.append(
+            ExposureRow(
+                pattern=pattern,
+                canary_rate=rate,
+                context=context,
+                expected_occurrences=rate * declared_units,
+                canaries=group.size,
+                contexts_per_canary=ranks.shape[1],
+                candidates=candidates,
+                exposure=exposure,
+                low=low,
+                high=high,
+                null_expected=null.expected,
+                null_low=null.low,
+                null_high=null.high,
+                p_value=null_p_value(float(group.mean()), candidates, group.size),
+                rank_exposure=float(_rank_exposures(group, baseline).mean()),
+                rank_exposure_null=null_rank_exposure(baseline.size),
+                rank_exposure_ceiling=math.log2(baseline.size + 1),
+                references=baseline.size,
+            )
         )
-        for (pattern, rate), own in sorted(groups.items(), key=lambda g: (len(g[0][0]), g[0]))
-    ]
+    return rows
 
 
 def interval(ranks: Floats, candidates: int) -> tuple[float, float, float]:
@@ -405,26 +353,26 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     Raises:
         ValueError: no row has that context.
     """
-    own = [row for row in rows if row.context == context]
-    if not own:
+    shown = [row for row in rows if row.context == context]
+    if not shown:
         raise ValueError(f"no exposure was measured in the context {context!r}")
-    candidates = own[0].candidates
-    total = sum(row.canaries for row in own)
+    candidates = shown[0].candidates
+    total = sum(row.canaries for row in shown)
     # Back from bits to mean ranks, so that the average is over canaries and not over groups.
-    mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in own) / total
-    largest = max(own, key=lambda row: row.exposure)
-    smallest_group = min(row.canaries for row in own)  # its null is the widest
+    mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in shown) / total
+    largest = max(shown, key=lambda row: row.exposure)
+    smallest_group = min(row.canaries for row in shown)  # its null is the widest
     return ExposureSummary(
         mean=math.log2(candidates) - math.log2(mean_rank),
         mean_null_high=null_exposure(candidates, total).high,
         largest=largest.exposure,
-        largest_null_high=null_exposure(candidates, smallest_group, len(own)).high,
-        largest_group=f"{largest.pattern} at p = {largest.rate:g}",
-        remembers=any(row.remembers for row in own),
+        largest_null_high=null_exposure(candidates, smallest_group, len(shown)).high,
+        largest_group=f"{largest.pattern} at p = {largest.canary_rate:g}",
+        remembers=any(row.remembers for row in shown),
     )
 
 
-def _ranks(rank: Rank, shown: MaskedContexts, candidates: int) -> Floats:
+def _ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
     """Return the rank of every secret [B], asked for in batches of one shape."""
     size = shown.secrets.size
     padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)
@@ -446,48 +394,13 @@ def _ranks(rank: Rank, shown: MaskedContexts, candidates: int) -> Floats:
     return ranks
 
 
-def _row(
-    pattern: str,
-    rate: float,
-    own: Floats,
-    baseline: Floats,
-    *,
-    context: str,
-    contexts_per_canary: int,
-    candidates: int,
-    declared_units: int,
-) -> ExposureRow:
-    exposure, low, high = interval(own, candidates)
-    null = null_exposure(candidates, own.size)
-    return ExposureRow(
-        pattern=pattern,
-        rate=rate,
-        context=context,
-        expected_occurrences=rate * declared_units,
-        canaries=own.size,
-        contexts_per_canary=contexts_per_canary,
-        candidates=candidates,
-        exposure=exposure,
-        low=low,
-        high=high,
-        null_expected=null.expected,
-        null_low=null.low,
-        null_high=null.high,
-        p_value=null_p_value(float(own.mean()), candidates, own.size),
-        rank_exposure=float(_rank_exposures(own, baseline).mean()),
-        rank_exposure_null=null_rank_exposure(baseline.size),
-        rank_exposure_ceiling=math.log2(baseline.size + 1),
-        references=baseline.size,
-    )
+def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
+    """Return log2 R − log2(rank among R) for each canary, R counting itself (Carlini et al. 2019).
 
-
-def _rank_exposures(own: Floats, baseline: Floats) -> Floats:
-    """Return log2 R − log2(place among R) for each canary, R counting itself (Carlini et al. 2019).
-
-    A tie takes half a place: a model that cannot tell them apart shows no memory of either.
+    A tie counts half: a model that cannot tell them apart shows no memory of either.
     """
-    ahead = (baseline[None, :] < own[:, None]).sum(axis=1)
-    tied = (baseline[None, :] == own[:, None]).sum(axis=1)
-    places = 1 + ahead + tied / 2
-    exposures: Floats = math.log2(baseline.size + 1) - np.log2(places)
+    ahead = (baseline[None, :] < ranks[:, None]).sum(axis=1)
+    tied = (baseline[None, :] == ranks[:, None]).sum(axis=1)
+    among_references = 1 + ahead + tied / 2
+    exposures: Floats = math.log2(baseline.size + 1) - np.log2(among_references)
     return exposures

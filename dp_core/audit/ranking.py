@@ -1,4 +1,4 @@
-"""How a language model ranks a hidden piece among those that it could have been."""
+"""Ranks of canaries' secrets by a language model."""
 
 from __future__ import annotations
 
@@ -6,65 +6,41 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
+from dp_core.audit.exposure import Floats, Ints, Ranker
 from dp_core.models.bert import mlm_logits
 from dp_core.models.config import Gpt2Config
 from dp_core.models.gpt2 import causal_logits
 from dp_core.models.parameters import AnyModel
 from dp_core.nn.layers import Layers, Tensor
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
+def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
+    """Return a function that ranks each row's secret among the candidates, compiled once.
 
-def secret_ranks(
-    model: AnyModel,
-    input_ids: Ints,
-    lengths: Ints,
-    positions: Ints,
-    secrets: Ints,
-    candidates: Sequence[int] | None = None,
-) -> Floats:
-    """Rank each row's secret piece among the candidates at the place where it is hidden.
-
-    A masked model answers by what stands on both sides of that place. A causal one answers by
-    what stands before it: it ranks the secret as the next piece, and never sees what hides it.
+    A masked model answers by what stands on both sides of the secret. A causal one answers by
+    what stands before it: it ranks the secret as the next token, and never sees what hides it.
     Where the secret ends the canary, that is its rank by log-perplexity, as in Carlini et al.
     2019; hints behind it would need a pass for every candidate, and are not asked.
 
     Args:
         model: with its MLM head, or a causal one.
-        input_ids: [B, S], the secret's place masked.
-        lengths: [B], pieces of each row that are not padding.
-        positions: [B], where the secret is masked; for a causal model not 0.
-        secrets: [B], the piece that is hidden there; one of the candidates.
-        candidates: ids that compete; all pieces by default.
+        candidates: ids of the tokens to rank among, the secrets included; all tokens if None.
 
     Returns:
-        [B] ranks from 1, the model's first choice, to |candidates|; ties are averaged. NaN where
-        the model's answer is not a number.
-    """
-    return ranker(model, candidates)(input_ids, lengths, positions, secrets)
-
-
-def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
-    """Return `secret_ranks` of one model, compiled once for all batches of a shape.
-
-    Args:
-        model: with its MLM head, or a causal one.
-        candidates: ids of the pieces to rank among, the secrets included; all pieces if None.
+        A function of `MaskedContexts`' arrays; for a causal model, no position may be 0. Ranks
+        [B] go from 1, the model's first choice, to |candidates|; ties are averaged. NaN where the
+        model's answer is not a number.
     """
     logits_at = _logits_at(model)
     among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
 
     def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
         logits = logits_at(ids, lengths, positions)  # (B, V)
-        own = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
+        secret = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
         rivals = tf.gather(logits, among, axis=1)  # (B, candidates), the secret one of them
-        above = tf.reduce_sum(tf.cast(rivals > own, tf.float32), axis=1)
-        equal = tf.reduce_sum(tf.cast(rivals == own, tf.float32), axis=1)
+        above = tf.reduce_sum(tf.cast(rivals > secret, tf.float32), axis=1)
+        equal = tf.reduce_sum(tf.cast(rivals == secret, tf.float32), axis=1)
         rank = 1.0 + above + 0.5 * (equal - 1.0)  # float32 counts exactly to 2^24
         sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
         return tf.where(sound, rank, float("nan"))
@@ -80,7 +56,7 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
 
 
 def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return (ids (B, S), lengths (B,), positions (B,)) -> logits (B, V) of the hidden piece."""
+    """Return (ids (B, S), lengths (B,), positions (B,)) -> logits (B, V) of the hidden token."""
     layers, config = Layers({n: tf.constant(v) for n, v in model.parameters.items()}), model.config
     if isinstance(config, Gpt2Config):
         causal = config

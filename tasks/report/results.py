@@ -105,7 +105,7 @@ def _exposures(audited: Input | None) -> Exposures | None:
         return None
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
-    return Exposures(label, tuple(ExposureRow.from_json(row) for row in rows))
+    return Exposures(label, tuple(ExposureRow(**row) for row in rows))
 
 
 def curves(kind: Kind, result: StepResult) -> list[Curve]:

@@ -342,7 +342,7 @@ def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
             significant(row.expected_occurrences),
             value=row.expected_occurrences,
             label=Label.PUBLIC,
-            detail=f"p = {significant(row.rate)}",
+            detail=f"p = {significant(row.canary_rate)}",
         ),
         bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
         Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),

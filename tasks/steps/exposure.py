@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from dp_core.audit.canaries import candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
@@ -58,9 +59,9 @@ def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
     bench.measure("exposure_mean", label(found.mean))
     bench.measure("exposure_largest", label(found.largest))
     for row in rows:
-        name = f"exposure/{row.context}/{row.pattern} at {row.rate:g}"
+        name = f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}"
         bench.measure(name, label(row.exposure))
-    (bench.out / EXPOSURE_FILE).write_text(json.dumps([row.to_json() for row in rows], indent=1))
+    (bench.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return StepOutput(
         outputs={"exposure": EXPOSURE_FILE},
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],

@@ -95,7 +95,7 @@ def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input)
 def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
     """Return the canaries to plant; of those that no row could hold, say so before any is read."""
     found = read_canaries(planted.folder) if planted else []
-    longest = max((len(canary.pieces) for canary in found), default=0)
+    longest = max((len(canary.tokens) for canary in found), default=0)
     if longest > spec.sequence_length - 2:
         raise BadInput(
             f"a pattern of {longest} pieces is longer than a row of {spec.sequence_length} holds",

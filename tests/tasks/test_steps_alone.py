@@ -129,8 +129,8 @@ class Chain:
         self.inputs["public corpus"] = public
         self.inputs["vocabulary"] = self.answer("vocabulary", vocabulary.run, self.histogram())
         planted = self.bench("canaries")
-        drawn = [Canary("HS-1-0", "HS", 1.0, self.pieces("arm", "fever"), 1)]
-        drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days"), 1))
+        drawn = [Canary("HS-1-0", "HS", 1.0, self.pieces("arm", "fever"))]
+        drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days")))
         (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
         facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
         self.inputs["canaries"] = answered(StepOutput({}, facts=facts), planted, "canaries")

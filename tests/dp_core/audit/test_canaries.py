@@ -11,8 +11,8 @@ from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
 from dp_core.errors import BadInput
 from dp_core.vocabulary import wordpiece
 
-CANARY = Canary("HSH-1-0", "HSH", 1.0, (901, 902, 903), 1)
-OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905), 1)
+CANARY = Canary("HSH-1-0", "HSH", 1.0, (901, 902, 903))
+OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905))
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
     tokenizer = wordpiece.load(vocabulary)
     allowed = set(candidates(tokenizer))
     for c in drawn:
-        assert len(c.pieces) == len(set(c.pieces)) == len(c.pattern)
+        assert len(c.tokens) == len(set(c.tokens)) == len(c.pattern)
         assert c.pattern[c.secret_index] == "S"
-        assert c.secret == c.pieces[c.secret_index]
-        assert set(c.pieces) <= allowed
+        assert c.secret == c.tokens[c.secret_index]
+        assert set(c.tokens) <= allowed
     kept_out = {tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())} - {
         tokenizer.id_to_token(i) for i in allowed
     }
@@ -61,21 +61,21 @@ def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> Non
 @pytest.mark.statistical
 def test_a_unit_carries_a_canary_with_its_rate() -> None:
     for rate in (0.005, 0.3):
-        c = Canary("c", "HS", rate, (1, 2), 1)
+        c = Canary("c", "HS", rate, (1, 2))
         n = sum(carries(c, str(u), 3) for u in range(20_000))
         assert abs(n - 20_000 * rate) < 6 * np.sqrt(20_000 * rate * (1 - rate))
 
 
 def test_references_are_never_planted() -> None:
-    reference = Canary("r", "HS", 0.0, (904, 905), 1)
+    reference = Canary("r", "HS", 0.0, (904, 905))
     rows = [[2, 7, 8, 3]]
     for unit in range(200):
         assert plant(rows, [reference], str(unit), 1, 16) == rows
 
 
 def position(row: list[int], canary: Canary) -> int:
-    n = len(canary.pieces)
-    hits = [i for i in range(len(row)) if tuple(row[i : i + n]) == canary.pieces]
+    n = len(canary.tokens)
+    hits = [i for i in range(len(row)) if tuple(row[i : i + n]) == canary.tokens]
     assert len(hits) == 1
     return hits[0]
 
@@ -119,7 +119,7 @@ def test_places_are_random_over_rows_and_positions() -> None:
 
 def test_planting_in_one_unit_says_nothing_of_another() -> None:
     """Two canaries at rate 1/2: the four outcomes are as likely, so the coins are independent."""
-    pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i), 1) for i in range(2)]
+    pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i)) for i in range(2)]
     counts = np.zeros((2, 2))
     for unit in range(8000):
         row = plant([[2, 7, 8, 3]], pair, str(unit), 1, 32)[0]
@@ -129,15 +129,15 @@ def test_planting_in_one_unit_says_nothing_of_another() -> None:
 
 def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
     """An error would tell that the unit is there, to whoever chose canaries that only it fails."""
-    (row,) = plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 2 + len(CANARY.pieces))
-    assert row in ([2, *CANARY.pieces, 3], [2, *OTHER.pieces, 3])
+    (row,) = plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 2 + len(CANARY.tokens))
+    assert row in ([2, *CANARY.tokens, 3], [2, *OTHER.tokens, 3])
     assert plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 3) == [[2, 7, 3]]
     assert plant([], [CANARY], "u", 1, 16) == []
 
 
 @pytest.mark.statistical
 def test_canaries_are_carried_independently_of_each_other() -> None:
-    one, other = (Canary(name, "HS", 0.3, (1, 2), 1) for name in ("one", "other"))
+    one, other = (Canary(name, "HS", 0.3, (1, 2)) for name in ("one", "other"))
     units = [str(number) for number in range(5000)]
     both = sum(carries(one, unit, 3) and carries(other, unit, 3) for unit in units)
     assert abs(both - 5000 * 0.09) < 6 * np.sqrt(5000 * 0.09 * 0.91)

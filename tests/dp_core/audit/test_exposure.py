@@ -1,54 +1,45 @@
-"""Exposure against the paper's formula, its interval's coverage, and models made to remember."""
+"""Exposure: the paper's formula, contexts, the null, and models made to remember."""
 
 import dataclasses
-import json
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import (
     ALONE,
     EMBEDDED,
     ExposureRow,
     Floats,
     Ints,
-    Rank,
+    Ranker,
+    alone,
+    embedded,
     interval,
     measure,
+    null_exposure,
+    null_p_value,
+    null_rank_exposure,
     rows_from_ranks,
     summarise,
 )
+from dp_core.data.tokens import SpecialIds
 
 V, UNITS, S = 1000, 4000, 16
 CANDIDATES = range(5, 5 + V)
 
 
-@dataclasses.dataclass(frozen=True)
-class Specials:
-    pad: int = 0
-    cls: int = 2
-    sep: int = 3
-    mask: int = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Planted:
-    pattern: str
-    rate: float
-    pieces: tuple[int, ...]
-    secret_index: int
-
-
-def _draw(count: int, rate: float, seed: int, pattern: str = "HSH") -> list[Planted]:
+def _draw(count: int, rate: float, seed: int, pattern: str = "HSH") -> list[Canary]:
     coins = np.random.default_rng(seed)
     return [
-        Planted(pattern, rate, tuple(coins.choice(CANDIDATES, len(pattern)).tolist()), 1)
+        Canary("", pattern, rate, tuple(coins.choice(CANDIDATES, len(pattern)).tolist()))
         for _ in range(count)
     ]
 
 
-def _model(memory: dict[int, int], seed: int) -> Rank:
+def _model(memory: dict[int, int], seed: int) -> Ranker:
     """A model whose ranks are a fixed random permutation for each left neighbour of the mask,
 
     save that it brings the secrets in `memory` to the rank given there.
@@ -70,13 +61,13 @@ def _model(memory: dict[int, int], seed: int) -> Rank:
 
 
 def _measure(
-    rank: Rank, planted: list[Planted], references: list[Planted], seed: int = 0
+    rank: Ranker, planted: list[Canary], references: list[Canary], seed: int = 0
 ) -> list[ExposureRow]:
     return measure(
         rank,
         planted,
         references,
-        special=Specials(),
+        special=SpecialIds(),
         candidates=CANDIDATES,
         declared_units=UNITS,
         sequence_length=S,
@@ -104,16 +95,16 @@ def test_exposure_is_the_papers_formula() -> None:
 
 def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
     common, rare, references = _draw(4, 0.1, 1), _draw(4, 0.001, 2), _draw(32, 0.0, 3)
-    memory = {canary.pieces[1]: 1 for canary in common}
+    memory = {canary.secret: 1 for canary in common}
     rows = _measure(_model(memory, 9), [*rare, *common], references)
-    assert [(row.context, row.rate) for row in rows] == [
+    assert [(row.context, row.canary_rate) for row in rows] == [
         (ALONE, 0.001),
         (ALONE, 0.1),
         (EMBEDDED, 0.001),
         (EMBEDDED, 0.1),
     ]
     for row in rows:
-        assert row.remembers == (row.rate == 0.1)
+        assert row.remembers == (row.canary_rate == 0.1)
         assert row.low <= row.exposure <= row.high
     learned = rows[-1]
     assert learned.exposure == pytest.approx(math.log2(V))
@@ -229,17 +220,11 @@ def test_the_mean_is_over_canaries_not_groups() -> None:
         summarise(rows, ALONE)
 
 
-def test_rows_survive_json() -> None:
-    rows = _measure(_model({}, 2), _draw(2, 0.1, 1), _draw(4, 0.0, 2))
-    text = json.dumps([row.to_json() for row in rows])
-    assert [ExposureRow.from_json(record) for record in json.loads(text)] == rows
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
     planted, references = _draw(2, 0.1, 1), _draw(2, 0.0, 2)
     with pytest.raises(ValueError, match="no canaries"):
         _measure(_model({}, 1), [], references)
-    stranger = Planted("HS", 0.1, (7, 4999), 1)
+    stranger = Canary("", "HS", 0.1, (7, 4999))
     with pytest.raises(ValueError, match="not among the candidates"):
         _measure(_model({}, 1), [stranger], references)
     for wrong in (0.0, V + 1.0, math.nan):
@@ -257,3 +242,114 @@ def test_batches_have_one_shape_whatever_the_number_of_rows() -> None:
 
     _measure(rank, _draw(30, 0.1, 1), _draw(60, 0.0, 2))
     assert shapes == {((256, S), (256,))}
+
+
+# --- contexts: rows that show canaries to a model, without a word of private text
+
+HSH = Canary("", "HSH", 0.1, (11, 12, 13))
+HS = Canary("", "HS", 0.1, (21, 22))
+
+
+def test_alone_is_the_canary_between_cls_and_sep_with_its_secret_masked() -> None:
+    shown = alone([HSH, HS], SpecialIds(), 8)
+    assert shown.input_ids.tolist() == [[2, 11, 4, 13, 3, 0, 0, 0], [2, 21, 4, 3, 0, 0, 0, 0]]
+    assert shown.lengths.tolist() == [5, 4]
+    assert shown.positions.tolist() == [2, 2]
+    assert shown.secrets.tolist() == [12, 22]
+    assert {a.dtype for a in (shown.input_ids, shown.positions, shown.secrets)} == {np.dtype("i4")}
+
+
+def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places() -> None:
+    filler, repeats = range(100, 200), 64
+    shown = embedded([HSH, HS], SpecialIds(), 12, filler=filler, repeats=repeats, seed=3)
+    assert shown.lengths.tolist() == [12] * 2 * repeats
+    for row, canary in enumerate([HSH] * repeats + [HS] * repeats):
+        ids, position = shown.input_ids[row], int(shown.positions[row])
+        assert (ids[0], ids[-1]) == (2, 3)
+        assert ids[position] == 4
+        assert shown.secrets[row] == canary.tokens[canary.secret_index]
+        start = position - canary.secret_index
+        hints = [p for i, p in enumerate(canary.tokens) if i != canary.secret_index]
+        around = np.delete(ids[1:-1], np.arange(start - 1, start - 1 + len(canary.tokens)))
+        found = np.delete(ids[start : start + len(canary.tokens)], canary.secret_index)
+        assert found.tolist() == hints
+        assert set(around.tolist()) <= set(filler)
+    assert len(set(shown.positions[:repeats].tolist())) == 8  # every place of HSH in ten pieces
+
+
+def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed() -> None:
+    both = embedded([HSH, HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=3)
+    own = embedded([HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=3)
+    other = embedded([HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=4)
+    np.testing.assert_array_equal(both.input_ids[4:], own.input_ids)
+    assert (own.input_ids != other.input_ids).any()
+
+
+def test_a_canary_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="canary of 3 tokens"):
+        alone([HSH], SpecialIds(), 4)
+    with pytest.raises(ValueError, match="canary of 3 tokens"):
+        embedded([HSH], SpecialIds(), 4, filler=range(100, 200), repeats=1, seed=0)
+
+
+# --- the null, against brute force, simulation and closed forms
+
+
+@pytest.mark.parametrize(("candidates", "canaries"), [(7, 1), (7, 2), (5, 4)])
+def test_small_cases_equal_enumeration(candidates: int, canaries: int) -> None:
+    ranks = itertools.product(range(1, candidates + 1), repeat=canaries)
+    means = np.array([sum(r) / canaries for r in ranks])
+    expected = float((math.log2(candidates) - np.log2(means)).mean())
+    assert null_exposure(candidates, canaries).expected == pytest.approx(expected, abs=1e-9)
+    for mean in np.unique(means):
+        exact = float((means <= mean + 1e-9).mean())
+        assert null_p_value(float(mean), candidates, canaries) == pytest.approx(exact, abs=1e-9)
+
+
+def test_the_largest_of_several_groups_equals_enumeration() -> None:
+    candidates, groups = 6, 3
+    smallest = [min(r) for r in itertools.product(range(1, candidates + 1), repeat=groups)]
+    expected = float(np.mean([math.log2(candidates) - math.log2(r) for r in smallest]))
+    found = null_exposure(candidates, 1, groups)
+    assert found.expected == pytest.approx(expected, abs=1e-9)
+    assert found.expected > null_exposure(candidates, 1).expected
+
+
+@pytest.mark.parametrize("canaries", [1, 4, 24])
+def test_the_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
+    candidates, trials = 4000, 40_000
+    coins = np.random.default_rng(canaries)
+    ranks = coins.integers(1, candidates + 1, (trials, canaries)).mean(axis=1)
+    bits = math.log2(candidates) - np.log2(ranks)
+    null = null_exposure(candidates, canaries)
+    assert bits.mean() == pytest.approx(null.expected, abs=0.03)
+    # Five standard errors of a share of 2.5% in 40,000 trials are 0.4 points.
+    assert (bits < null.low).mean() == pytest.approx(0.025, abs=0.004)
+    assert (bits > null.high).mean() == pytest.approx(0.025, abs=0.004)
+
+
+def test_one_canary_expects_log2_e_and_many_expect_one_bit() -> None:
+    assert null_exposure(100_000, 1).expected == pytest.approx(math.log2(math.e), abs=1e-3)
+    many = null_exposure(30_000, 1000)
+    assert many.expected == pytest.approx(1.0, abs=2e-3)
+    # Central limit: the mean of n uniforms has standard deviation 1/√(12n).
+    edge = 0.5 - 1.959964 / math.sqrt(12 * 1000)
+    assert many.high == pytest.approx(-math.log2(edge), abs=2e-3)
+
+
+def test_p_values_bottom_out_where_floating_point_does() -> None:
+    assert null_p_value(1.0, 4000, 2) == pytest.approx(1 / 4000**2, rel=1e-3)
+    assert null_p_value(1.0, 4000, 8) == 1e-12
+    assert null_p_value(0.5, 4000, 8) == 1e-12
+    assert null_p_value(4000.0, 4000, 8) == pytest.approx(1.0)
+
+
+def test_rank_exposure_without_memory() -> None:
+    assert null_rank_exposure(0) == 0.0
+    assert null_rank_exposure(1) == pytest.approx(0.5)  # first (1 bit) or second (0 bits) of two
+    assert null_rank_exposure(100_000) == pytest.approx(math.log2(math.e), abs=1e-3)
+
+
+def test_nothing_to_average_is_an_error() -> None:
+    with pytest.raises(ValueError, match="canaries=0"):
+        null_exposure(100, 0)

@@ -31,7 +31,6 @@ def _canaries(pattern: str, rate: float, count: int, seed: int) -> list[Canary]:
             pattern,
             rate,
             tuple(coins.choice(CANDIDATES, len(pattern), replace=False).tolist()),
-            pattern.index("S"),
         )
         for i in range(count)
     ]

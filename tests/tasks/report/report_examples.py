@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -32,24 +33,14 @@ VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 PATTERNS, RATES = ("HS", "HSH", "HHSHH"), (0.005, 0.02)
 
 
-@dataclass(frozen=True)
-class ExampleCanary:
-    """What the audit needs to know of a canary."""
-
-    pattern: str
-    rate: float
-    pieces: tuple[int, ...]
-    secret_index: int
-
-
-def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[ExampleCanary]:
+def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[Canary]:
     coins = np.random.default_rng(seed)
     return [
-        ExampleCanary(
+        Canary(
+            "",
             pattern,
             rate,
             tuple(coins.integers(5, VOCABULARY_SIZE, len(pattern)).tolist()),
-            pattern.index("S"),
         )
         for pattern in PATTERNS
         for rate in rates
@@ -62,9 +53,9 @@ def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow
     coins = np.random.default_rng(seed)
     planted, references = canaries(4, RATES, seed), canaries(40, (0.0,), seed + 1)
 
-    def ranks(sequences: list[ExampleCanary], contexts: int) -> np.ndarray:
+    def ranks(sequences: list[Canary], contexts: int) -> np.ndarray:
         own = coins.uniform(1, VOCABULARY_SIZE, (len(sequences), 1))
-        kept = np.array([[memory.get(c.rate, 1.0)] for c in sequences])
+        kept = np.array([[memory.get(c.canary_rate, 1.0)] for c in sequences])
         spread = coins.uniform(0.8, 1.25, (len(sequences), contexts))
         return np.clip(own * kept * spread, 1, VOCABULARY_SIZE)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.audit.ranking import ranker, secret_ranks
-from dp_core.models.config import Gpt2Config
+from dp_core.audit.ranking import ranker
+from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.gpt2 import causal_logits
 from dp_core.models.parameters import fresh
 from dp_core.nn.layers import Layers
@@ -17,10 +17,13 @@ LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)
 GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=2, heads=2, intermediate=32, max_positions=12)
 
 
+BERT = BertConfig.of_size(vocab_size=40, hidden=64, layers=1, max_positions=12)
+
+
 @pytest.fixture()
-def model(config):
+def model():
     """Its logits are the output bias, whatever it reads: 0 but for three words."""
-    model = fresh(config, 0)
+    model = fresh(BERT, 0)
     model.parameters["mlm/norm/gain"][:] = 0
     model.parameters["mlm/bias"][[7, 8, 9]] = [3.0, 2.0, -1.0]
     return model
@@ -28,24 +31,22 @@ def model(config):
 
 def test_ranks_are_places_among_the_logits(model):
     secrets = np.array([7, 8, 9], np.int32)
-    assert secret_ranks(model, IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
+    assert ranker(model)(IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
 
 
 def test_ties_are_averaged(model):
-    ranks = secret_ranks(model, IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
+    ranks = ranker(model)(IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
     assert ranks.tolist() == [(3 + 39) / 2] * 3
 
 
 def test_ranks_among_candidates(model):
     among = ranker(model, candidates=[8, 9, 11])
     assert among(IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32)).tolist() == [1, 3, 2]
-    given = secret_ranks(model, IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32), [8, 9, 11])
-    assert given.tolist() == [1, 3, 2]
 
 
 def test_an_answer_that_is_not_a_number_has_no_rank(model):
     model.parameters["mlm/bias"][30] = np.nan
-    assert np.isnan(secret_ranks(model, IDS, LENGTHS, POSITIONS, POSITIONS)).all()
+    assert np.isnan(ranker(model)(IDS, LENGTHS, POSITIONS, POSITIONS)).all()
 
 
 @pytest.mark.parametrize("candidates", [None, list(range(6, 40, 2))])
@@ -58,7 +59,7 @@ def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates):
         1 + sum(logits[i, POSITIONS[i] - 1, v] > logits[i, POSITIONS[i] - 1, secret] for v in among)
         for i, secret in enumerate(secrets)
     ]
-    found = secret_ranks(model, IDS, LENGTHS, POSITIONS, secrets, candidates)
+    found = ranker(model, candidates)(IDS, LENGTHS, POSITIONS, secrets)
     assert found.tolist() == expected
     assert len(set(expected)) > 1
 
