@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down sbom test test-transformers test-newest-tensorflow mutants check audit format bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-newest-tensorflow mutants check audit format picture bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -50,11 +50,11 @@ check: setup-dev ## lint, types, import contracts, known vulnerabilities of what
 	$(task)/mypy
 	$(task)/lint-imports
 	@$(environments) ensure audit
-	@scripts/python3.11 scripts/audit.py
+	@scripts/audit
 
 audit: ## ask about known vulnerabilities; fails, too, where nobody can be asked
 	@$(environments) ensure audit
-	@scripts/python3.11 scripts/audit.py --strict
+	@scripts/audit --strict
 
 sbom: ## bills of materials of the compose stack's images, into the folder sbom (needs the images)
 	@docker/sbom-of-images sbom
@@ -63,6 +63,9 @@ format: setup-dev ## format the sources
 	$(task)/ruff check --fix .
 	$(task)/ruff format .
 
+picture: setup-dev ## draw the rooms and their imports into docs/architecture.md
+	$(task)/python scripts/architecture.py
+
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(task)/python "$$file" || exit 1; done
 
@@ -70,8 +73,8 @@ bench-opacus: ## the same with Opacus beside it, in an environment of its own
 	@$(environments) ensure bench
 	@$(MAKE) --no-print-directory bench
 
-lock: ## resolve requirements/*.in anew into hash-pinned *.txt
-	@$(environments) lock
+lock: ## resolve the dependency groups of pyproject.toml into requirements/*.txt (OPTIONS=--upgrade for newer versions)
+	@$(environments) lock $(OPTIONS)
 
 clean: ## remove caches (not .venv, not .confide)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -1,27 +1,30 @@
-"""The locks: pinned, hashed, free of anyone's index, and each superset what it says it is."""
+"""The locks: one for each dependency group, pinned, hashed, and free of anyone's index."""
 
 import re
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-LOCKS = Path(__file__).resolve().parents[2] / "requirements"
-NAMES = sorted(file.name for file in LOCKS.glob("*.txt") if file.name != "task-overrides.txt")
+CHECKOUT = Path(__file__).resolve().parents[2]
+LOCKS = CHECKOUT / "requirements"
+GROUPS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["dependency-groups"]
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)")
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = (LOCKS / name).read_text().splitlines()
-    return dict(found.groups() for found in map(PIN.match, lines) if found)
+    lines = (LOCKS / f"{name}.txt").read_text().splitlines()
+    return dict(match.groups() for match in map(PIN.match, lines) if match)
 
 
-def test_every_environment_has_a_lock():
-    assert {"installer.txt", "task.txt", "dev.txt", "orchestrator.txt"} <= set(NAMES)
+def test_every_group_has_a_lock_and_every_lock_a_group():
+    assert {file.stem for file in LOCKS.iterdir()} == set(GROUPS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GROUPS)
 def test_every_requirement_is_pinned_and_hashed(name):
-    text = (LOCKS / name).read_text()
+    text = (LOCKS / f"{name}.txt").read_text()
     entries = [part for part in re.split(r"\n(?=\S)", text) if part and not part.startswith("#")]
     assert entries
     for entry in entries:
@@ -29,26 +32,65 @@ def test_every_requirement_is_pinned_and_hashed(name):
         assert "--hash=sha256:" in entry, entry.splitlines()[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_lock_holds_what_its_group_asks_for(name):
+    asked = [re.match(r"[\w.-]+", r)[0].lower() for r in GROUPS[name] if isinstance(r, str)]
+    assert set(asked) <= pins(name).keys()
+
+
+@pytest.mark.parametrize("name", GROUPS)
 def test_no_lock_names_an_index(name):
-    text = (LOCKS / name).read_text()
+    text = (LOCKS / f"{name}.txt").read_text()
     assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host|https?://", text)
 
 
-@pytest.mark.parametrize(
-    ("larger", "smaller"), [("dev.txt", "task.txt"), ("orchestrator-dev.txt", "orchestrator.txt")]
-)
-def test_the_developers_locks_hold_the_products_locks(larger, smaller):
+@pytest.mark.parametrize("larger", [name for name in GROUPS if name.endswith("-dev")])
+def test_the_developers_locks_hold_the_products_locks(larger):
     """`scripts/environments.py` relies on it: one environment serves both."""
-    missing = {
-        name: version
-        for name, version in pins(smaller).items()
-        if pins(larger).get(name) != version
-    }
-    assert not missing
+    assert pins(larger).items() >= pins(larger.removesuffix("-dev")).items()
 
 
 def test_the_split_is_real():
-    assert "apache-airflow" not in pins("task.txt")
-    assert not {"tensorflow", "tensorflow-cpu", "mlflow"} & set(pins("orchestrator.txt"))
-    assert "tensorflow" not in pins("task.txt")  # tensorflow-cpu stands in for it
+    assert "apache-airflow" not in pins("task")
+    assert not {"tensorflow", "tensorflow-cpu", "mlflow"} & set(pins("orchestrator"))
+    assert "tensorflow" not in pins("task")  # tensorflow-cpu stands in for it
+
+
+BINDING = re.compile(r"(?<!L)\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
+FREE = re.compile(r"MIT|BSD|Apache|Artistic|Python Software|Mozilla|MPL|ISC|LGPL|Lesser")
+
+
+def binding_licences(*folders: Path) -> list[str]:
+    """Return the installed packages that come under nothing but a GPL or an AGPL."""
+    binding = []
+    for package in metadata.distributions(path=[str(folder) for folder in folders]):
+        about = package.metadata
+        classes = [c for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
+        short = str(about.get("License") or "").splitlines()[:1]
+        words = " | ".join([str(about.get("License-Expression") or ""), *short, *classes])
+        if BINDING.search(words) and not FREE.search(words):
+            binding.append(f"{about['Name']}: {words.strip(' |')}")
+    return binding
+
+
+def test_no_licence_binds_our_users():
+    assert binding_licences(*CHECKOUT.glob(".venv/*/lib/python3.*/site-packages")) == []
+
+
+@pytest.mark.parametrize(
+    ("licence", "binds"),
+    [
+        ("License: GPL-3.0-only", True),
+        ("License-Expression: AGPL-3.0-or-later", True),
+        ("Classifier: License :: OSI Approved :: GNU General Public License v3 (GPLv3)", True),
+        ("License: LGPL with exceptions", False),
+        ("Classifier: License :: OSI Approved :: GNU Lesser General Public License v3", False),
+        ("License: Artistic License\nClassifier: License :: OSI Approved :: GPL", False),
+        ("License: MIT", False),
+    ],
+)
+def test_a_licence_that_would_bind_our_users_is_named(tmp_path, licence, binds):
+    about = tmp_path / "x-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: x\nVersion: 1\n{licence}\n")
+    assert bool(binding_licences(tmp_path)) is binds

@@ -1,6 +1,5 @@
 """Setting up: pip's settings reach uv, and an environment that is current costs nothing."""
 
-import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -14,17 +13,15 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def environments(tmp_path, monkeypatch):
+def environments(tmp_path):
     """The script as a module, on folders of its own."""
-    spec = importlib.util.spec_from_file_location(
-        "environments", CHECKOUT / "scripts" / "environments.py"
-    )
+    file = CHECKOUT / "scripts" / "environments.py"
+    spec = importlib.util.spec_from_file_location("environments", file)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "environments", module)
     spec.loader.exec_module(module)
     module.VENVS, module.LOCKS = tmp_path / ".venv", tmp_path / "requirements"
     module.LOCKS.mkdir()
-    for name in ("installer", "task", "dev", "orchestrator", "orchestrator-dev"):
+    for name in ("installer", "task", "task-dev", "orchestrator"):
         (module.LOCKS / f"{name}.txt").write_text(f"# {name}\n")
     return module
 
@@ -43,122 +40,122 @@ nonsense
 
 
 def test_what_pip_is_told_uv_is_told(environments):
-    told = environments.uv_settings(PIP_CONFIG, {})
-    assert told["UV_DEFAULT_INDEX"] == "https://install.example/simple"  # [install] over [global]
-    assert told["UV_INDEX"] == "https://a.example/simple https://b.example/simple"
-    assert told["UV_FIND_LINKS"] == "/wheels,/more"
-    assert told["UV_INSECURE_HOST"] == "a.example b.example"
-    assert told["SSL_CERT_FILE"] == "/etc/ca.crt"
-    assert told["UV_HTTP_TIMEOUT"] == "180"
-    assert told["UV_PYTHON_DOWNLOADS"] == "never"
+    told = environments.uv_settings(PIP_CONFIG)
+    assert told.items() >= {
+        ("UV_DEFAULT_INDEX", "https://install.example/simple"),  # [install] over [global]
+        ("UV_INDEX", "https://a.example/simple https://b.example/simple"),
+        ("UV_FIND_LINKS", "/wheels,/more"),
+        ("UV_INSECURE_HOST", "a.example b.example"),
+        ("SSL_CERT_FILE", "/etc/ca.crt"),
+        ("UV_HTTP_TIMEOUT", "180"),
+        ("UV_PYTHON_DOWNLOADS", "never"),
+    }
 
 
-def test_the_users_own_uv_settings_win(environments):
-    told = environments.uv_settings(PIP_CONFIG, {"UV_DEFAULT_INDEX": "https://mine.example"})
-    assert "UV_DEFAULT_INDEX" not in told
+def test_the_users_own_uv_settings_win(environments, monkeypatch):
+    handed = {}
+    monkeypatch.setattr(environments, "uv_settings", lambda _: {"UV_INDEX": "pip's", "CERT": "x"})
+    monkeypatch.setattr(environments, "INSTALLER", Path(sys.executable).parent)
+    monkeypatch.setattr(environments, "run", lambda *_, environment: handed.update(environment))
+    monkeypatch.setenv("UV_INDEX", "https://mine.example")
+    environments.uv("sync")
+    assert (handed["UV_INDEX"], handed["CERT"]) == ("https://mine.example", "x")
 
 
 def test_without_pip_settings_no_index_is_named(environments):
-    told = environments.uv_settings("", {})
+    told = environments.uv_settings("")
     assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(told)
 
 
+class Commands:
+    """Stands in for `run`: makes the folders that venv would, and notes which locks went where."""
+
+    def __init__(self) -> None:
+        self.installed: list[tuple[str, str]] = []  # tool, lock
+        self.venvs: list[str] = []
+        self.fails: set[str] = set()
+
+    def __call__(self, *words, environment=None):
+        tool = "venv" if "venv" in words else Path(words[0]).name
+        if tool == "venv":
+            self.venvs.append(words[-1].name)
+            time.sleep(0.1)  # long enough for another process to see half of it
+            (words[-1] / "bin").mkdir(parents=True)
+            (words[-1] / "bin" / "python").symlink_to(sys.executable)
+        else:
+            lock = next(w.stem for w in words if isinstance(w, Path) and w.suffix == ".txt")
+            self.installed.append((tool, lock))
+        return tool not in self.fails
+
+
 @pytest.fixture
-def installed(environments, monkeypatch):
-    """Return the locks that were installed, with uv, pip and venv only pretending."""
-    done = []
-
-    def sync(installer, folder, lock):
-        done.append(lock.name)
-        return True
-
-    def venv(folder):
-        python = environments.python_in(folder)
-        python.parent.mkdir(parents=True)
-        python.symlink_to(sys.executable)
-
-    monkeypatch.setattr(environments, "sync_with_uv", sync)
-    monkeypatch.setattr(environments, "make_venv", venv)
-    monkeypatch.setattr(environments, "installer_python", lambda: Path(sys.executable))
-    return done
+def commands(environments, monkeypatch):
+    environments.INSTALLER = environments.VENVS / "installer" / "bin"
+    monkeypatch.setattr(environments, "run", fake := Commands())
+    return fake
 
 
-def test_a_second_call_installs_nothing(environments, installed):
-    environments.ensure_environment("task")
-    environments.ensure_environment("task")
-    assert installed == ["task.txt"]
+def test_a_second_call_installs_nothing(environments, commands):
+    for _ in range(2):
+        environments.ensure("task")
+    assert commands.installed == [("python", "installer"), ("uv", "task")]
 
 
-def test_the_developers_environment_serves_the_product_too(environments, installed):
-    environments.ensure_environment("task-dev")
-    environments.ensure_environment("task")
-    assert installed == ["dev.txt"]
+def test_the_developers_environment_serves_the_product_too(environments, commands):
+    environments.ensure("task-dev")
+    environments.ensure("task")
+    assert commands.installed[1:] == [("uv", "task-dev")]
+    assert commands.venvs == ["task", "installer"]
 
 
-def test_a_changed_lock_is_installed_anew(environments, installed):
-    environments.ensure_environment("task-dev")
+def test_a_changed_lock_is_installed_anew(environments, commands):
+    environments.ensure("task-dev")
     (environments.LOCKS / "task.txt").write_text("# newer\n")
-    environments.ensure_environment("task")
-    assert installed == ["dev.txt", "task.txt"]
-    environments.ensure_environment("task-dev")  # the product's lock took the tools away
-    assert installed == ["dev.txt", "task.txt", "dev.txt"]
+    environments.ensure("task")
+    environments.ensure("task-dev")  # the product's lock took the tools away
+    assert [lock for _, lock in commands.installed[1:]] == ["task-dev", "task", "task-dev"]
 
 
-def test_an_interrupted_set_up_is_done_again(environments, installed, monkeypatch):
-    environments.ensure_environment("task")
+def test_an_interrupted_set_up_is_done_again(environments, commands, monkeypatch):
+    environments.ensure("task")
     (environments.LOCKS / "task.txt").write_text("# newer\n")
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(environments, "sync_with_uv", interrupted)
+        patch.setattr(environments, "sync", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            environments.ensure_environment("task")
+            environments.ensure("task")
     (environments.LOCKS / "task.txt").write_text("# task\n")  # even back at the old lock
-    environments.ensure_environment("task")
-    assert installed == ["task.txt", "task.txt"]
+    environments.ensure("task")
+    assert [lock for _, lock in commands.installed[1:]] == ["task", "task"]
 
 
-def test_where_uv_cannot_pip_does(environments, installed, monkeypatch):
-    by_pip = []
-    monkeypatch.setattr(environments, "sync_with_uv", lambda *_: False)
-    monkeypatch.setattr(
-        environments, "install_with_pip", lambda i, f, lock: not by_pip.append(lock.name)
-    )
-    environments.ensure_environment("orchestrator")
-    assert by_pip == ["orchestrator.txt"]
-    stamp = environments.stamp_of("orchestrator", "orchestrator.txt").read_text()
-    assert stamp == hashlib.sha256(b"# orchestrator\n").hexdigest()
+def test_where_uv_cannot_pip_does(environments, commands):
+    commands.fails = {"uv"}
+    environments.ensure("orchestrator")
+    assert commands.installed[1:] == [("uv", "orchestrator"), ("python", "orchestrator")]
+    assert environments.holds(environments.VENVS / "orchestrator", "orchestrator")
 
 
-def test_where_neither_can_one_line_says_what_to_do(environments, installed, monkeypatch):
-    monkeypatch.setattr(environments, "sync_with_uv", lambda *_: False)
-    monkeypatch.setattr(environments, "install_with_pip", lambda *_: False)
-    with pytest.raises(environments.SetupError, match="pip config list"):
-        environments.ensure_environment("task")
-    assert not environments.is_current(environments.ENVIRONMENTS["task"])
+def test_where_neither_can_one_line_says_what_to_do(environments, commands):
+    commands.fails = {"uv", "python"}
+    with pytest.raises(SystemExit, match="pip config list"):
+        environments.ensure("task")
+    assert not environments.holds(environments.VENVS / "task", "task")
 
 
-def test_two_set_ups_at_once_make_one_installer(environments, monkeypatch):
-    """Each environment has a lock of its own, and the installer serves them all."""
-    made = []
-
-    def venv(folder):
-        made.append(folder.name)
-        time.sleep(0.3)  # long enough for the other one to find half of it
-        python = environments.python_in(folder)
-        python.parent.mkdir(parents=True)
-        python.symlink_to(sys.executable)
-
-    monkeypatch.setattr(environments, "make_venv", venv)
-    monkeypatch.setattr(environments, "run", lambda *_: 0)
-    both = [threading.Thread(target=environments.installer_python) for _ in range(2)]
+def test_two_set_ups_at_once_make_one_installer(environments, commands):
+    both = [
+        threading.Thread(target=environments.ensure, args=[name])
+        for name in ("task", "orchestrator")
+    ]
     for one in both:
         one.start()
     for one in both:
         one.join()
-    assert made == ["installer"]
+    assert sorted(commands.venvs) == ["installer", "orchestrator", "task"]
 
 
 def test_without_python_3_11_one_line_says_so(tmp_path):

@@ -1,0 +1,34 @@
+"""docs/architecture.md shows the rooms and the imports that are there."""
+
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "scripts"))
+import architecture  # noqa: E402
+
+
+def test_the_picture_shows_the_measured_imports():
+    page = architecture.PAGE.read_text()
+    now = architecture.mermaid(architecture.reduced(architecture.measured()))
+    assert architecture.drawn_into(page, now) == page, "imports changed: `make picture`"
+    assert now in page
+
+
+def test_what_is_left_out_is_implied():
+    arrows = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "b"), ("a", "d")}
+    left = architecture.reduced(arrows)
+    assert left == {("a", "c"), ("b", "c"), ("c", "b"), ("a", "d")}
+    for room in "abcd":
+        assert architecture.reached(left, room) == architecture.reached(arrows, room)
+
+
+def test_every_room_stands_in_the_table():
+    page = architecture.PAGE.read_text()
+    packages = {
+        f"{file.parent.parent.name}.{file.parent.name}"
+        for top in architecture.HOUSES
+        for file in (CHECKOUT / top).glob("*/__init__.py")
+    }
+    table = page.partition("```mermaid")[0]
+    assert [room for room in sorted(packages) if f"`{room.partition('.')[2]}`" not in table] == []
