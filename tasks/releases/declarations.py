@@ -3,7 +3,7 @@
 A job may call any file public, and who starts jobs chooses its settings. So what a step reads from
 outside the store is opened here and nowhere else, and is read as public only if the operator has
 declared its content so, on the command line (`confide ledger declare-public`). What is read as a
-private data set is remembered by its keyed digest. docs/adr/0019-who-says-what-is-public.md.
+private data set is remembered by its keyed digest. docs/adr/0013-sources-and-public-data.md.
 """
 
 from __future__ import annotations

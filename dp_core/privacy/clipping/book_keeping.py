@@ -111,7 +111,7 @@ class TappedLayers(Layers):
         raise AttributeError("parameters can be read through a layer rule only")
 
 
-_LEAD = 14  # taps, somewhat more than two blocks of BERT: measured (ADR 14)
+_LEAD = 14  # taps, somewhat more than two blocks of BERT: measured
 UnitLosses = Callable[[Layers], Tensor]  # layers -> (U,) one loss per unit
 
 

@@ -1,0 +1,41 @@
+"""Every link and path in the documentation leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGES = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md")]
+# History names what was; CHANGELOG.md is not held to today's tree.
+LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
+def test_paths_in_the_text_exist(page):
+    starts = "dp_core|tasks|dags|tests|docs|docker|scripts|benchmarks|examples|requirements"
+    words = re.findall(rf"`((?:{starts})/[\w./\-*]+)`", page.read_text())
+    assert [word for word in words if not list(CHECKOUT.glob(word.rstrip("/")))] == []
+
+
+@pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
+def test_make_targets_in_the_text_exist(page):
+    targets = re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.M)
+    named = re.findall(r"`make ([a-z][a-z-]*)", page.read_text())
+    assert set(named) <= set(targets)
