@@ -32,13 +32,20 @@ down: ## stop what `make up` started
 test: setup-dev ## run all tests, each half in its own environment
 	@scripts/test
 
+test-fast: setup-dev ## the tests that a change usually breaks, in less than a minute
+	@scripts/test --fast
+
 test-transformers: setup-dev ## model folders against real `transformers`, both ways, in an environment of its own
 	@$(environments) ensure transformers
 	$(task)/python -m pytest tests/dp_core/models/test_transformers.py
 
-test-newest-tensorflow: ## the tests of dp_core on the newest TensorFlow, in an environment of its own
+# What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
+on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \
+  privacy/test_*clip*.py privacy/test_noise*.py))
+
+test-newest-tensorflow: ## the tests that execute TensorFlow on the newest one, in an environment of its own
 	@$(environments) ensure newest-tensorflow
-	.venv/newest-tensorflow/bin/python -m pytest tests/dp_core \
+	.venv/newest-tensorflow/bin/python -m pytest $(on_tensorflow) -m "not slow and not statistical" \
 	  --numprocesses auto --maxprocesses 4 --dist loadfile
 
 mutants: setup-dev ## plant known bugs and see that tests fail; ONLY=a room or a part of a name, SHARE=today/12

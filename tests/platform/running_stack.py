@@ -16,6 +16,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 # The whole job, as small as it gets: every step, every release, every model.
 TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
+if os.environ.get("CONFIDE_STACK_DATA_VERSION"):  # another release
+    TINY["data_version"] = os.environ["CONFIDE_STACK_DATA_VERSION"]
+# What `test_faults.py` leaves for `test_stack.py`: checksums and ledger of the disturbed job.
+DISTURBED = ROOT / "ci-artifacts" / "disturbed.json"
 TAG = os.environ.get("CONFIDE_TAG") or "local"
 PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
 LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
@@ -75,6 +79,10 @@ class Stack:
             time.sleep(5)
 
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
+        until = time.monotonic() + 120
+        while refused(lambda: self.airflow_api(f"/dags/{dag}"))[0] == 404:
+            assert time.monotonic() < until, f"{dag} is no DAG of this stack"
+            time.sleep(2)  # a fresh stack is still reading its DAGs
         run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])
 
