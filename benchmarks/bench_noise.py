@@ -26,7 +26,7 @@ import numpy as np
 from clocks import clocks
 from numpy.typing import NDArray
 
-from dp_core.privacy.noise_addition import lattice_places, noise_words, noised_mean
+from dp_core.privacy.noise_addition import lattice_scale, noise_words, noised_mean
 from dp_core.training.devices import keep_freed_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "noise.json"
@@ -93,11 +93,11 @@ def ways(values: int) -> dict[str, Callable[[], None]]:
     total = np.random.default_rng(0).normal(size=values).astype(np.float32)
     out = np.empty_like(total)
     blocks = [slice(start, start + BLOCK) for start in range(0, values, BLOCK)]
-    places = lattice_places(1.0, 1.0, 10**8)
+    scale = lattice_scale(1.0, 1.0, 10**8)
 
     def exact() -> None:
         for j, own in enumerate(blocks):
-            noised_mean(total[own], KEY, j, places, 1024.0, out[own])
+            noised_mean(total[own], KEY, j, scale, 1024.0, out[own])
 
     def floats() -> None:
         for j, own in enumerate(blocks):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
@@ -126,50 +125,6 @@ def _exp_minus_fraction(
 
 
 LARGEST_SIGMA = 2.0**31
-KEY_BYTES = 32  # a key of AES-256
-_ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
-_NO_TEXT = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
-
-
-def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> NDArray[np.uint8]:
-    """Return the key [32] of the noise that variable `variable` gets in update `t`.
-
-    HMAC-SHA256 of (manifest, t, variable) under the seed: it depends on nothing of the layout, so
-    that a resumed run, or one on other devices, draws the very same noise.
-    """
-    digest = seed.derive("noise", manifest, t, variable)
-    return np.frombuffer(digest[:KEY_BYTES], dtype=np.uint8)
-
-
-def keystream(key: NDArray[np.uint8], words: int, block: int = 0) -> NDArray[np.int32]:
-    """Return `words` 32-bit words that nobody without the key can tell from uniform ones.
-
-    AES-256 in counter mode, the counters being (block, 2), (block, 3), … in 96 and 32 bits: what
-    AES-GCM encrypts with (NIST SP 800-38D, 6.5 and 7.1), whose tag is not asked for. It is GCM
-    because OpenSSL uses the wide instructions of newer processors for it alone, which doubles the
-    speed there. No counter repeats: a key is used for one stream, of which a block is made once.
-    Other threads run meanwhile.
-
-    Args:
-        key: (32,).
-        words: how many, at most 2³³.
-        block: number of the stream under this key.
-    """
-    nonce = block.to_bytes(12, "big")
-    cipher = Cipher(algorithms.AES256(key.tobytes()), modes.GCM(nonce)).encryptor()
-    size = 4 * words
-    stream = aligned_bytes(size + 15)  # the library wants room for a block more
-    for start in range(0, size, len(_NO_TEXT)):
-        count = min(len(_NO_TEXT), size - start)
-        cipher.update_into(_NO_TEXT[:count].data, stream[start:].data)
-    return stream[:size].view("<i4")
-
-
-def aligned_bytes(size: int) -> NDArray[np.uint8]:
-    """Return uninitialised memory that TensorFlow takes as a tensor without a copy: (size,)."""
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
 
 
 def discrete_gaussian(

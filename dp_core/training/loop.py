@@ -21,9 +21,8 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import ConfideError, Unfinished
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
-from dp_core.privacy.discrete_gaussian import noise_key
 from dp_core.privacy.execution_plan import HALF, ExecutionPlan
-from dp_core.privacy.noise_addition import UpdateNoise, lattice_places, noised_mean
+from dp_core.privacy.noise_addition import UpdateNoise, lattice_scale, noise_key, noised_mean
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import (
     BatchSource,
@@ -213,8 +212,8 @@ def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stdde
     """
     key = noise_key(seed, manifest, t, "units within the clip norm")
     noised = np.empty(1, np.float32)
-    places = lattice_places(stddev / HALF, HALF, values=1)
-    noised_mean(np.array([count], np.float32), key, 0, places, 1.0, noised)
+    scale = lattice_scale(stddev / HALF, HALF, values=1)
+    noised_mean(np.array([count], np.float32), key, 0, scale, 1.0, noised)
     return float(noised[0])
 
 

@@ -10,8 +10,13 @@ import tensorflow as tf
 from scipy import stats
 
 from dp_core.privacy import noise_addition as module
-from dp_core.privacy.discrete_gaussian import noise_key
-from dp_core.privacy.noise_addition import UpdateNoise, lattice_places, noise_places, noised_means
+from dp_core.privacy.noise_addition import (
+    UpdateNoise,
+    lattice_noise,
+    lattice_scale,
+    noise_key,
+    noised_means,
+)
 from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed(2)
@@ -44,8 +49,8 @@ VALUES = sum(np.prod(shape) for shape in SHAPES.values())
 
 def expected(name, sizes, sigma=1.0):
     key = noise_key(SEED, b"m", 3, name)
-    noise = np.concatenate([noise_places(key, n, j) for j, n in enumerate(sizes)])
-    return (noise / lattice_places(sigma, 1.0, VALUES)).astype(np.float32)
+    noise = np.concatenate([lattice_noise(key, n, j) for j, n in enumerate(sizes)])
+    return (noise / lattice_scale(sigma, 1.0, VALUES)).astype(np.float32)
 
 
 def test_every_parameter_gets_its_shape_and_every_block_its_own_values():
@@ -116,13 +121,13 @@ def test_the_mean_is_off_by_noise_of_the_stated_scale():
 def test_the_lattice_is_for_all_values_of_the_model_together(monkeypatch):
     """What rounding adds to the sensitivity grows with the whole model, not with a block."""
     asked = []
-    exact = module.lattice_places
+    exact = module.lattice_scale
 
     def told(sigma, clip, values):
         asked.append((sigma, clip, values))
         return exact(sigma, clip, values)
 
-    monkeypatch.setattr(module, "lattice_places", told)
+    monkeypatch.setattr(module, "lattice_scale", told)
     drawn(sigma=0.7, clip=0.2)
     assert asked == [(0.7, 0.2, VALUES)]
 

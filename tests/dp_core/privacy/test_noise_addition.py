@@ -6,6 +6,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.integrate import quad
@@ -13,13 +14,14 @@ from scipy.special import ndtr
 
 from dp_core.errors import PlanError
 from dp_core.privacy import noise_addition as module
-from dp_core.privacy.discrete_gaussian import keystream, noise_key
 from dp_core.privacy.noise_addition import (
     DEVIATION,
     alias_table,
     decide,
-    lattice_places,
-    noise_places,
+    keystream,
+    lattice_noise,
+    lattice_scale,
+    noise_key,
     noised_mean,
 )
 from dp_core.privacy.seed_store import PrivacySeed
@@ -27,8 +29,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 SEED = PrivacySeed.fixed("gaussian noise")
 MANIFEST = b"manifest"
 KEY = noise_key(SEED, MANIFEST, 5, "kernel")
-TABLE = module._TABLE
-UNIT = module._SLOTS << module._COIN  # masses of rectangles are multiples of 1/UNIT
+UNIT = module._UNIT  # masses of rectangles are multiples of 1/UNIT
 BIN = 1 << module._BIN
 
 
@@ -42,7 +43,7 @@ def noised(
     block: int = 0,
 ) -> NDArray[np.float32]:
     mean = np.empty_like(sums)
-    noised_mean(sums, key, block, lattice_places(sigma, clip, sums.size), divisor, mean)
+    noised_mean(sums, key, block, lattice_scale(sigma, clip, sums.size), divisor, mean)
     return mean
 
 
@@ -52,6 +53,56 @@ def zeros(size: int) -> NDArray[np.float32]:
 
 def fits(noise: NDArray[np.floating], sigma: float) -> float:
     return float(stats.kstest(noise.ravel(), "norm", (0, sigma)).pvalue)
+
+
+# --- keys and bits
+
+KEY_SEED = PrivacySeed.fixed("noise")
+
+
+def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
+    base = noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel")
+    assert base.shape == (32,)
+    assert base.dtype == np.uint8
+    assert np.array_equal(base, noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel"))
+    others = [
+        noise_key(PrivacySeed.fixed("other"), b"manifest", 3, "encoder/0/kernel"),
+        noise_key(KEY_SEED, b"manifesT", 3, "encoder/0/kernel"),
+        noise_key(KEY_SEED, b"manifest", 4, "encoder/0/kernel"),
+        noise_key(KEY_SEED, b"manifest", 3, "encoder/1/kernel"),
+    ]
+    assert all(not np.array_equal(base, other) for other in others)
+
+
+def test_every_bit_of_a_key_is_used() -> None:
+    keys = np.stack([noise_key(KEY_SEED, b"m", t, v) for t in range(200) for v in "abcd"])
+    assert len({key.tobytes() for key in keys}) == 800
+    ones = np.unpackbits(keys, axis=1).sum(axis=0)
+    assert ones.min() > 300
+    assert ones.max() < 500
+
+
+@pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
+def test_the_keystream_is_that_of_the_standard(block: int) -> None:
+    """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
+    key = np.arange(32, dtype=np.uint8)
+    ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
+    nonce = block.to_bytes(12, "big")
+    counters = b"".join(nonce + i.to_bytes(4, "big") for i in range(2, 300_002))
+    expected = np.frombuffer(ecb.update(counters), dtype="<i4")
+    for words in (1, 7, 300_000 * 4 - 5):  # the last is made in several pieces
+        stream = keystream(key, words, block)
+        assert stream.dtype == np.int32
+        assert stream.ctypes.data % 64 == 0
+        assert np.array_equal(stream, expected[:words])
+
+
+def test_keys_do_not_change_between_releases() -> None:
+    # A changed key would give a resumed run other noise for the same update.
+    key = noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel")
+    assert key.tobytes().hex() == (
+        "362160756b5170834ce7f84d9cb133599b7d938486e0a00870012e58e227b863"
+    )
 
 
 # --- its scale, and that its values are independent
@@ -70,7 +121,7 @@ def test_noise_has_its_scale_and_no_other(sigma: float, clip: float) -> None:
 @pytest.mark.statistical
 def test_updates_variables_blocks_and_places_are_independent() -> None:
     noises = [
-        noise_places(noise_key(SEED, MANIFEST, t, v), 60_000, b) / DEVIATION
+        lattice_noise(noise_key(SEED, MANIFEST, t, v), 60_000, b) / DEVIATION
         for t in (0, 1)
         for v in ("a", "b")
         for b in (0, 1)
@@ -88,7 +139,7 @@ def test_updates_variables_blocks_and_places_are_independent() -> None:
 
 @pytest.mark.statistical
 def test_the_tail_is_there() -> None:
-    noise = np.abs(noise_places(KEY, 4_000_000)) / DEVIATION
+    noise = np.abs(lattice_noise(KEY, 4_000_000)) / DEVIATION
     for far in (3.5, 4.0, 4.5):  # rectangles end at 4
         expected = len(noise) * 2 * stats.norm.sf(far)
         seen = int(np.sum(noise > far))
@@ -101,7 +152,7 @@ def test_pairs_near_zero_lie_on_no_rings() -> None:
     """Box and Muller's from a float32 uniform do: their squared radius is a multiple of 2⁻²³."""
     near: list[float] = []
     for block in range(4):
-        x, y = np.split(noise_places(KEY, 1 << 22, block) / DEVIATION, 2)
+        x, y = np.split(lattice_noise(KEY, 1 << 22, block) / DEVIATION, 2)
         squared = (x * x + y * y) * 2.0**23
         near += squared[squared < 1000].tolist()
     assert stats.poisson.cdf(len(near), expected := (1 << 23) * 1000 * 2.0**-24) > 1e-6
@@ -112,7 +163,7 @@ def test_pairs_near_zero_lie_on_no_rings() -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("modulus", [2, 3, 7, 16, 1000])
 def test_every_place_is_reached_low_bits_and_all(modulus: int) -> None:
-    drawn = noise_places(KEY, 400_000)
+    drawn = lattice_noise(KEY, 400_000)
     seen = np.bincount(drawn % modulus, minlength=modulus)
     assert stats.chisquare(seen).pvalue > 1e-6
 
@@ -120,21 +171,19 @@ def test_every_place_is_reached_low_bits_and_all(modulus: int) -> None:
 # --- its law, piece by piece: rectangles and rest together are the discrete Gaussian
 
 
-def density(place: int) -> Decimal:
-    """N_ℤ(0, S²) at a place, as a multiple of what a rectangle of mass one unit is high."""
+def density(value: int) -> Decimal:
+    """N_ℤ(0, S²) at a value, as a multiple of what a rectangle of mass one unit is high."""
     with localcontext(prec=60):
         root = (2 * Decimal("3.14159265358979323846264338327950288419716939937510")).sqrt()
-        at = (-(Decimal(place) ** 2) / 2 / DEVIATION**2).exp() / (root * DEVIATION)
-        return at * UNIT * BIN
+        at = (-(Decimal(value) ** 2) / 2 / DEVIATION**2).exp() / (root * DEVIATION)
+        return at * UNIT * 2 * BIN
 
 
 def test_rectangles_fit_under_the_density_and_leave_less_than_a_unit() -> None:
-    side = len(TABLE.inside) // 2
-    assert TABLE.inside == TABLE.inside[::-1]
-    for j in (*range(0, side - 1, 37), side - 2):
-        inside = TABLE.inside[side + j]
+    for j in (*range(0, module._SLOTS - 1, 37), module._SLOTS - 2):
+        inside = module._INSIDE[j]
         assert inside <= density((j + 1) * BIN) < inside + 1
-    assert TABLE.inside[-1] == 0  # the outermost bin stands for the rest
+    assert module._INSIDE[-1] == 0  # the outermost bin stands for the rest
 
 
 def test_a_slot_gives_each_bin_exactly_its_mass() -> None:
@@ -144,11 +193,12 @@ def test_a_slot_gives_each_bin_exactly_its_mass() -> None:
         masses[slot] += threshold
         masses[other] += (1 << module._COIN) - threshold
     assert masses.sum() == UNIT
-    assert masses[1:].tolist() == list(TABLE.inside[1:])
+    assert masses[:-1].tolist() == module._INSIDE[:-1]
     # What is left for the rest is what the rectangles leave of the density.
-    edges = ndtr(np.arange(-4, 4.001, BIN / DEVIATION))
-    outside = UNIT * (2 * edges[0] + np.diff(edges).sum()) - sum(TABLE.inside)
-    assert masses[0] == pytest.approx(outside, abs=1e-3)
+    edges = 2 * ndtr(np.arange(-4, 1e-6, BIN / DEVIATION))  # both sides
+    outside = UNIT * (edges[0] + np.diff(edges).sum()) - sum(module._INSIDE)
+    assert masses[-1] == pytest.approx(outside, abs=1e-3)
+    assert UNIT / masses[-1] == pytest.approx(2170, abs=1)  # as the module says
 
 
 def test_a_coin_at_the_threshold_is_the_other_items() -> None:
@@ -158,39 +208,53 @@ def test_a_coin_at_the_threshold_is_the_other_items() -> None:
     for short, expected in ((1, slots), (0, others)):
         coins = np.maximum(thresholds - short, 0)
         words = np.zeros((3, len(slots)), np.int32)
-        words[0] = slots | coins << 12
+        words[0], words[2] = slots, coins
         drawn, which = np.empty(len(slots), np.int64), np.empty(len(slots), np.int32)
         module._draw_settled(words, module._SLOT, drawn, which)
-        numbers = (drawn >> module._BIN) + len(slots) // 2
+        numbers = drawn >> module._BIN
         sure = thresholds >= short  # a slot without coins of its own has none below its threshold
         assert np.array_equal(numbers[sure], expected[sure])
 
 
+def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero() -> None:
+    """Every magnitude has two signs, 0 and −1 being a pair: no value comes up twice."""
+    words = np.random.default_rng(3).integers(0, 1 << 31, (3, 500)).astype(np.int32)
+    drawn, which = np.empty((2, 1000), np.int64), np.empty(1000, np.int32)
+    for sign in range(2):
+        words[:2] = words[:2] & 0x7FFFFFFF | np.int32(-sign << 31)
+        module._draw_settled(words, module._SLOT, drawn[sign], which)
+    assert drawn[0].min() >= 0
+    assert np.array_equal(drawn[1], -1 - drawn[0])
+
+
 def test_the_rests_weights_cover_what_the_rectangles_leave() -> None:
-    weights, side, far = TABLE.weights, len(TABLE.inside) // 2, len(TABLE.weights) // 2
-    assert weights == weights[::-1]
-    scale = 1 << module._FINE
-    for j in (*range(0, far, 511), far - 1):
-        inside = TABLE.inside[side + j] if j < side else 0
+    weights = module._WEIGHTS
+    assert len(weights) * BIN == 15 * DEVIATION
+    assert max(weights) < 1 << 53  # exact as floats
+    scale = 1 << module._TAIL_FINE
+    for j in (*range(0, len(weights), 511), len(weights) - 1):
+        inside = module._INSIDE[j] if j < module._SLOTS else 0
         needed = (density(j * BIN) - inside) * scale
-        assert needed <= weights[far + j] <= needed + 3
-    masses = [0] * len(module._REST_SLOT)
-    for slot, entry in enumerate(module._REST_SLOT.tolist()):
+        assert needed <= weights[j] <= needed + 3
+    masses = [0] * len(module._TAIL_SLOT)
+    for slot, entry in enumerate(module._TAIL_SLOT.tolist()):
         threshold, other = divmod(entry, len(masses))
         masses[slot] += threshold
-        masses[other] += (1 << module._REST_COIN) - threshold
-    assert masses[: len(weights)] == list(weights)
+        masses[other] += (1 << module._TAIL_COIN) - threshold
+    assert masses[: len(weights)] == weights
     assert sum(masses) == 1 << 64
 
 
 def accepted(place: int, coin: int) -> tuple[bool, bool]:
     """Whether a trial of the rest takes a place, and whether float64 could tell."""
-    number = (place >> module._BIN) + module._FARTHEST
-    pick = number << module._REST_COIN
-    assert int(module._REST_SLOT[number]) >> 64 - module._REST_COIN > 0
-    words = np.array([pick, coin << module._BIN | place & (BIN - 1), 0, 0], np.uint64)
+    magnitude, negative = max(place, -1 - place), place < 0
+    number = magnitude >> module._BIN
+    pick = number << module._TAIL_COIN
+    assert int(module._TAIL_SLOT[number]) >> 64 - module._TAIL_COIN > 0
+    low = coin << module._UNIFORM | negative << module._BIN | magnitude & (BIN - 1)
+    words = np.array([pick, low, 0, 0], np.uint64)
     drawn = np.zeros(1, np.int64)
-    tables = (module._REST_SLOT, module._REST_BIN)
+    tables = (module._TAIL_SLOT, module._TAIL_BIN)
     done, at, doubtful = module._reject(words, 0, *tables, drawn, 0)
     assert (at, drawn[0]) == (module._TRIAL, place)
     return done == 1, doubtful
@@ -200,10 +264,10 @@ def accepted(place: int, coin: int) -> tuple[bool, bool]:
     "place", [0, 5, -1, BIN - 1, 700 * BIN + 3, -700 * BIN, 3 * DEVIATION + 9, -5 * DEVIATION]
 )
 def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: int) -> None:
-    number = (place >> module._BIN) + module._FARTHEST
-    height = density(place) - int(module._REST_BIN[number, 1])
-    most = 1 << 64 - module._BIN
-    exact = height * (1 << module._FINE) / TABLE.weights[number] * most
+    number = max(place, -1 - place) >> module._BIN
+    height = density(place) - int(module._TAIL_BIN[number, 1])
+    most = 1 << 64 - module._UNIFORM
+    exact = height * (1 << module._TAIL_FINE) / module._WEIGHTS[number] * most
     doubt = int(exact * Decimal(2) ** -20) + 2**13
     low, high = int(exact) - doubt, int(exact) + doubt
     if low >= 0:
@@ -229,7 +293,7 @@ def test_what_float64_cannot_decide_is_decided_and_the_draw_goes_on(
         asked.append(place)
         return decide(place, coin)
 
-    before = module._rest(KEY, 0, 300)
+    before = module._draw_tail(KEY, 0, 300)
     monkeypatch.setattr(module, "decide", told)
     exact = module._reject
 
@@ -245,7 +309,7 @@ def test_what_float64_cannot_decide_is_decided_and_the_draw_goes_on(
         return done, at, True
 
     monkeypatch.setattr(module, "_reject", doubting)
-    after = module._rest(KEY, 0, 300)
+    after = module._draw_tail(KEY, 0, 300)
     assert len(asked) >= 300
     # The decimals take what float64 took, whose next trial was two words earlier.
     assert np.isin(after, before).mean() > 0.2
@@ -296,8 +360,8 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() ->
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])
 def test_the_mean_is_rounded_sum_plus_noise_divided(size: int) -> None:
     sums = np.linspace(-3, 3, size).astype(np.float32)
-    places = lattice_places(0.7, 1.5, size)
-    whole = np.rint(sums.astype(np.float64) * places) + noise_places(KEY, size, 3)
+    places = lattice_scale(0.7, 1.5, size)
+    whole = np.rint(sums.astype(np.float64) * places) + lattice_noise(KEY, size, 3)
     exact = (whole * (1 / (places * 2.0))).astype(np.float32)
     found = noised(sums, sigma=0.7, clip=1.5, divisor=2.0, block=3)
     assert np.array_equal(found, exact)
@@ -307,20 +371,20 @@ def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
     words = module.noise_words(KEY, 50_000)
     drawn, which = np.empty(50_000, np.int64), np.empty(50_000, np.int32)
     count = module._draw_settled(words, module._SLOT, drawn, which)
-    assert 10 < count < 120  # one in 1,176
+    assert 4 < count < 60  # one in 2,170
     settled = np.ones(50_000, bool)
     settled[which[:count]] = False
-    everything = noise_places(KEY, 50_000)
+    everything = lattice_noise(KEY, 50_000)
     assert np.array_equal(everything[settled], drawn[settled])
     assert np.abs(drawn[settled]).max() < 4 * DEVIATION
-    assert np.array_equal(everything[~settled], module._rest(KEY, 0, count))
+    assert np.array_equal(everything[~settled], module._draw_tail(KEY, 0, count))
 
 
 def test_a_place_of_the_sum_moves_the_noised_sum_by_that_place_and_nothing_else() -> None:
     """Whatever low bits the sums have, what comes out is whole places: nothing tells them apart."""
     size = 20_000
-    places = lattice_places(1.0, 1.0, size)
-    noise = noise_places(KEY, size)
+    places = lattice_scale(1.0, 1.0, size)
+    noise = lattice_noise(KEY, size)
     for sum_ in (1 / 3000, 0.3, 1e-9, 12345.678):
         sums = np.full(size, sum_, np.float32)
         mean = np.empty(size, np.float32)
@@ -340,7 +404,7 @@ def test_a_sum_out_of_all_proportion_is_cut_and_noised_all_the_same() -> None:
 def test_the_noise_is_the_plans_multiple_of_what_rounding_makes_of_the_clip_norm(
     sigma: float, values: int
 ) -> None:
-    places = lattice_places(sigma, 0.25, values)
+    places = lattice_scale(sigma, 0.25, values)
     sensitivity = 0.25 * places + 1.5 * math.sqrt(values)
     continuous = math.sqrt(DEVIATION**2 - 16)
     assert continuous / sensitivity == pytest.approx(sigma, rel=1e-12)
@@ -353,7 +417,7 @@ def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for() -> None:
     one = generator.normal(size=4096).astype(np.float32)
     step = generator.normal(size=4096)
     two = (one + step / np.linalg.norm(step)).astype(np.float32)
-    places = lattice_places(2.0**21, 1.0, one.size)  # so coarse that rounding is seen
+    places = lattice_scale(2.0**21, 1.0, one.size)  # so coarse that rounding is seen
     apart = np.linalg.norm(
         np.rint(one.astype(np.float64) * places) - np.rint(two.astype(np.float64) * places)
     )
@@ -364,7 +428,7 @@ def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for() -> None:
 @pytest.mark.parametrize("sigma", [1e-320, 1e9])
 def test_a_noise_multiplier_that_no_lattice_can_hold_is_refused(sigma: float) -> None:
     with pytest.raises(PlanError, match="noise multiplier"):
-        lattice_places(sigma, 1.0, 10**8)
+        lattice_scale(sigma, 1.0, 10**8)
 
 
 @pytest.mark.parametrize("word", [0, 1, -1, 2**31 - 1, -(2**31)])
@@ -372,29 +436,29 @@ def test_the_extreme_words_of_the_first_stream_give_noise(
     monkeypatch: pytest.MonkeyPatch, word: int
 ) -> None:
     def filled(key: NDArray[np.uint8], words: int, block: int) -> NDArray[np.int32]:
-        if block >= module._REST:
+        if block >= module._TAIL_BLOCKS:
             return keystream(key, words, block)
         return np.full(words, word, np.int64).astype(np.int32)
 
     monkeypatch.setattr(module, "keystream", filled)
-    assert np.abs(noise_places(KEY, 6)).max() < 8 * DEVIATION
+    assert np.abs(lattice_noise(KEY, 6)).max() < 8 * DEVIATION
 
 
 def test_the_two_streams_of_a_key_share_no_counter() -> None:
     blocks = {0, 1, 2**31}
-    rest = {block + times * module._REST for block in blocks for times in range(1, 5)}
+    rest = {block + times * module._TAIL_BLOCKS for block in blocks for times in range(1, 5)}
     assert not blocks & rest
     assert max(rest) < 1 << 96  # of a counter's nonce
-    first, second = (keystream(KEY, 1000, block) for block in (0, module._REST))
+    first, second = (keystream(KEY, 1000, block) for block in (0, module._TAIL_BLOCKS))
     assert np.mean(first == second) < 0.01
 
 
 def test_the_noise_does_not_change_between_releases() -> None:
     # Other noise for the same key would be a second noise for the same charge, were the digest of
     # the code not in what the key is made of.
-    assert noise_places(np.arange(32, dtype=np.uint8), 4).tolist() == [
-        19743698,
-        48464168,
-        4412246,
-        21049184,
+    assert lattice_noise(np.arange(32, dtype=np.uint8), 4).tolist() == [
+        -128314204,
+        -152295475,
+        539187866,
+        -129603859,
     ]
