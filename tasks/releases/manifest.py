@@ -44,6 +44,8 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.privacy.accounting",
     "dp_core.vocabulary.calibration",
 )
+# Lines of other steps' making that say which rows and which first weights a training gets.
+SHARED = dict.fromkeys(("pretrain", "select"), ("tasks.steps.training_inputs",))
 BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 
 
@@ -63,7 +65,7 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
     found = code_of(kind, root)
     digest = hashlib.sha256()
-    for name in (*found.modules, f"tasks.steps.{kind}"):
+    for name in (*found.modules, f"tasks.steps.{kind}", *SHARED.get(kind, ())):
         content = _file(name, root).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for library in found.libraries:

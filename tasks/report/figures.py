@@ -143,9 +143,9 @@ def _exposure_panel(axes: Axes, shown: Sequence[tuple[ModelRow, list[ExposureRow
     every = [row for _, rows in shown for row in rows]
     axes.set_xscale("log")
     # Models share their occurrences: points stand side by side, so that bars do not cover bars.
-    for place, (model, rows) in enumerate(shown):
+    for index, (model, rows) in enumerate(shown):
         rows = sorted(rows, key=lambda row: row.expected_occurrences)
-        nudge = 1.06 ** (place - (len(shown) - 1) / 2)
+        nudge = 1.06 ** (index - (len(shown) - 1) / 2)
         axes.errorbar(
             [row.expected_occurrences * nudge for row in rows],
             [row.exposure for row in rows],
@@ -169,9 +169,9 @@ def _exposure_panel(axes: Axes, shown: Sequence[tuple[ModelRow, list[ExposureRow
     ceiling = math.log2(max(row.candidates for row in every))
     axes.axhline(ceiling, color="#9aa5b1", linestyle=":", linewidth=1.2)
     axes.set_ylim(0, ceiling * 1.05)
-    places = sorted({row.expected_occurrences for row in every})
-    axes.set_xlim(places[0] / 1.5, places[-1] * 1.5)
-    axes.set_xticks(places, [significant(x) for x in places])
+    occurrences = sorted({row.expected_occurrences for row in every})
+    axes.set_xlim(occurrences[0] / 1.5, occurrences[-1] * 1.5)
+    axes.set_xticks(occurrences, [significant(x) for x in occurrences])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
     axes.grid(visible=False, axis="x", which="minor")
@@ -241,8 +241,8 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     types.append("all (micro)")
     figure, (axes,) = canvas(1, 1, 3.8)
     width = 0.8 / len(measured)
-    for place, (model, scores) in enumerate(measured):
-        offset = (place - (len(measured) - 1) / 2) * width
+    for index, (model, scores) in enumerate(measured):
+        offset = (index - (len(measured) - 1) / 2) * width
         known = [
             (x + offset, value.value)
             for x, value in enumerate(scores.get(kind) for kind in types)
@@ -279,7 +279,7 @@ Coordinates = tuple[float, float, float]  # σ, batch size, epochs
 class _Panel:
     """One of the three settings on the x axis; the other two are held."""
 
-    axis: int  # its place in the coordinates
+    axis: int  # its index in the coordinates
     title: str
     logarithmic: bool
 
@@ -307,8 +307,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     middle = _middle(list(grid))
     figure, panels = canvas(len(_PANELS), 3, 4.1)
     # F1 is compared across panels, and so is ε: each has one scale.
-    top_epsilon = max((e for p in points if (e := _cost(p)) is not None), default=1.0)
-    for place, (axes, panel) in enumerate(zip(panels, _PANELS, strict=True)):
+    top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
+    for index, (axes, panel) in enumerate(zip(panels, _PANELS, strict=True)):
         right = twin(axes)
         _lines(axes, right, panel, grid, middle)
         held = [_HELD[i](middle[i]) for i in range(3) if i != panel.axis]
@@ -319,9 +319,9 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         right.tick_params(axis="y", colors=SCORE_BLUE)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _score_limits(right, points)
-        if place == 0:
+        if index == 0:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
-        if place == len(_PANELS) - 1:
+        if index == len(_PANELS) - 1:
             right.set_ylabel("Strict entity F1", color=SCORE_BLUE)
     return finish(
         figure,
@@ -358,35 +358,24 @@ def _lines(
     for others in sorted(held, key=lambda o: o == own):  # the strong line last, on top
         strength = 1.0 if others == own else 0.22
         line = sorted(c for c in grid if c[: panel.axis] + c[panel.axis + 1 :] == others)
-        costs = [(c[panel.axis], _cost(grid[c])) for c in line]
-        axes.plot(
-            [x for x, cost in costs if cost is not None],
-            [cost for _, cost in costs if cost is not None],
-            color=EPSILON_RED,
-            marker="o",
-            alpha=strength,
-        )
-        scores = [(c[panel.axis], _score(grid[c])) for c in line]
-        known = [(x, y) for x, y in scores if y is not None]
-        right.plot(
-            [x for x, _ in known],
-            [y for _, y in known],
-            color=SCORE_BLUE,
-            marker="s",
-            linestyle="--",
-            alpha=strength,
-        )
-    places = sorted({c[panel.axis] for c in grid})
+        for drawn_on, value_of, colour, style in (
+            (axes, _epsilon, EPSILON_RED, "o-"),
+            (right, _score, SCORE_BLUE, "s--"),
+        ):
+            known = [(c[panel.axis], v) for c in line if (v := value_of(grid[c])) is not None]
+            x, y = [x for x, _ in known], [y for _, y in known]
+            drawn_on.plot(x, y, style, color=colour, alpha=strength)
+    settings = sorted({c[panel.axis] for c in grid})
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks(places, [significant(x) for x in places])
+    axes.set_xticks(settings, [significant(x) for x in settings])
     axes.margins(x=0.12)
 
 
-def _cost(point: SweepRow) -> float | None:
+def _epsilon(point: SweepRow) -> float | None:
     """Return the total ε, if there is a finite one to draw."""
-    total = point.epsilon_total
-    return total if total is not None and math.isfinite(total) else None
+    epsilon = point.cost.corpus.epsilon
+    return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
 def _score(point: SweepRow) -> float | None:

@@ -1,4 +1,4 @@
-"""What a report is told: plain frozen values with their labels; nothing of how they look.
+"""What a report shows: plain frozen values with their labels; nothing of how they look.
 
 Free text (notes, statements, facts' notes) is shown in every edition: keep figures out of it.
 """
@@ -53,39 +53,51 @@ class Cost:
 
     @property
     def infinite(self) -> bool:
-        """Whether something of it had no guarantee at all."""
+        """Whether part of it had no guarantee at all."""
         return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """One model of the comparison. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
 
-    Its totals are those of everything that its figures cost: of the pre-trained model, and of the
+    Its cost is that of everything that its figures cost: of the pre-trained model, and of the
     fine-tuned one that gives F1.
     """
 
-    kind: Kind
     name: str
-    epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
-    epsilon_total: float | None  # composed, at `delta`; None: the parts have no total
-    delta: float  # of the total
-    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
+    cost: Cost
     untuned: Cost | None = None  # before fine-tuning, where that cost something
+    f1: Value = None  # strict entity F1, micro
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
-    perplexity_public: Value = None  # of a causal model, by piece, on the same texts
-    perplexity_private: Value = None
-    f1: Value = None  # strict entity F1, micro
-    f1_by_type: Mapping[str, Value] = field(default_factory=dict)
-    exposures: Exposures | Withheld | None = None
 
     @property
     def pretrained(self) -> Cost:
         """What the model had cost before it was fine-tuned."""
-        own = DatasetTotal("", None, self.epsilon_total, self.delta)  # the report has its unit
-        return self.untuned or Cost(own, self.others)
+        return self.untuned or self.cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow(Row):
+    """One model of a job's comparison."""
+
+    kind: Kind
+    epsilon_vocabulary: float
+    perplexity_public: Value = None  # of a causal model, by token, on the same texts
+    perplexity_private: Value = None
+    f1_by_type: Mapping[str, Value] = field(default_factory=dict)
+    exposures: Exposures | Withheld | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow(Row):
+    """One point of a sweep; each is a release of its own."""
+
+    noise_multiplier: float
+    batch_size: int
+    epochs: float
 
 
 @dataclass(frozen=True)
@@ -145,15 +157,15 @@ class Statement:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class JobReport:
-    """Everything the report of one job shows."""
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the report of a job and that of a sweep have in common."""
 
     title: str
     run_key: str
     shown_run: str  # the key of the run in the publishable edition
     created: str  # date and time, ISO 8601
-    made_up: bool  # all private input is made up or public: nothing is withheld
+    made_up: bool  # all private input is synthetic or public: nothing is withheld
     known_seed: bool  # a fixed privacy seed was used: nothing here is private
     private_dataset: str
     public_dataset: str
@@ -161,11 +173,7 @@ class JobReport:
     unit: PrivacyUnit
     declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
-    statement: Statement
-    models: tuple[ModelRow, ...]
-    curves: tuple[Curve, ...] = ()
-    training: tuple[Fact, ...] = ()
-    vocabulary: tuple[Fact, ...] = ()
+    statement: Statement  # of a sweep: what releasing every point costs together
     ledger: LedgerView | None = None
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -173,97 +181,55 @@ class JobReport:
     repeat: tuple[str, ...] = ()  # shell commands
     notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
 
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport(Report):
+    """Everything the report of one job shows."""
+
+    models: tuple[ModelRow, ...]
+    curves: tuple[Curve, ...] = ()
+    training: tuple[Fact, ...] = ()
+    vocabulary: tuple[Fact, ...] = ()
+
     def model(self, kind: Kind) -> ModelRow | None:
         """Return the model of that kind, if the job trained one."""
         return next((row for row in self.models if row.kind == kind), None)
 
 
-@dataclass(frozen=True)
-class SweepRow:
-    """One point of a sweep; each is a release of its own."""
-
-    name: str
-    noise_multiplier: float
-    batch_size: int
-    epochs: float
-    epsilon_training: float  # the paper's ε_T
-    epsilon_total: float | None  # with vocabulary and fine-tuning, at `delta`; None: no total
-    delta: float
-    others: tuple[DatasetTotal, ...] = ()  # of data sets beside the private corpus
-    untuned: Cost | None = None  # before fine-tuning, where that cost something
-    f1: Value = None
-    mlm_public: Value = None
-    mlm_private: Value = None
-
-
-@dataclass(frozen=True)
-class SweepReport:
+@dataclass(frozen=True, kw_only=True)
+class SweepReport(Report):
     """Everything the report of a sweep shows."""
 
-    title: str
-    run_key: str
-    shown_run: str
-    created: str
-    made_up: bool
-    known_seed: bool
-    private_dataset: str
-    public_dataset: str
-    entities_dataset: str
-    unit: PrivacyUnit
-    declared_units: int
-    model_size: str
-    statement: Statement  # what releasing every point costs together
     points: tuple[SweepRow, ...]
-    ledger: LedgerView | None = None
-    settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    public_seeds: Mapping[str, int] = field(default_factory=dict)
-    repeat: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
+R = TypeVar("R", JobReport, SweepReport)
+T = TypeVar("T", ModelRow, SweepRow)
 Labels = frozenset[Label]
-Row = TypeVar("Row", ModelRow, SweepRow)
+_DAY = len("2026-01-01")
 
 
-def job_edition(report: JobReport, edition: Edition) -> JobReport:
-    """Return the report as that edition may show it; made-up data hides nothing."""
+def edition_of(report: R, edition: Edition) -> R:
+    """Return the report as that edition may show it; synthetic or public data hides nothing."""
     hidden = _hidden(report, edition)
-    types = _types(report.models, hidden)
-    return replace(
-        report,
-        run_key=_run(report, edition),
-        created=_created(report, edition),
-        models=tuple(_model(row, hidden, types) for row in report.models),
-        curves=tuple(curve for curve in report.curves if curve.label not in hidden),
-        training=tuple(_fact(fact, hidden) for fact in report.training),
-        vocabulary=tuple(_fact(fact, hidden) for fact in report.vocabulary),
-    )
+    if not hidden:
+        return report
+    if isinstance(report, SweepReport):
+        rows: dict[str, Any] = {"points": tuple(_row(point, hidden) for point in report.points)}
+    else:
+        types = _types(report.models, hidden)
+        rows = {
+            "models": tuple(_model(row, hidden, types) for row in report.models),
+            "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
+            "training": tuple(_fact(fact, hidden) for fact in report.training),
+            "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
+        }
+    # Airflow's key of a run says when it began. With the second in which it ended, that would
+    # tell how large the data are.
+    return replace(report, run_key=report.shown_run, created=report.created[:_DAY], **rows)
 
 
-def sweep_edition(report: SweepReport, edition: Edition) -> SweepReport:
-    """Return the sweep as that edition may show it; made-up data hides nothing."""
-    hidden = _hidden(report, edition)
-    return replace(
-        report,
-        run_key=_run(report, edition),
-        created=_created(report, edition),
-        points=tuple(_point(point, hidden) for point in report.points),
-    )
-
-
-def _run(report: JobReport | SweepReport, edition: Edition) -> str:
-    # Airflow's key of a run says when it began.
-    return report.run_key if edition is Edition.OPERATOR or report.made_up else report.shown_run
-
-
-def _created(report: JobReport | SweepReport, edition: Edition) -> str:
-    # The second in which a run ended, beside that in which it began, tells how large the data are.
-    day = len("2026-01-01")
-    return report.created if edition is Edition.OPERATOR or report.made_up else report.created[:day]
-
-
-def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
+def _hidden(report: Report, edition: Edition) -> Labels:
     if edition is Edition.OPERATOR or report.made_up:
         return frozenset()
     if report.known_seed:  # whoever knows it can subtract the noise: no `dp` label holds
@@ -273,11 +239,6 @@ def _hidden(report: JobReport | SweepReport, edition: Edition) -> Labels:
 
 def _value(value: Value, hidden: Labels) -> Value:
     return Withheld() if value is not None and value.label in hidden else value
-
-
-def _private(value: Value, hidden: Labels) -> Value:
-    """Withhold what is measured on private text, also that there was none to measure on."""
-    return Withheld() if Label.OPERATOR in hidden else _value(value, hidden)
 
 
 def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
@@ -290,51 +251,27 @@ def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
     )
 
 
-def _exposures(
-    exposures: Exposures | Withheld | None, hidden: Labels
-) -> Exposures | Withheld | None:
-    return Withheld() if exposures is not None and exposures.label in hidden else exposures
-
-
-def _shown(row: Row, hidden: Labels) -> Row:
-    """Return the row without the cost of a fine-tuning whose model is not shown.
+def _row(row: T, hidden: Labels) -> T:
+    """Return the row without operator values, nor the cost of a fine-tuned model not shown.
 
     Fine-tuned without privacy, a model stays with the operator, and its F1 is withheld: what is
-    left in the row is the pre-trained model's.
+    left in the row is the pre-trained model's. What is measured on private text is withheld also
+    where there was none to measure on.
     """
-    whole = Cost(DatasetTotal("", None, row.epsilon_total, row.delta), row.others)
-    withheld = isinstance(_value(row.f1, hidden), Withheld)
-    if row.untuned is None or not withheld or not whole.infinite:
-        return row
-    own = row.untuned.corpus
-    return replace(
-        row,
-        epsilon_total=own.epsilon,
-        delta=own.delta,
-        others=row.untuned.others,
-        untuned=None,
-    )
+    f1 = _value(row.f1, hidden)
+    if row.untuned is not None and isinstance(f1, Withheld) and row.cost.infinite:
+        row = replace(row, cost=row.untuned, untuned=None)
+    return replace(row, f1=f1, mlm_public=_value(row.mlm_public, hidden), mlm_private=Withheld())
 
 
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
+    exposures = row.exposures
     return replace(
-        _shown(row, hidden),
-        mlm_public=_value(row.mlm_public, hidden),
-        mlm_private=_private(row.mlm_private, hidden),
+        _row(row, hidden),
         perplexity_public=_value(row.perplexity_public, hidden),
-        perplexity_private=_private(row.perplexity_private, hidden),
-        f1=_value(row.f1, hidden),
+        perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
-        exposures=_exposures(row.exposures, hidden),
-    )
-
-
-def _point(point: SweepRow, hidden: Labels) -> SweepRow:
-    return replace(
-        _shown(point, hidden),
-        f1=_value(point.f1, hidden),
-        mlm_public=_value(point.mlm_public, hidden),
-        mlm_private=_private(point.mlm_private, hidden),
+        exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
     )
 
 

@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from dp_core.audit.exposure import ExposureSummary, summarise
 from dp_core.labels import Dp, Operator, Public
 from tasks.report import tables
-from tasks.report import tables as cells
 from tasks.report.figures import (
     Drawing,
     entity_figure,
@@ -23,17 +22,15 @@ from tasks.report.figures import (
     training_figure,
 )
 from tasks.report.model import (
-    Curve,
     Edition,
     Exposures,
     JobReport,
-    Kind,
     LedgerView,
     ModelRow,
+    Report,
     SweepReport,
     Value,
-    job_edition,
-    sweep_edition,
+    edition_of,
 )
 from tasks.report.tables import Table
 
@@ -54,24 +51,24 @@ def verdict(report: JobReport) -> Verdict:
     a non-private model that remembers them, the verdict stays open.
     """
     private = report.model("dp")
-    found = _summary(private)
-    if private is None or found is None:
+    summary = _summary(private)
+    if private is None or summary is None:
         return Verdict("open", "No audit of a private model", "Nothing is said about memory.")
     control = _summary(report.model("nonprivate"))
     claim = _claim(private, report.unit)
     reading = (
-        f"exposure {found.mean:.1f} bits on average and {found.largest:.1f} at most "
-        f"({found.largest_group}), where a model without memory stays below "
-        f"{found.mean_null_high:.1f} and {found.largest_null_high:.1f} in 97.5% of cases"
+        f"exposure {summary.mean:.1f} bits on average and {summary.largest:.1f} at most "
+        f"({summary.largest_group}), where a model without memory stays below "
+        f"{summary.mean_null_high:.1f} and {summary.largest_null_high:.1f} in 97.5% of cases"
     )
-    if found.remembers:
+    if summary.remembers:
         return Verdict(
             "bad",
             "The private model remembers canaries",
             f"Trained with {claim}; {reading}. The guarantee bounds memory, it does not forbid it: "
             "canaries planted more often, or a larger ε, are remembered sooner.",
         )
-    if found.above_chance:
+    if summary.above_chance:
         return Verdict(
             "open",
             "The private model may remember some canaries",
@@ -104,14 +101,14 @@ def _claim(private: ModelRow, unit: str) -> str:
     """Return what the audited model cost: exposure is read before it is fine-tuned."""
     cost = private.pretrained
     if cost.corpus.epsilon is None:
-        return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
-    said = [
-        f"ε = {cells.significant(total.epsilon)}, δ = {cells.significant(total.delta, 2)} for every"
-        f" {total.unit or unit}" + (f" of “{total.dataset}”" if total in cost.others else "")
+        return f"guarantees that have no total ({tables.WHY_NO_TOTAL})"
+    totals = [
+        f"ε = {tables.significant(total.epsilon)}, δ = {tables.significant(total.delta, 2)} for"
+        f" every {total.unit or unit}" + (f" of “{total.dataset}”" if total in cost.others else "")
         for total in (cost.corpus, *cost.others)
         if total.epsilon is not None
     ]
-    return " and ".join(said)
+    return " and ".join(totals)
 
 
 def _summary(model: ModelRow | None) -> ExposureSummary | None:
@@ -147,65 +144,67 @@ class Page:
 
 def job_page(report: JobReport, edition: Edition) -> Page:
     """Return the report of one job in that edition."""
-    shown = job_edition(report, edition)
+    shown = edition_of(report, edition)
     names = {model.kind: model.name for model in shown.models}
-    drawings = _drawn(
-        exposure_figure(shown.models),
-        training_figure(shown.curves, names),
-        entity_figure(shown.models),
-    )
-    content = {
-        "closing": tables.closing_table(shown.models, shown.unit),
-        "exposure": tables.exposure_table(shown.models),
-        "entities": tables.entity_table(shown.models),
-        "training": tables.facts_table("training", "Training facts", shown.training),
-        "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
-    }
-    html = _render(
+    words = {"loss": "training loss", "mlm_public": "MLM accuracy on public text"}
+    return _page(
         "job.html.j2",
         shown,
         edition,
         verdict(shown),
         _job_marks(shown),
-        drawings=drawings,
+        (
+            exposure_figure(shown.models),
+            training_figure(shown.curves, names),
+            entity_figure(shown.models),
+        ),
+        {
+            "closing": tables.closing_table(shown.models, shown.unit),
+            "exposure": tables.exposure_table(shown.models),
+            "entities": tables.entity_table(shown.models),
+            "training": tables.facts_table("training", "Training facts", shown.training),
+            "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
+        },
         chosen=names.get("dp"),
-        hidden_curves=_hidden(report.curves, shown.curves, names),
-        **content,
+        hidden_curves=[
+            f"{words[curve.quantity]}, {names[curve.kind]}"
+            for curve in report.curves
+            if curve not in shown.curves
+        ],
     )
-    return Page(html, tuple(drawings.values()), _all_tables(content.values(), shown.ledger))
 
 
 def sweep_page(report: SweepReport, edition: Edition) -> Page:
     """Return the report of a sweep in that edition."""
-    shown = sweep_edition(report, edition)
-    drawings = _drawn(sweep_figure(shown.points))
-    points = tables.sweep_table(shown.points, shown.unit)
-    said = Verdict(
+    shown = edition_of(report, edition)
+    headline = Verdict(
         "open",
         "What noise, batch size and epochs do to privacy and to usefulness",
         f"{len(shown.points)} models, one for each point of the grid. Every one is a release: "
         "showing them all costs what they cost together.",
     )
-    html = _render(
+    return _page(
         "sweep.html.j2",
         shown,
         edition,
-        said,
+        headline,
         _sweep_marks(shown),
-        drawings=drawings,
-        points=points,
+        (sweep_figure(shown.points),),
+        {"points": tables.sweep_table(shown.points, shown.unit)},
     )
-    return Page(html, tuple(drawings.values()), _all_tables([points], shown.ledger))
 
 
-def _render(
+def _page(
     template: str,
-    report: JobReport | SweepReport,
+    report: Report,
     edition: Edition,
-    said: Verdict,
-    marks: list[dict[str, str]],
-    **content: Any,
-) -> str:
+    headline: Verdict,
+    marks: list[Mark],
+    figures: Iterable[Drawing | None],
+    content: Mapping[str, Table],
+    **more: Any,
+) -> Page:
+    """Render a template with what every report shows, and with its own tables by name."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -213,87 +212,72 @@ def _render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
+    ledger = None if report.ledger is None else tables.ledger_table(report.ledger)
     record = dict(report.statement.record)
-    return environment.get_template(template).render(
+    html = environment.get_template(template).render(
         report=report,
         edition=edition.value,
-        verdict=said,
+        verdict=headline,
         marks=marks,
+        drawings=drawings,
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        withheld_mark=cells.WITHHELD_MARK,
+        withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
-        ledger=None if report.ledger is None else tables.ledger_table(report.ledger),
+        ledger=ledger,
         spent=None if report.ledger is None else _spent(report.ledger),
         **content,
+        **more,
     )
+    every = (*content.values(), *((ledger,) if ledger else ()))
+    return Page(html, tuple(drawings.values()), tuple(table for table in every if table.rows))
 
 
-def _drawn(*drawings: Drawing | None) -> dict[str, Drawing]:
-    return {drawing.key: drawing for drawing in drawings if drawing is not None}
+@dataclass(frozen=True)
+class Mark:
+    """One of the few figures that stand in large type, and what it is."""
+
+    text: str
+    name: str
 
 
-def _all_tables(own: Iterable[Table], ledger: LedgerView | None) -> tuple[Table, ...]:
-    """Return the tables, and the ledger's; one without rows says nothing."""
-    last = () if ledger is None else (tables.ledger_table(ledger),)
-    return tuple(table for table in (*own, *last) if table.rows)
-
-
-def _job_marks(report: JobReport) -> list[dict[str, str]]:
-    """Return the few figures that stand in large type: those of the DP model."""
+def _job_marks(report: JobReport) -> list[Mark]:
+    """Return the DP model's cost and abilities."""
     private = report.model("dp")
     if private is None:
         return []
-    total = cells.total(private.epsilon_total)
-    found = [_mark(total.text, total.detail or f"ε in total, per {report.unit}")]
-    if private.epsilon_total is not None:
-        found.append(_mark(cells.significant(private.delta, 2), "δ in total"))
-    for other in private.others:
-        spent = cells.total(other.epsilon)
-        found.append(_mark(spent.text, spent.detail or f"ε of “{other.dataset}”, per {other.unit}"))
-    for text, value in (
-        ("entity F1, strict", private.f1),
-        ("MLM accuracy, public text", private.mlm_public),
-    ):
-        if (share := _share(value)) is not None:
-            found.append(_mark(f"{100 * share:.1f} %", text))
-    if (perplexity := _share(private.perplexity_public)) is not None:
-        found.append(_mark(cells.significant(perplexity), "perplexity, public text"))
-    return found
+    cost = private.cost
+    total = tables.total(cost.corpus.epsilon)
+    marks = [Mark(total.text, total.detail or f"ε in total, per {report.unit}")]
+    if cost.corpus.epsilon is not None:
+        marks.append(Mark(tables.significant(cost.corpus.delta, 2), "δ in total"))
+    for other in cost.others:
+        total = tables.total(other.epsilon)
+        marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
+    if (f1 := _shown(private.f1)) is not None:
+        marks.append(Mark(f"{100 * f1:.1f} %", "entity F1, strict"))
+    if (accuracy := _shown(private.mlm_public)) is not None:
+        marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
+    if (perplexity := _shown(private.perplexity_public)) is not None:
+        marks.append(Mark(tables.significant(perplexity), "perplexity, public text"))
+    return marks
 
 
-def _sweep_marks(report: SweepReport) -> list[dict[str, str]]:
-    epsilons = [p.epsilon_total for p in report.points if p.epsilon_total is not None]
-    scores = [share for point in report.points if (share := _share(point.f1)) is not None]
-    found = [_mark(str(len(report.points)), "points")]
+def _sweep_marks(report: SweepReport) -> list[Mark]:
+    epsilons = [e for point in report.points if (e := point.cost.corpus.epsilon) is not None]
+    scores = [f1 for point in report.points if (f1 := _shown(point.f1)) is not None]
+    marks = [Mark(str(len(report.points)), "points")]
     if epsilons:
-        span = f"{cells.significant(min(epsilons))} – {cells.significant(max(epsilons))}"
-        found.append(_mark(span, f"ε in total, per {report.unit}"))
+        span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
+        marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
-        found.append(
-            _mark(f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %", "entity F1, strict")
-        )
-    return found
+        span = f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %"
+        marks.append(Mark(span, "entity F1, strict"))
+    return marks
 
 
-def _mark(text: str, name: str) -> dict[str, str]:
-    return {"text": text, "name": name}
-
-
-def _share(value: Value) -> float | None:
+def _shown(value: Value) -> float | None:
     return value.value if isinstance(value, Dp | Public | Operator) else None
-
-
-def _hidden(
-    before: tuple[Curve, ...], after: tuple[Curve, ...], names: Mapping[Kind, str]
-) -> list[str]:
-    """Return in words which curves the edition left out."""
-    words = {"loss": "training loss", "mlm_public": "MLM accuracy on public text"}
-    kept = {(curve.kind, curve.quantity) for curve in after}
-    return [
-        f"{words[curve.quantity]}, {names[curve.kind]}"
-        for curve in before
-        if (curve.kind, curve.quantity) not in kept
-    ]
 
 
 def _spent(ledger: LedgerView) -> dict[str, str | int]:
@@ -303,9 +287,9 @@ def _spent(ledger: LedgerView) -> dict[str, str | int]:
         return {}
     delta = ledger.budget_delta
     return {
-        "epsilon": cells.significant(spent),
-        "delta": cells.significant(ledger.spent_delta or 0.0, 2),
-        "budget": cells.significant(budget),
-        "budget_delta": "" if delta is None else cells.significant(delta, 2),
+        "epsilon": tables.significant(spent),
+        "delta": tables.significant(ledger.spent_delta or 0.0, 2),
+        "budget": tables.significant(budget),
+        "budget_delta": "" if delta is None else tables.significant(delta, 2),
         "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
     }

@@ -1,14 +1,14 @@
-"""From the results of a job's steps to what its report is told."""
+"""From the results of a job's steps to what its report, or a sweep's, shows."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.labels import Label, Labelled
@@ -16,32 +16,98 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, dataset_totals
-from tasks.protocol import JobSettings, ReleaseRecord, StepResult
+from tasks.protocol import (
+    CAUSAL,
+    JobSettings,
+    ReleaseRecord,
+    ReportSpec,
+    StepResult,
+    SweepReportSpec,
+)
 from tasks.releases.ledger_identity import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import as_releases
-from tasks.report.model import Cost, Curve, Exposures, Kind, LedgerLine, LedgerView, ModelRow
+from tasks.releases.statements import as_releases, statement_of
+from tasks.report.model import (
+    Cost,
+    Curve,
+    Exposures,
+    Fact,
+    JobReport,
+    Kind,
+    LedgerLine,
+    LedgerView,
+    ModelRow,
+    SweepReport,
+    SweepRow,
+)
 from tasks.runtime.context import Input, StepContext, labelled, merged
 
-KINDS: tuple[Kind, ...] = ("public", "dp", "nonprivate")
-NAMES: dict[Kind, str] = {
+Results = Mapping[str, Input]  # by the name of the task
+
+ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", CAUSAL: "GPT-2"}
+EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+LEDGER_LINES = 30  # the latest ones; each needs an accounting
+_NAMES: dict[Kind, str] = {
     "public": "Public text only",
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
-Quantity = Literal["loss", "mlm_public"]
-EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
-LEDGER_LINES = 30  # the latest ones; each needs an accounting
+_QUANTITIES: tuple[Literal["loss", "mlm_public"], ...] = ("loss", "mlm_public")  # metrics' names
 
 
-def now() -> str:
-    """Return the time, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def job_report(spec: ReportSpec, bench: StepContext, results: Results) -> JobReport:
+    """Return what the report of one job shows."""
+    kinds = [kind for kind in _NAMES if f"{kind}_pretraining" in results]
+    dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
+    shown = _releases(released_models(dp, results.get("dp_finetuning")))
+    return JobReport(
+        **_header(spec, bench, results, shown),
+        models=tuple(
+            model_row(
+                kind,
+                vocabulary,
+                results[f"{kind}_pretraining"],
+                results.get(f"{kind}_finetuning"),
+                results.get(f"{kind}_exposure"),
+            )
+            for kind in kinds
+        ),
+        curves=tuple(
+            curve for kind in kinds for curve in _curves(kind, results[f"{kind}_pretraining"])
+        ),
+        training=tuple(_training_facts(dp)),
+        vocabulary=tuple(_vocabulary_facts(vocabulary)),
+    )
 
 
-def last_values(result: StepResult) -> dict[str, Labelled]:
-    """Return each metric's last value, with the type of its label."""
-    return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
+def sweep_report(
+    spec: SweepReportSpec,
+    bench: StepContext,
+    points: Mapping[str, Results],
+    missing: Sequence[str],
+) -> SweepReport:
+    """Return what the report of a sweep shows: the points that finished, and which did not."""
+    first = next(iter(points.values()))
+    return SweepReport(
+        **_header(spec, bench, first, released_by_sweep(points)),
+        points=tuple(_sweep_row(spec, name, results) for name, results in points.items()),
+        notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
+    )
+
+
+def released_models(model: Input, finetuned: Input | None) -> list[Input]:
+    """Return the models of a row that may leave: one fine-tuned without privacy does not."""
+    kept = finetuned is None or operator_only(finetuned.result.releases)
+    return [model] if finetuned is None or kept else [model, finetuned]
+
+
+def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:
+    """Return the releases behind every point's models: what all of them cost together."""
+    return _releases(
+        model
+        for results in points.values()
+        for model in released_models(results["dp_pretraining"], results["dp_finetuning"])
+    )
 
 
 def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
@@ -55,49 +121,112 @@ def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
 
 @cache
 def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
-    found = [ReleaseRecord.model_validate_json(record) for record in records]
-    return dataset_totals(as_releases(found))
-
-
-def cost(dataset: str, *results: Input | None) -> Cost:
-    """Return what models cost together, by the ancestry of all of them.
-
-    Args:
-        dataset: the private corpus, whose total is told first.
-        results: of the steps whose figures are shown beside it.
-    """
-    found = totals(merged(r for one in results if one for r in one.result.releases))
-    own = [t for t in found if t.dataset == dataset]
-    corpus = own[0] if own else DatasetTotal(dataset, None, 0.0, 0.0)
-    return Cost(corpus, tuple(t for t in found if t.dataset != dataset))
+    releases = [ReleaseRecord.model_validate_json(record) for record in records]
+    return dataset_totals(as_releases(releases))
 
 
 def model_row(
     kind: Kind, vocabulary: Input, model: Input, finetuned: Input | None, audited: Input | None
 ) -> ModelRow:
     """Return one model of the comparison: its ε is that of everything that its figures cost."""
-    dataset = vocabulary.facts["dataset"]
-    pretrained, whole = cost(dataset, model, audited), cost(dataset, model, audited, finetuned)
-    training = model.facts["epsilon_training"]
-    values = last_values(model.result)
     scores = last_values(finetuned.result) if finetuned else {}
+    values = last_values(model.result)
+    dataset = vocabulary.facts["dataset"]
     return ModelRow(
+        **_row(dataset, model, audited, finetuned),
         kind=kind,
-        name=NAMES[kind],
+        name=_NAMES[kind],
         epsilon_vocabulary=vocabulary.result.releases[0].epsilon,
-        epsilon_training=math.inf if training is None else training,
-        epsilon_total=whole.corpus.epsilon,
-        delta=whole.corpus.delta,
-        others=whole.others,
-        untuned=pretrained if whole != pretrained else None,
-        mlm_public=values.get("mlm_accuracy_public"),
-        mlm_private=values.get("mlm_accuracy_private"),
         perplexity_public=values.get("perplexity_public"),
         perplexity_private=values.get("perplexity_private"),
-        f1=scores.get("f1"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
     )
+
+
+def last_values(result: StepResult) -> dict[str, Labelled]:
+    """Return each metric's last value, with the type of its label."""
+    return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
+
+
+def _header(
+    spec: ReportSpec | SweepReportSpec,
+    bench: StepContext,
+    results: Results,
+    releases: Sequence[ReleaseRecord],
+) -> dict[str, Any]:
+    """Return what both kinds of report show: whose data, what is guaranteed, how to repeat it."""
+    vocabulary, dp = results["vocabulary"], results["dp_pretraining"]
+    dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
+    labelled_text = isinstance(spec, SweepReportSpec) or "entities" in results
+    return {
+        "title": spec.title,
+        "run_key": bench.context.run_key,
+        "shown_run": bench.tracker.shown_run,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made_up": spec.made_up,
+        "known_seed": any(release.seed_known for release in releases),
+        "private_dataset": dataset,
+        "public_dataset": _source(spec.settings, "public", "public_path"),
+        "entities_dataset": _source(spec.settings, "entities", "entities_train")
+        if labelled_text
+        else "",
+        "unit": unit,
+        "declared_units": vocabulary.facts["declared_units"],
+        "model_size": _model_size(dp),
+        "statement": statement_of(releases, made_up=spec.made_up),
+        "ledger": _ledger_view(bench, dataset, unit),
+        "settings": spec.settings,
+        "versions": dp.result.versions,
+        "public_seeds": {"seed": int(spec.settings["seed"])},
+        "repeat": (_repeat_command(spec.title, spec.settings),),
+    }
+
+
+def _releases(models: Iterable[Input]) -> list[ReleaseRecord]:
+    return merged(release for model in models for release in model.result.releases)
+
+
+def _row(
+    dataset: str, model: Input, audited: Input | None, finetuned: Input | None
+) -> dict[str, Any]:
+    """Return what the rows of both tables show of a model; the pre-trained one is audited."""
+    pretrained, whole = _cost(dataset, model, audited), _cost(dataset, model, audited, finetuned)
+    epsilon, values = model.facts["epsilon_training"], last_values(model.result)
+    return {
+        "epsilon_training": math.inf if epsilon is None else epsilon,
+        "cost": whole,
+        "untuned": pretrained if whole != pretrained else None,
+        "f1": last_values(finetuned.result).get("f1") if finetuned else None,
+        "mlm_public": values.get("mlm_accuracy_public"),
+        "mlm_private": values.get("mlm_accuracy_private"),
+    }
+
+
+def _sweep_row(spec: SweepReportSpec, name: str, results: Results) -> SweepRow:
+    model, audited = results["dp_pretraining"], results["dp_exposure"]
+    point = model.facts.get("chosen") or spec.points[name]  # of a selection: which one won
+    dataset = results["vocabulary"].facts["dataset"]
+    return SweepRow(
+        **_row(dataset, model, audited, results["dp_finetuning"]),
+        name=name,
+        noise_multiplier=point["noise_multiplier"],
+        batch_size=int(point["batch_size"]),
+        epochs=point["epochs"],
+    )
+
+
+def _cost(dataset: str, *results: Input | None) -> Cost:
+    """Return what models cost together, by the ancestry of all of them.
+
+    Args:
+        dataset: the private corpus, whose total is told first.
+        results: of the steps whose figures are shown beside it.
+    """
+    every = totals(_releases(result for result in results if result))
+    untouched = DatasetTotal(dataset, None, 0.0, 0.0)
+    corpus = next((total for total in every if total.dataset == dataset), untouched)
+    return Cost(corpus, tuple(total for total in every if total.dataset != dataset))
 
 
 def _exposures(audited: Input | None) -> Exposures | None:
@@ -108,31 +237,55 @@ def _exposures(audited: Input | None) -> Exposures | None:
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
 
 
-def curves(kind: Kind, result: StepResult) -> list[Curve]:
-    """Return a model's loss and accuracy over its updates, with the ε spent so far."""
-    quantities: tuple[Quantity, ...] = ("loss", "mlm_public")  # the metrics bear these names
-    found = [_curve(kind, quantity, result) for quantity in quantities]
-    return [curve for curve in found if curve is not None]
+def _curves(kind: Kind, model: Input) -> Iterator[Curve]:
+    """Yield a model's loss and accuracy over its updates, with the ε spent so far."""
+    metrics = model.result.metrics
+    spent = {m.step: m.value for m in metrics if m.name == "epsilon_training"}
+    for quantity in _QUANTITIES:
+        # An update without any unit has no loss.
+        shown = [m for m in metrics if m.name == quantity and (m.step in spent or not spent)]
+        if shown:
+            yield Curve(
+                kind=kind,
+                quantity=quantity,
+                label=Label(shown[0].label),
+                updates=tuple(m.step for m in shown),
+                values=tuple(m.value for m in shown),
+                epsilon=tuple(spent[m.step] for m in shown) if spent else (),
+            )
 
 
-def _curve(kind: Kind, quantity: Quantity, result: StepResult) -> Curve | None:
-    measured = [m for m in result.metrics if m.name == quantity]
-    spent = {m.step: m.value for m in result.metrics if m.name == "epsilon_training"}
-    if spent:  # an update without any unit has no loss
-        measured = [m for m in measured if m.step in spent]
-    if not measured:
-        return None
-    return Curve(
-        kind=kind,
-        quantity=quantity,
-        label=Label(measured[0].label),
-        updates=tuple(m.step for m in measured),
-        values=tuple(m.value for m in measured),
-        epsilon=tuple(spent[m.step] for m in measured) if spent else (),
-    )
+def _training_facts(dp: Input) -> Iterator[Fact]:
+    plan, values = dp.facts["plan"], last_values(dp.result)
+    phases = plan["schedule"]
+    batch = phases[-1]["expected_batch"]
+    grown = f", grown from {phases[0]['expected_batch']:g}" if len(phases) > 1 else ""
+    divided = f"what every update is divided by{grown}"
+    share = batch / plan["declared_units"]
+    yield Fact("Updates", sum(phase["steps"] for phase in phases), Label.PUBLIC)
+    yield Fact("Expected batch, units", batch, Label.PUBLIC, divided)
+    yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "how batches are drawn")
+    yield Fact("Sampling rate", share, Label.PUBLIC, "share of the declared units in an update")
+    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC)
+    yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
+    yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
+    for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
+        if (value := values.get(name)) is not None:
+            yield Fact(words, value.value, value.label, "at the end of training")
 
 
-def ledger_view(bench: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
+def _vocabulary_facts(vocabulary: Input) -> Iterator[Fact]:
+    facts, values = vocabulary.facts, last_values(vocabulary.result)
+    yield Fact("Word pieces |V|", facts["vocabulary_size"], Label.DP)
+    yield Fact("Words released", facts["words_released"], Label.DP)
+    yield Fact("σ of the histogram", facts["sigma"], Label.PUBLIC, "in counts")
+    yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+    yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
+    if (distinct := values.get("distinct_words")) is not None:
+        yield Fact("Distinct words before noise", distinct.value, distinct.label)
+
+
+def _ledger_view(bench: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
     """Return the data set's account: its latest entries and how its budget stands."""
     ledger = open_ledger(bench.deployment)
     remaining = ledger.remaining(dataset)
@@ -140,7 +293,7 @@ def ledger_view(bench: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerVi
     return LedgerView(
         dataset=dataset,
         unit=unit,
-        lines=tuple(ledger_line(entry) for entry in entries),
+        lines=tuple(_ledger_line(entry) for entry in entries),
         spent_epsilon=remaining.epsilon_so_far,
         spent_delta=remaining.budget.delta,
         budget_epsilon=remaining.budget.epsilon,
@@ -148,7 +301,7 @@ def ledger_view(bench: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerVi
     )
 
 
-def ledger_line(entry: Entry) -> LedgerLine:
+def _ledger_line(entry: Entry) -> LedgerLine:
     """Return an entry with its ε by today's accounting."""
     epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
     return LedgerLine(
@@ -169,17 +322,20 @@ def _epsilons(event: str, delta: float) -> tuple[float, float | None]:
     return epsilon_pld(parsed, delta), epsilon_rdp(parsed, delta)
 
 
-def source_names(settings: Mapping[str, bool | int | float | str]) -> tuple[str, str]:
-    """Return what people call the public corpus and the entities."""
-
-    def called(kind: str, path: str) -> str:
-        synthetic = settings[f"{kind}_format"] == "synthetic"
-        return "made up by the project" if synthetic else Path(str(settings[path])).name
-
-    return called("public", "public_path"), called("entities", "entities_train")
+def _model_size(model: Input) -> str:
+    """Return a model's kind and size, for example `BERT, 2 layers × 128`."""
+    shape = model.facts["shape"]
+    layers = f"{shape['layers']} layer{'s' * (shape['layers'] != 1)}"
+    return f"{ARCHITECTURES[shape.get('kind', 'bert')]}, {layers} × {shape['hidden']}"
 
 
-def repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
+def _source(settings: Mapping[str, bool | int | float | str], kind: str, path: str) -> str:
+    """Return what people call a source of text."""
+    synthetic = settings[f"{kind}_format"] == "synthetic"
+    return "made up by the project" if synthetic else Path(str(settings[path])).name
+
+
+def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
     """Return the command that does the job again."""
     defaults = {n: f.default for n, f in JobSettings.model_fields.items()}
     words = [

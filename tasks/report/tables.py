@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,17 @@ from rich.text import Text
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
 from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.report.model import Exposures, Fact, LedgerView, ModelRow, SweepRow, Value, Withheld
+from dp_core.privacy.statement import DatasetTotal
+from tasks.report.model import (
+    Exposures,
+    Fact,
+    LedgerView,
+    ModelRow,
+    Row,
+    SweepRow,
+    Value,
+    Withheld,
+)
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"
@@ -57,29 +67,20 @@ def total(epsilon: float | None) -> Cell:
     return number(epsilon, Label.PUBLIC)
 
 
-def measured(value: Value) -> Cell:
-    """Return a measured number as it is, in three significant digits."""
+def measured(value: Value, *, percent: bool = False) -> Cell:
+    """Return a measured number, or a share as a percentage without the sign: the header has it."""
     if value is None:
         return Cell(NOT_MEASURED)
     if isinstance(value, Withheld):
         return withheld()
+    if percent:
+        return Cell(f"{100 * value.value:.1f}", value=value.value, label=value.label)
     return number(value.value, value.label)
 
 
-def knowledge(model: ModelRow, *, causal: bool) -> tuple[Cell, Cell]:
-    """Return what a model knows of public and of private text, as its architecture tells."""
-    if causal:
-        return measured(model.perplexity_public), measured(model.perplexity_private)
-    return percentage(model.mlm_public), percentage(model.mlm_private)
-
-
 def percentage(value: Value) -> Cell:
-    """Return a share within 0 … 1 as a percentage without the sign: the header has it."""
-    if value is None:
-        return Cell(NOT_MEASURED)
-    if isinstance(value, Withheld):
-        return withheld()
-    return Cell(f"{100 * value.value:.1f}", value=value.value, label=value.label)
+    """Return a share within 0 … 1 as a percentage."""
+    return measured(value, percent=True)
 
 
 def bits(value: float, label: Label, *, alarm: bool = False, detail: str = "") -> Cell:
@@ -110,7 +111,7 @@ def power_of_ten(value: float, digits: int = 2) -> str:
     return power if short == "1" else f"{short}·{power}"
 
 
-_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random pieces"}
+_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random tokens"}
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ class Header:
 
 
 _MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
-_CAUSAL = Header("Perplexity", "public text, by piece"), Header("Perplexity", "private text")
+_CAUSAL = Header("Perplexity", "public text, by token"), Header("Perplexity", "private text")
 _ENTITIES = Header("Entity F1", "strict, micro, %")
 _LEFT_TO_RIGHT = (
-    "A causal model ranks the secret by what stands before it: as the next piece after the hints."
+    "A causal model ranks the secret by what stands before it: as the next token after the hints."
 )
 
 
@@ -161,6 +162,24 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
     Causal models show their perplexity where others show their accuracy under masks, and no F1.
     """
     causal = _are_causal(models)
+    cost_headers, cost_cells = _cost_columns(models, unit)
+    rows = []
+    for model in models:
+        abilities = (
+            map(measured, (model.perplexity_public, model.perplexity_private))
+            if causal
+            else map(percentage, (model.mlm_public, model.mlm_private, model.f1))
+        )
+        rows.append(
+            (
+                name(model.name),
+                number(model.epsilon_vocabulary, Label.PUBLIC),
+                number(model.epsilon_training, Label.PUBLIC),
+                *cost_cells(model),
+                *abilities,
+                *_exposure_cells(model.exposures),
+            )
+        )
     return Table(
         key="closing",
         caption="What each model costs in privacy, what it can do, and what it remembers",
@@ -168,81 +187,50 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
             Header("Model", numeric=False),
             Header("ε_V", "vocabulary"),
             Header("ε_T", "training"),
-            *_cost_headers(models, unit),
+            *cost_headers,
             *(_CAUSAL if causal else (*_MASKED, _ENTITIES)),
             Header("Exposure", "mean, bits"),
             Header("Exposure", "largest, bits"),
         ),
-        rows=tuple(_closing_row(model, causal, _charged(models)) for model in models),
+        rows=tuple(rows),
         notes=_exposure_notes(models),
     )
 
 
-@dataclass(frozen=True)
-class _Charged:
-    """Which columns of cost a table needs beside the total of the private corpus."""
+def _cost_columns(
+    rows: Sequence[Row], unit: PrivacyUnit
+) -> tuple[tuple[Header, ...], Callable[[Row], tuple[Cell, ...]]]:
+    """Return the columns of the totals, and what fills them for a row.
 
-    tuned: bool  # some row's fine-tuning was charged to the corpus
-    others: tuple[tuple[str, str], ...]  # data sets, each with its unit in words
-
-
-def _charged(rows: Sequence[ModelRow | SweepRow]) -> _Charged:
+    Each data set has columns of its own: no sum over data sets is anybody's guarantee.
+    """
+    tuned = any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows)
     others = {
         total.dataset: "" if total.unit is None else f", per {total.unit}"
         for row in rows
-        for total in row.others
+        for total in row.cost.others
     }
-    tuned = any(
-        row.untuned is not None and row.untuned.corpus.epsilon != row.epsilon_total for row in rows
-    )
-    return _Charged(tuned, tuple(others.items()))
+    headers = [Header("ε", "before fine-tuning")] if tuned else []
+    headers += [Header("ε", f"in total, per {unit}"), Header("δ", "in total")]
+    for dataset, per in others.items():
+        headers += [Header("ε", f"of “{dataset}”{per}"), Header("δ", f"of “{dataset}”")]
+
+    def cells(row: Row) -> tuple[Cell, ...]:
+        untouched = DatasetTotal("", None, 0.0, 0.0)
+        known = {total.dataset: total for total in row.cost.others}
+        shown = [row.cost.corpus, *(known.get(dataset, untouched) for dataset in others)]
+        return (
+            *((total(row.pretrained.corpus.epsilon),) if tuned else ()),
+            *(cell for of_dataset in shown for cell in _total_cells(of_dataset)),
+        )
+
+    return tuple(headers), cells
 
 
-def _cost_headers(rows: Sequence[ModelRow | SweepRow], unit: PrivacyUnit) -> tuple[Header, ...]:
-    """Return the columns of the totals: no sum over data sets is anybody's guarantee."""
-    charged = _charged(rows)
-    return (
-        *((Header("ε", "before fine-tuning"),) if charged.tuned else ()),
-        Header("ε", f"in total, per {unit}"),
-        Header("δ", "in total"),
-        *(
-            header
-            for name, per in charged.others
-            for header in (Header("ε", f"of “{name}”{per}"), Header("δ", f"of “{name}”"))
-        ),
-    )
-
-
-def _cost_cells(row: ModelRow | SweepRow, charged: _Charged) -> tuple[Cell, ...]:
-    before = row.epsilon_total if row.untuned is None else row.untuned.corpus.epsilon
-    others = {total.dataset: (total.epsilon, total.delta) for total in row.others}
-    return (
-        *((total(before),) if charged.tuned else ()),
-        *_total_cells(row.epsilon_total, row.delta),
-        *(
-            cell
-            for name, _ in charged.others
-            for cell in _total_cells(*others.get(name, (0.0, 0.0)))
-        ),
-    )
-
-
-def _total_cells(epsilon: float | None, delta: float) -> tuple[Cell, Cell]:
-    finite = epsilon is not None and math.isfinite(epsilon)
-    told = number(delta, Label.PUBLIC, 2) if finite else Cell(NOT_MEASURED)
-    return total(epsilon), told
-
-
-def _closing_row(model: ModelRow, causal: bool, charged: _Charged) -> tuple[Cell, ...]:
-    return (
-        name(model.name),
-        number(model.epsilon_vocabulary, Label.PUBLIC),
-        number(model.epsilon_training, Label.PUBLIC),
-        *_cost_cells(model, charged),
-        *knowledge(model, causal=causal),
-        *(() if causal else (percentage(model.f1),)),
-        *_exposure_cells(model.exposures),
-    )
+def _total_cells(of_dataset: DatasetTotal) -> tuple[Cell, Cell]:
+    finite = of_dataset.epsilon is not None and math.isfinite(of_dataset.epsilon)
+    delta = number(of_dataset.delta, Label.PUBLIC, 2) if finite else Cell(NOT_MEASURED)
+    return total(of_dataset.epsilon), delta
 
 
 def _exposure_cells(exposures: Exposures | Withheld | None) -> tuple[Cell, Cell]:
@@ -250,11 +238,11 @@ def _exposure_cells(exposures: Exposures | Withheld | None) -> tuple[Cell, Cell]
         return Cell(NOT_MEASURED), Cell(NOT_MEASURED)
     if isinstance(exposures, Withheld):
         return withheld(), withheld()
-    found = summarise(exposures.rows)
-    mean_alarm = found.remembers and found.mean > found.mean_null_high
+    summary = summarise(exposures.rows)
+    mean_alarm = summary.remembers and summary.mean > summary.mean_null_high
     return (
-        bits(found.mean, exposures.label, alarm=mean_alarm),
-        bits(found.largest, exposures.label, alarm=found.remembers),
+        bits(summary.mean, exposures.label, alarm=mean_alarm),
+        bits(summary.largest, exposures.label, alarm=summary.remembers),
     )
 
 
@@ -263,14 +251,14 @@ def _are_causal(models: Sequence[ModelRow]) -> bool:
 
 
 def _exposure_notes(models: Sequence[ModelRow]) -> tuple[str, ...]:
-    measured = [m.exposures for m in models if isinstance(m.exposures, Exposures)]
-    if not measured:
+    shown = [m.exposures for m in models if isinstance(m.exposures, Exposures)]
+    if not shown:
         return ()
-    found = summarise(measured[0].rows)
-    ceiling = math.log2(measured[0].rows[0].candidates)
+    summary = summarise(shown[0].rows)
+    ceiling = math.log2(shown[0].rows[0].candidates)
     return (
         f"Exposure: a model that remembers nothing reads about 1 bit, and stays below "
-        f"{found.mean_null_high:.1f} (mean) and {found.largest_null_high:.1f} (largest group) "
+        f"{summary.mean_null_high:.1f} (mean) and {summary.largest_null_high:.1f} (largest group) "
         f"in 97.5% of cases; a secret always ranked first reads {ceiling:.1f}.",
     )
 
@@ -279,10 +267,7 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
     """Return strict F1 by entity type, then micro; no rows where nothing was measured."""
     types = sorted({kind for model in models for kind in model.f1_by_type})
     rows = [
-        (
-            name(kind),
-            *(percentage(model.f1_by_type.get(kind)) for model in models),
-        )
+        (name(kind), *(percentage(model.f1_by_type.get(kind)) for model in models))
         for kind in types
     ]
     if any(model.f1 is not None for model in models):
@@ -331,10 +316,10 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
 
 def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
-    place = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
+    references = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
     verdict = "yes" if row.remembers else "no"
     chance = f"<{power_of_ten(1e-9)}" if row.p_value < 1e-9 else _probability(row.p_value)
-    ranked = bits(row.rank_exposure, label, detail=place)
+    ranked = bits(row.rank_exposure, label, detail=references)
     return (
         name(model, _CONTEXT_WORDS.get(row.context, row.context)),
         name(row.pattern, f"{row.canaries} canaries"),
@@ -406,6 +391,7 @@ def _fact_cell(fact: Fact) -> Cell:
 
 def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
     """Return the points of a sweep, in its own order."""
+    cost_headers, cost_cells = _cost_columns(points, unit)
     return Table(
         key="sweep",
         caption="Every point of the sweep; each was a release of its own",
@@ -414,7 +400,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             Header("Batch size", "expected units"),
             Header("Epochs"),
             Header("ε_T", f"training, per {unit}"),
-            *_cost_headers(points, unit),
+            *cost_headers,
             Header("Entity F1", "strict, micro, %"),
             *_MASKED,
         ),
@@ -424,7 +410,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
                 number(point.batch_size, Label.PUBLIC),
                 number(point.epochs, Label.PUBLIC),
                 number(point.epsilon_training, Label.PUBLIC),
-                *_cost_cells(point, _charged(points)),
+                *cost_cells(point),
                 percentage(point.f1),
                 percentage(point.mlm_public),
                 percentage(point.mlm_private),
@@ -476,9 +462,9 @@ def side_by_side(table: Table) -> RichTable:
     shown.add_column(table.headers[0].name, overflow="fold")
     for row in table.rows:
         shown.add_column(row[0].text, justify="right", no_wrap=True)
-    for place, header in enumerate(table.headers[1:], start=1):
+    for column, header in enumerate(table.headers[1:], start=1):
         name = f"{header.name}, {header.unit}" if header.unit else header.name
-        shown.add_row(name, *(_text(row[place]) for row in table.rows))
+        shown.add_row(name, *(_text(row[column]) for row in table.rows))
     return shown
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from dp_core.data.corpus import write_corpus
 from dp_core.data.documents import Document
 from dp_core.data.readers import JsonlFields, Quarantine, read_corpus
+from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
-from tasks.protocol import CorpusSpec, StepResult
+from tasks.protocol import CorpusSpec, EntitiesSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.charge import ledger_for
 from tasks.releases.declarations import Opened, open_source
 from tasks.runtime.context import StepContext, StepOutput
-from tasks.steps.quarantine import listed
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 
@@ -54,7 +57,9 @@ def run(spec: CorpusSpec, bench: StepContext) -> StepOutput:
     )
 
 
-def refuse_if_changed(spec: CorpusSpec, result: StepResult, bench: StepContext) -> None:
+def refuse_if_changed(
+    spec: CorpusSpec | EntitiesSpec, result: StepResult, bench: StepContext
+) -> None:
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:
@@ -72,3 +77,29 @@ def _documents(
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)
+
+
+@contextmanager
+def listed(quarantine: Quarantine, bench: StepContext, file: str) -> Iterator[None]:
+    """Read within, then list the items that the reader did not take, whatever becomes of the step.
+
+    The list lies with the output or, of a refused source, in the work folder. It is the operator's:
+    places are names of files, and a folder may be named after its patient, so no line names one.
+
+    Raises:
+        BadInput: what the reader raised; it says where the list is.
+    """
+    try:
+        yield
+    except BadInput as error:
+        path, fix = bench.durable / file, error.fix
+        if quarantine.rejected:
+            with suppress(OSError):  # a full disk makes bad input no better
+                _list(quarantine, path)
+                fix = f"{error.fix} Which ones: {path}".strip()
+        raise BadInput(error.what, where=error.where, fix=fix) from None  # a cause may quote
+    _list(quarantine, bench.out / file)
+
+
+def _list(quarantine: Quarantine, path: Path) -> None:
+    path.write_text(json.dumps(quarantine.summary(), indent=1))

@@ -12,12 +12,13 @@ from dp_core.data.readers.patients import read_patients, with_patients
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
-from tasks.protocol import EntitiesSpec, StepResult
-from tasks.releases import declarations
+from tasks.protocol import EntitiesSpec
 from tasks.releases.charge import refuse_unregistered
 from tasks.releases.declarations import open_source
 from tasks.runtime.context import StepContext, StepOutput
-from tasks.steps.quarantine import listed
+from tasks.steps.corpus import listed, refuse_if_changed
+
+__all__ = ["read_part", "refuse_if_changed", "run", "write_sentences"]
 
 PARTS = ("train", "test")
 
@@ -55,15 +56,6 @@ def run(spec: EntitiesSpec, bench: StepContext) -> StepOutput:
             "digest": bench.content_digest(bench.out),
         },
     )
-
-
-def refuse_if_changed(spec: EntitiesSpec, result: StepResult, bench: StepContext) -> None:
-    """Refuse to answer with what was read from files that have changed since.
-
-    Raises:
-        BadInput: they have, or are no longer what the spec calls them.
-    """
-    declarations.refuse_if_changed(spec, result.facts["source_digests"], bench, spec.data_version)
 
 
 def write_sentences(sentences: list[Sentence], file: Path) -> None:

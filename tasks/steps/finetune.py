@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from dp_core.data.ner import Sentence, label_set, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
-from dp_core.models.hugging_face import save
 from dp_core.models.parameters import Bert
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately, tag
-from dp_core.training.loop import Progress
 from dp_core.vocabulary import wordpiece
-from tasks.protocol import FinetuneSpec, ReleaseRecord
+from tasks.protocol import CAUSAL, FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import finetuning_config, finetuning_plan, planned_release
@@ -26,11 +24,9 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.releases.statements import write_statement
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.entities import read_part
-from tasks.steps.model_kinds import refuse_causal
-from tasks.steps.spending import Spending, measure_totals
+from tasks.steps.training_outputs import Spending, write_model
 from tasks.storage import sha256_of
 
 
@@ -52,7 +48,13 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
     of private sentences without noise, whatever the model is.
     """
     model = model_at(bench, spec.model_uri, field="model_uri")
-    refuse_causal(model, "entity extraction")
+    if model.facts.get("shape", {}).get("kind") == CAUSAL:
+        raise BadInput(
+            "entity extraction needs a model that reads both sides of a word, and this one is"
+            " causal",
+            where="model_uri",
+            fix="Give the output of a pre-training of kind bert or distilbert.",
+        )
     entities = labels_at(bench, spec.entities_uri)
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
@@ -70,11 +72,9 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
     bench.measure("f1", label(scores.micro.f1))
     bench.measure("precision", label(scores.micro.precision))
     bench.measure("recall", label(scores.micro.recall))
-    for kind, own in scores.by_type.items():
-        bench.measure(f"f1/{kind}", label(own.f1))
-    save(tuned.model, bench.out, model.folder)
-    write_statement(bench.out, bench.releases, made_up=bench.made_up)
-    measure_totals(bench)
+    for kind, of_type in scores.by_type.items():
+        bench.measure(f"f1/{kind}", label(of_type.f1))
+    write_model(bench, tuned.model, model)
     types = sorted(scores.by_type) if public else list(spec.entity_types)
     return StepOutput(
         outputs={"model": ""},
@@ -112,11 +112,8 @@ def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Inpu
 
 def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
-    plan, training_config, units = (
-        finetuning_plan(spec),
-        finetuning_config(spec),
-        private_units(entities),
-    )
+    plan, training_config = finetuning_plan(spec), finetuning_config(spec)
+    units = private_units(entities)
     content = manifest(
         kind="finetune",
         entities=entities.facts["digest"],
@@ -135,11 +132,6 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
     train = read_part(entities.folder, "train")
     tokenizer = wordpiece.load(model.folder)
 
-    spending = Spending(bench, plan, spec.updates)
-
-    def told(now: Progress) -> None:
-        bench.progress(now.update, now.updates, spending.tell(now))
-
     trained = finetune_privately(
         model.folder,
         train,
@@ -154,7 +146,7 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         max_length=spec.sequence_length,
         checkpoints=bench.checkpoints(f"checkpoints-{charged.entry.id}"),
         device=spec.device,
-        progress=told,
+        progress=Spending(bench, plan, spec.updates).tell,
     )
     release = charged.settle(weights_released(trained.parameters))
     test = read_part(entities.folder, "test")

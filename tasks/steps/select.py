@@ -16,7 +16,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.config import BertConfig
-from dp_core.models.hugging_face import load, save
+from dp_core.models.hugging_face import load
 from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
@@ -28,22 +28,13 @@ from tasks.protocol import PretrainSpec, SelectSpec
 from tasks.releases.charge import Charge, charge
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_config_of, training_plan
-from tasks.releases.provenance import (
-    PRETRAINED,
-    model_at,
-    private_units,
-    rows_at,
-    vocabulary_at,
-    vocabulary_digest,
-)
-from tasks.releases.statements import write_statement
-from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.releases.provenance import private_units
+from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.messages import silence
-from tasks.steps.spending import measure_totals
-from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
+from tasks.steps.training_inputs import TrainingInputs, held_out
+from tasks.steps.training_outputs import MEASURED_ROWS, model_facts, write_model
 from tasks.storage import sha256_of
 
-MEASURED_ROWS = 1024
 _SHARED = (
     "mode",
     "store_uri",
@@ -77,24 +68,18 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
     """Reserve once, draw how many and which, train, keep the best, settle."""
     first = spec.candidates[0]
     _refuse_unlike(spec)
-    vocabulary = vocabulary_at(bench, first.vocabulary_uri)
-    source = rows_at(bench, first.store_uri, "private", vocabulary, field="store_uri")
-    public = rows_at(bench, first.public_store_uri, "public", vocabulary, field="public_store_uri")
-    private = rows_at(
-        bench, first.private_store_uri, "private", vocabulary, field="private_store_uri"
-    )
-    initial = model_at(
-        bench, first.init_uri, field="init_uri", steps=PRETRAINED, vocabulary=vocabulary
-    )
-    units = private_units(source)
+    inputs = TrainingInputs.open(first, bench)
+    units = private_units(inputs.rows)
     plans = [training_plan(candidate, units.rows_kept) for candidate in spec.candidates]
-    if not (public.folder / HELD_OUT / "store.json").exists():
+    public = held_out(inputs.public)
+    if public is None:
         raise BadInput("no public text was held out to choose by", where="select")
+    assert inputs.initial is not None  # noqa: S101 - every candidate names it
     content = manifest(
         kind="select",
-        store=source.facts["digest"],
-        vocabulary=vocabulary.facts["digest"],
-        initial=sha256_of(initial.folder / "model.safetensors"),
+        store=inputs.rows.facts["digest"],
+        vocabulary=inputs.vocabulary.facts["digest"],
+        initial=sha256_of(inputs.initial.folder / "model.safetensors"),
         candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
         training_configs={
             str(i): training_config_of(c).identity() for i, c in enumerate(spec.candidates)
@@ -107,36 +92,24 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
     )
     charged = charge(bench, units, planned_release(spec), content=content)
     # Only now may the rows be read.
-    store = TokenStore.open(source.folder / TRAIN)
-    if keyed_store_digest(store, bench) != source.facts["digest"]:
-        raise BadInput("the rows are not those that the step wrote", where=first.store_uri)
+    store = inputs.train_store(first, bench)
     with silence():  # what TensorFlow warns of once a training counts the trainings
-        best = _best(spec, bench, plans, store, public, initial, vocabulary, content, charged)
+        best = _best(spec, bench, plans, store, public, inputs, content, charged)
     record = charged.settle(weights_released(best.model.parameters))
-    save(best.model, bench.out, vocabulary.folder)
     bench.measure("mlm_accuracy_public", Dp(best.score))
-    held_out = private.folder / HELD_OUT
-    if (held_out / "store.json").exists():
+    if (private := held_out(inputs.private)) is not None:
         with silence():  # how often TensorFlow has traced before decides whether it warns now
-            accuracy = mlm_accuracy(
-                best.model, TokenStore.open(held_out), seed=first.seed, max_rows=MEASURED_ROWS
-            )
+            accuracy = _accuracy(best.model, private, first.seed)
         bench.measure("mlm_accuracy_private", Operator(accuracy))
-    write_statement(bench.out, bench.releases, made_up=bench.made_up)
-    measure_totals(bench)
+    write_model(bench, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
     return StepOutput(
         outputs={"model": ""},
         facts={
             "mode": "dp",
             "public_documents": False,
-            "parameters": best.model.size,
-            "shape": {"layers": best.model.config.layers, "hidden": best.model.config.hidden},
-            "plan": plans[shown].to_json(),
-            "epsilon_training": record.epsilon,
-            "vocabulary_digest": vocabulary_digest(vocabulary),
-            "weights_digest": sha256_of(bench.out / "model.safetensors"),
-            "chosen": _place(spec.candidates[shown]) if best.candidate >= 0 else None,
+            "chosen": _point(spec.candidates[shown]) if best.candidate >= 0 else None,
+            **model_facts(bench, best.model, inputs.vocabulary, plans[shown], record.epsilon),
         },
         model=f"confide-{units.dataset}",
     )
@@ -147,16 +120,14 @@ def _best(
     bench: StepContext,
     plans: list[ExecutionPlan],
     store: TokenStore,
-    public: Input,
-    initial: Input,
-    vocabulary: Input,
+    public: TokenStore,
+    inputs: TrainingInputs,
     content: bytes,
     charged: Charge,
 ) -> _Trained:
-    event = charged.entry.event
-    assert isinstance(event, RandomCountSelection)  # noqa: S101 - what was reserved
-    measured = TokenStore.open(public.folder / HELD_OUT)
-    words = wordpiece.continuation_pieces(wordpiece.load(vocabulary.folder))
+    event, initial = charged.entry.event, inputs.initial
+    assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - what was reserved
+    words = wordpiece.continuation_pieces(wordpiece.load(inputs.vocabulary.folder))
     best: _Trained | None = None
     for number in range(draw_count(event, charged.seed)):
         drawn = draw_candidate(event, charged.seed, number)
@@ -175,14 +146,16 @@ def _best(
             continuation=words if one.whole_words else None,
         )
         model = _bert(trained)
-        score = mlm_accuracy(model, measured, seed=one.seed, max_rows=MEASURED_ROWS)
-        found = _Trained(drawn, model, score)
-        best = found if best is None or found.rank > best.rank else best
+        candidate = _Trained(drawn, model, _accuracy(model, public, one.seed))
+        best = candidate if best is None or candidate.rank > best.rank else best
     if best is None:  # K = 0: an output that does not depend on the data
         start = _bert(load(initial.folder))
-        seed = spec.candidates[0].seed
-        best = _Trained(-1, start, mlm_accuracy(start, measured, seed=seed, max_rows=MEASURED_ROWS))
+        best = _Trained(-1, start, _accuracy(start, public, spec.candidates[0].seed))
     return best
+
+
+def _accuracy(model: Bert, store: TokenStore, seed: int) -> float:
+    return mlm_accuracy(model, store, seed=seed, max_rows=MEASURED_ROWS)
 
 
 def _refuse_unlike(spec: SelectSpec) -> None:
@@ -203,12 +176,12 @@ def _refuse_unlike(spec: SelectSpec) -> None:
 
 
 def _bert(model: object) -> Bert:
-    found = cast(Bert, model)
-    assert isinstance(found.config, BertConfig)  # noqa: S101 - what it began as
-    return found
+    masked = cast(Bert, model)
+    assert isinstance(masked.config, BertConfig)  # noqa: S101 - what it began as
+    return masked
 
 
-def _place(spec: PretrainSpec) -> dict[str, float]:
+def _point(spec: PretrainSpec) -> dict[str, float]:
     assert spec.plan is not None  # noqa: S101 - narrows the type
     return {
         "noise_multiplier": spec.plan.noise_multiplier,

@@ -18,7 +18,7 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.report.model import Edition, JobReport, ModelRow, Statement, job_edition
+from tasks.report.model import Edition, JobReport, ModelRow, Statement, edition_of
 from tasks.report.page import verdict
 from tasks.report.results import model_row
 from tasks.report.tables import closing_table
@@ -66,7 +66,7 @@ def report(one: ModelRow) -> JobReport:
 
 
 def shown(one: ModelRow, edition: Edition) -> dict[str, float | str | None]:
-    table = closing_table(job_edition(report(one), edition).models, P)
+    table = closing_table(edition_of(report(one), edition).models, P)
     names = [f"{header.name} {header.unit}" for header in table.headers]
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 
@@ -109,4 +109,4 @@ def test_a_model_trained_without_privacy_has_no_finite_total_whatever_it_is_call
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
     one = model_row("dp", vocabulary, model, None, None)
-    assert (one.epsilon_total, one.epsilon_training) == (math.inf, math.inf)
+    assert (one.cost.corpus.epsilon, one.epsilon_training) == (math.inf, math.inf)

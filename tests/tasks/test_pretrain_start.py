@@ -16,10 +16,10 @@ from dp_core.models.parameters import WORD, AnyModel, fresh
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import JobSettings, PretrainSpec, dp_bert_steps
 from tasks.releases.declarations import declare_public
-from tasks.runtime.context import Input, StepContext, content_key
+from tasks.runtime.context import StepContext, content_key
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain
-from tasks.steps.model_kinds import kind_of
+from tasks.steps.training_inputs import TrainingInputs, kind_of
 from tasks.storage import Store
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
@@ -43,7 +43,8 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     folder.mkdir(exist_ok=True)
     wordpiece.save(tokenizer, folder)
     facts = {"vocabulary_size": tokenizer.get_vocab_size()}
-    vocabulary = cast(Input, SimpleNamespace(folder=folder, facts=facts))
+    vocabulary = SimpleNamespace(folder=folder, facts=facts)
+    inputs = cast(TrainingInputs, SimpleNamespace(vocabulary=vocabulary, initial=None))
     ours = deployment_in(tmp_path)
     key = content_key(ours, "content-digest")
     kept = Store(ours.store, ours.cache)
@@ -51,7 +52,7 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     own["content_key"] = lambda: key
     bench = cast(StepContext, SimpleNamespace(**own))
     store = cast(Any, SimpleNamespace(sequence_length=16))
-    return pretrain._start(spec, bench, store, vocabulary, None)
+    return pretrain._start(spec, bench, store, inputs)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])

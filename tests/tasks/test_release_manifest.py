@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tasks.releases import manifest as release_manifest
-from tasks.releases.manifest import BY_VALUE, ENTRIES, code_digest, code_of, imports_of
+from tasks.releases.manifest import BY_VALUE, ENTRIES, SHARED, code_digest, code_of, imports_of
 from tasks.runtime.deployment import CHECKOUT
 
 AFTERWARDS = {  # what a step imports to look at a release, not to make it
     "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
-    "pretrain": {"dp_core.training.evaluate", "dp_core.labels"},
+    "pretrain": {"dp_core.labels"},
     "select": {"dp_core.labels"},
     "finetune": {
         "dp_core.data.ner",
@@ -79,7 +79,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
-    files.append(checkout / "tasks" / "steps" / f"{kind}.py")
+    steps = (f"tasks.steps.{kind}", *SHARED.get(kind, ()))
+    files += [checkout.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
     missing = [
         str(f) for f, changes in zip(files, changed_by(files, kind, checkout), strict=True)
         if not changes
@@ -98,7 +99,9 @@ def test_what_only_looks_at_a_release_changes_no_manifest(kind: str, checkout: P
 def test_a_step_imports_nothing_that_its_manifest_overlooks(kind: str) -> None:
     """Who calls a new module in a step adds it to the entries, or says that it only looks."""
     known = {*code_of(kind).modules, *AFTERWARDS[kind]}
-    for name in imports_of(CHECKOUT / "tasks" / "steps" / f"{kind}.py"):
+    steps = (f"tasks.steps.{kind}", *SHARED.get(kind, ()))
+    files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
+    for name in (name for file in files for name in imports_of(file)):
         if not name.startswith("dp_core") or name.startswith(BY_VALUE):
             continue
         assert name in known or name.rpartition(".")[0] in known, name

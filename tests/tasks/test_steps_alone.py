@@ -37,6 +37,7 @@ from tasks.releases.provenance import operator_only
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.steps import canaries, entities, exposure, finetune, pretrain, token_store, vocabulary
+from tasks.steps.training_inputs import TrainingInputs
 from tasks.storage import Store
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
@@ -353,9 +354,8 @@ def test_the_noise_is_bound_to_rows_and_first_weights(chain: Chain, tmp_path: Pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text(name)
         begun.append(Input(words.result, tmp_path / name))
-    bench = chain.bench("manifests")
     found = {
-        pretrain._manifest(spec, bench, source, words, initial, plan)
+        pretrain._manifest(spec, TrainingInputs(words, source, rows, rows, initial), plan)
         for source in (rows, with_facts(rows, digest="1" * 64))
         for initial in begun
     }

@@ -15,7 +15,9 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import DatasetTotal
 from tasks.report.model import (
+    Cost,
     Curve,
     Exposures,
     Fact,
@@ -46,6 +48,10 @@ def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[Canary
         for rate in rates
         for _ in range(per_group)
     ]
+
+
+def cost(epsilon: float, delta: float) -> Cost:
+    return Cost(DatasetTotal("synthetic-notes", PrivacyUnit.PATIENT, epsilon, delta))
 
 
 def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow, ...]:
@@ -101,8 +107,7 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
             name="Public only",
             epsilon_vocabulary=1.0,
             epsilon_training=0.0,
-            epsilon_total=1.0,
-            delta=1e-7,
+            cost=cost(1.0, 1e-7),
             mlm_public=Dp(0.3141),
             mlm_private=Operator(0.2347),
             f1=Operator(0.6117),
@@ -118,8 +123,7 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
             name="DP",
             epsilon_vocabulary=1.0,
             epsilon_training=6.27,
-            epsilon_total=6.61,
-            delta=1.1e-6,
+            cost=cost(6.61, 1.1e-6),
             mlm_public=Dp(0.3321),
             mlm_private=Operator(0.3767),
             f1=Operator(0.6827),
@@ -135,8 +139,7 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
             name="Non-private",
             epsilon_vocabulary=1.0,
             epsilon_training=math.inf,
-            epsilon_total=math.inf,
-            delta=0.0,
+            cost=cost(math.inf, 0.0),
             mlm_public=Operator(0.3389),
             mlm_private=Operator(0.4783),
             f1=Operator(0.7417),
@@ -260,8 +263,9 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
                         batch_size=batch,
                         epochs=epochs,
                         epsilon_training=epsilon,
-                        epsilon_total=epsilon + 0.7,
-                        delta=1.1e-6,
+                        cost=Cost(
+                            DatasetTotal("synthetic-notes", "patient", epsilon + 0.7, 1.1e-6)
+                        ),
                         f1=Operator(f1),
                         mlm_public=Dp(f1 / 2),
                         mlm_private=Operator(f1 / 2 + 0.0371),

@@ -7,15 +7,19 @@ from dataclasses import replace
 
 import report_examples
 
+from dp_core.privacy.statement import DatasetTotal
 from tasks.report import tables
 from tasks.report import tables as cells
-from tasks.report.model import Edition, JobReport
+from tasks.report.model import Cost, Edition, JobReport
 from tasks.report.page import job_page, verdict
 
 
 def without_total() -> JobReport:
     report = report_examples.job_report()
-    models = tuple(replace(m, epsilon_total=None) if m.kind == "dp" else m for m in report.models)
+    models = tuple(
+        replace(m, cost=Cost(DatasetTotal("", None, None, 0.0))) if m.kind == "dp" else m
+        for m in report.models
+    )
     return replace(report, models=models)
 
 

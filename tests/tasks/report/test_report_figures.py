@@ -11,10 +11,11 @@ from matplotlib.image import imread
 from report_examples import exposure_rows, job_report, sweep_report
 
 from dp_core.labels import Label
+from dp_core.privacy.statement import DatasetTotal
 from tasks.report import figures
 from tasks.report import figures as sweep_figure
 from tasks.report.figures import Drawing
-from tasks.report.model import Exposures, SweepRow, Withheld
+from tasks.report.model import Cost, Exposures, SweepRow, Withheld
 
 REPORT = job_report()
 NAMES = {model.kind: model.name for model in REPORT.models}
@@ -143,7 +144,7 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
 
 
 def _flat(point: SweepRow) -> SweepRow:
-    return dataclasses.replace(point, epsilon_total=math.pi)
+    return dataclasses.replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
 
 
 @pytest.mark.parametrize("key", sorted(DRAWN))

@@ -12,7 +12,7 @@ from rich.console import Console
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.report import tables
-from tasks.report.model import Edition, job_edition
+from tasks.report.model import Edition, edition_of
 from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, rich_table, side_by_side
 
 
@@ -56,7 +56,7 @@ def test_causal_models_show_their_perplexity_and_the_operators_is_withheld() -> 
     models = tuple(dataclasses.replace(m, **causal) for m in report.models)
     report = dataclasses.replace(report, models=models)
     for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
-        table = tables.closing_table(job_edition(report, edition).models, report.unit)
+        table = tables.closing_table(edition_of(report, edition).models, report.unit)
         names = [header.name for header in table.headers]
         assert not {"MLM accuracy", "Entity F1"} & set(names)
         assert all(len(row) == len(names) for row in table.rows)
@@ -107,13 +107,13 @@ def test_entity_types_are_those_of_any_model_and_micro_is_last() -> None:
 def test_types_are_named_where_a_value_may_be_shown_and_only_there() -> None:
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
-    assert all(not row.f1_by_type for row in job_edition(report, Edition.PUBLISHABLE).models)
+    assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
     on_public_labels = dataclasses.replace(dp, f1_by_type={"problem": Dp(0.5)})
     mixed = dataclasses.replace(report, models=(public, on_public_labels, nonprivate))
-    table = tables.entity_table(job_edition(mixed, Edition.PUBLISHABLE).models)
+    table = tables.entity_table(edition_of(mixed, Edition.PUBLISHABLE).models)
     assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
     assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
-    full = tables.entity_table(job_edition(mixed, Edition.OPERATOR).models)
+    full = tables.entity_table(edition_of(mixed, Edition.OPERATOR).models)
     assert len(full.rows) == 4
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from report_examples import exposure_rows, job_report
 
 from dp_core.labels import Label
-from tasks.report.model import Edition, Exposures, JobReport, Kind, job_edition
+from tasks.report.model import Edition, Exposures, JobReport, Kind, edition_of
 from tasks.report.page import verdict
 
 FORGETS, LEARNS = exposure_rows({}, 7), exposure_rows({0.005: 0.01, 0.02: 0.0008}, 27)
@@ -65,6 +65,6 @@ def test_nothing_measured_says_nothing() -> None:
 def test_the_publishable_verdict_does_not_rest_on_withheld_exposure() -> None:
     report = job_report(made_up=False)
     assert verdict(report).tone == "good"
-    published = verdict(job_edition(report, Edition.PUBLISHABLE))
+    published = verdict(edition_of(report, Edition.PUBLISHABLE))
     assert published.tone == "open"
     assert "without privacy" not in published.detail

@@ -1,0 +1,120 @@
+"""What trainings of language models start from: inputs of one vocabulary, rows, a fresh model.
+
+These lines shape releases: they are part of the code in the manifest of a charged training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from dp_core.data.token_store import TokenStore
+from dp_core.errors import BadInput
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.parameters import ModelConfig
+from tasks.protocol import CAUSAL, ModelShape, PretrainSpec
+from tasks.releases.provenance import PRETRAINED, model_at, rows_at, vocabulary_at
+from tasks.report.results import ARCHITECTURES
+from tasks.runtime.context import Input, StepContext
+from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """The outputs of earlier steps that a training reads, all of one vocabulary.
+
+    Attributes:
+        vocabulary: of all of them.
+        rows: the token store whose units train.
+        public: the token store whose held-out rows may be shown to anyone.
+        private: the token store whose held-out rows are measured for the operator.
+        initial: the model before the first update, if an earlier step made it.
+    """
+
+    vocabulary: Input
+    rows: Input
+    public: Input
+    private: Input
+    initial: Input | None
+
+    @classmethod
+    def open(cls, spec: PretrainSpec, bench: StepContext) -> Self:
+        """Open what the spec names, and nothing of another role or vocabulary.
+
+        Raises:
+            BadInput: an input is not what the spec calls it.
+        """
+        vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
+
+        def rows(field: str, role: Literal["public", "private"]) -> Input:
+            return rows_at(bench, getattr(spec, field), role, vocabulary, field=field)
+
+        return cls(
+            vocabulary,
+            rows("store_uri", "public" if spec.mode == "public" else "private"),
+            rows("public_store_uri", "public"),
+            rows("private_store_uri", "private"),
+            model_at(
+                bench, spec.init_uri, field="init_uri", steps=PRETRAINED, vocabulary=vocabulary
+            )
+            if spec.init_uri
+            else None,
+        )
+
+    def train_store(self, spec: PretrainSpec, bench: StepContext) -> TokenStore:
+        """Return the rows that train, as their step wrote them: the noise is bound to them.
+
+        Raises:
+            BadInput: they were altered.
+        """
+        store = TokenStore.open(self.rows.folder / TRAIN)
+        if keyed_store_digest(store, bench) != self.rows.facts["digest"]:
+            raise BadInput("the rows are not those that the step wrote", where=spec.store_uri)
+        return store
+
+
+def held_out(source: Input) -> TokenStore | None:
+    """Return the rows of a store that only measure; None if the corpus was too small for any."""
+    folder = source.folder / HELD_OUT
+    return TokenStore.open(folder) if (folder / "store.json").exists() else None
+
+
+def config_of(shape: ModelShape, vocabulary_size: int, length: int) -> ModelConfig:
+    """Return the config of a fresh model that reads rows of `length` tokens."""
+    if shape.kind == CAUSAL:
+        return Gpt2Config.of_size(
+            vocab_size=vocabulary_size,
+            hidden=shape.hidden,
+            layers=shape.layers,
+            max_positions=length,
+        )
+    return BertConfig.of_size(
+        vocab_size=vocabulary_size,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        max_positions=length,
+        type_vocab=0 if shape.kind == "distilbert" else 2,
+    )
+
+
+def kind_of(config: ModelConfig) -> str:
+    """Return the kind of a model, as settings call it."""
+    if isinstance(config, Gpt2Config):
+        return CAUSAL
+    return "distilbert" if config.distilled else "bert"
+
+
+def refuse_other_architecture(config: ModelConfig, shape: ModelShape) -> None:
+    """Refuse to begin with a causal model where a masked one is trained, and the other way round.
+
+    Raises:
+        BadInput: it says what the folder holds, and what was asked for.
+    """
+    kind = kind_of(config)
+    if (kind == CAUSAL) != (shape.kind == CAUSAL):
+        raise BadInput(
+            f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "
+            f"{ARCHITECTURES[shape.kind]}",
+            where="public_model",
+            fix=f"Set model_kind to {kind}, or give another folder.",
+        )

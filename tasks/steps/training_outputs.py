@@ -1,0 +1,105 @@
+"""What trainings say and leave behind: ε as it is spent, scores, totals, the model's folder."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dp_core.data.token_store import TokenStore
+from dp_core.labels import Public
+from dp_core.models.config import Gpt2Config
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import AnyModel
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.statement import DatasetTotal
+from dp_core.training.evaluate import mlm_accuracy, perplexity
+from dp_core.training.loop import Progress, curve_points
+from tasks.releases.plans import plan_until
+from tasks.releases.provenance import operator_only, vocabulary_digest
+from tasks.releases.statements import write_statement
+from tasks.report.results import totals
+from tasks.runtime.context import Input, StepContext
+from tasks.steps.training_inputs import kind_of
+from tasks.storage import sha256_of
+
+MEASURED_ROWS = 1024
+
+
+class Spending:
+    """Measures the ε of a private training so far: `epsilon_training`, at points of its curve.
+
+    It is this training's own. What the model has cost with all before it is `epsilon`, told once,
+    when it is released (`write_model`).
+    """
+
+    def __init__(self, bench: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
+        self._bench, self._plan = bench, plan
+        self._left, self._spent = curve_points(updates), 0.0
+
+    def tell(self, now: Progress) -> None:
+        """Measure the points that were passed, and report progress with what is spent."""
+        passed = [point for point in self._left if point <= now.update]
+        self._left = self._left[len(passed) :]
+        if self._plan is None:
+            self._bench.progress(now.update, now.updates)
+            return
+        for point in passed:
+            self._spent = epsilon_pld(plan_until(self._plan, point).event(), self._plan.delta)
+            self._bench.measure("epsilon_training", Public(self._spent), point)
+        self._bench.progress(now.update, now.updates, f"ε {self._spent:.3g}")
+
+
+def score(
+    model: AnyModel, store: TokenStore, seed: int, rows: int = MEASURED_ROWS
+) -> tuple[str, float]:
+    """Return the name and value of what tells how well a model knows text like a store's."""
+    if isinstance(model.config, Gpt2Config):
+        return "perplexity", perplexity(model, store, seed=seed, max_rows=rows)
+    return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
+
+
+def write_model(bench: StepContext, model: AnyModel, vocabulary: Input) -> None:
+    """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
+
+    Args:
+        vocabulary: an output whose folder holds the model's vocabulary.
+
+    `epsilon` and `delta` are those of the model's whole ancestry. Of several data sets each has
+    its own, `epsilon/NAME` and `delta/NAME`: they hold other people, so no sum and no largest of
+    them is anybody's guarantee. An infinite or missing total is no number: it is told in words.
+    """
+    save(model, bench.out, vocabulary.folder)
+    write_statement(bench.out, bench.releases, made_up=bench.made_up)
+    of_datasets = totals(bench.releases)
+    for total in of_datasets or (DatasetTotal("", None, 0.0, 0.0),):
+        name = f"/{total.dataset}" if len(of_datasets) > 1 else ""
+        if total.epsilon is None or math.isinf(total.epsilon):
+            words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
+            bench.tracker.tag(f"epsilon{name}", words)
+        else:
+            bench.measure(f"epsilon{name}", Public(total.epsilon))
+            bench.measure(f"delta{name}", Public(total.delta))
+
+
+def model_facts(
+    bench: StepContext,
+    model: AnyModel,
+    vocabulary: Input,
+    plan: ExecutionPlan | None,
+    epsilon: float | None,
+) -> dict[str, Any]:
+    """Return what a pre-training says of the model that it wrote; `epsilon` None: no guarantee."""
+    kept = operator_only(bench.releases)
+    return {
+        "parameters": model.size,
+        "shape": {
+            "kind": kind_of(model.config),
+            "layers": model.config.layers,
+            "hidden": model.config.hidden,
+        },
+        "plan": None if plan is None else plan.to_json(),
+        "epsilon_training": epsilon,
+        "vocabulary_digest": vocabulary_digest(vocabulary),
+        "weights_digest": "" if kept else sha256_of(bench.out / "model.safetensors"),
+    }
