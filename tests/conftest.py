@@ -2,7 +2,11 @@
 
 import importlib.util
 import logging
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +28,30 @@ def _libraries_are_heard_as_before() -> Iterator[None]:
     for handler in logging.root.handlers[:]:
         if type(handler).__module__ == "tasks.runtime.messages":
             logging.root.removeHandler(handler)
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """What a step does to its process is undone at the end: its signal handler, its umask."""
+    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    os.umask(mask)
+
+
+@pytest.fixture
+def as_in_a_process() -> Iterator[None]:
+    """The test runs steps in its own process, which stays as it was."""
+    with process_restored():
+        yield
+
+
+@pytest.fixture(scope="module")
+def e2e_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of a deployment for all tests of a file, and of no other setting."""
+    with process_restored(), pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
+            patch.delenv(name)
+        home = tmp_path_factory.mktemp("e2e") / "home"
+        patch.setenv("CONFIDE_HOME", str(home))
+        yield home

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,18 +37,11 @@ SETTINGS = JobSettings(model_kind="gpt2", **SIZES)
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """What a step does to its process, undone afterwards."""
-    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
-    for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "home"))
+def deployment(e2e_home: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")  # nobody: no tracker is needed
     found = Deployment.from_environment()
     found.prepare()
-    yield found
-    signal.signal(signal.SIGTERM, before)
-    os.umask(mask)
+    return found
 
 
 def run(spec: StepSpec, home: Path) -> int:
@@ -87,9 +77,9 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
 
     pages = Path(steps["report"].output.removeprefix("file://"))
     table = json.loads((pages / "report" / "tables.json").read_text())["closing"]
-    place = [column["name"] for column in table["columns"]].index("Perplexity")
+    column = [c["name"] for c in table["columns"]].index("Perplexity")
     measured = {m.name: m.value for m in result.metrics}
-    assert table["rows"][1][place]["value"] == measured["perplexity_public"] > 1
+    assert table["rows"][1][column]["value"] == measured["perplexity_public"] > 1
     page = (pages / "report" / "report.html").read_text()
     assert "GPT-2, 1 layer × 64" in page
     assert "entity extraction" not in page  # it was not asked for
@@ -98,23 +88,16 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     read = StepResult.model_validate_json((audit / "result.json").read_bytes())
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
-    place = [column["name"] for column in table["columns"]].index("Exposure")
-    assert table["rows"][1][place]["value"] == exposures["exposure_mean"].value
-    assert "as the next piece after the hints" in page
+    column = [c["name"] for c in table["columns"]].index("Exposure")
+    assert table["rows"][1][column]["value"] == exposures["exposure_mean"].value
+    assert "as the next token after the hints" in page
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(
-        root=deployment.store,
-        made_up=True,
-        device="cpu",
-        seed=1,
-        model_uri=steps["dp_pretraining"].output,
-        entities_uri=steps["private_store"].output,
-        epochs=1,
-        batch_size=1,
-        learning_rate=1,
-        sequence_length=8,
-    )
+        root=deployment.store, made_up=True, device="cpu", seed=1,
+        model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
+        epochs=1, batch_size=1, learning_rate=1, sequence_length=8,
+    )  # fmt: skip
     assert run(spec, deployment.home) == 2
     said = "".join(capfd.readouterr())
     assert "reads both sides of a word, and this one is causal" in said
@@ -125,20 +108,13 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     ("settings", "reason"),
     [
         ({"whole_words": True}, "masks nothing"),
-        (
-            {
-                "finetune_privacy": "dp",
-                "entities_format": "columns",
-                "entities_dataset": "labels",
-                "entities_train": "a",
-                "entities_test": "b",
-                "entity_types": "problem",
-                "entities_declared_units": 40,
-            },
-            "not fine-tuned for entities",
-        ),
+        ({
+            "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
+            "entities_train": "a", "entities_test": "b", "entity_types": "problem",
+            "entities_declared_units": 40,
+        }, "not fine-tuned for entities"),
     ],
-)
+)  # fmt: skip
 def test_what_a_causal_model_cannot_do_is_refused_with_the_settings(
     settings: dict[str, object], reason: str
 ) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,19 +34,8 @@ SETTINGS = SweepSettings(
 )  # fmt: skip
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
-            patch.delenv(name)
-        patch.setenv("CONFIDE_HOME", str(tmp_path / "home"))
-        yield Deployment.from_environment()
-    signal.signal(signal.SIGTERM, before)
-    os.umask(mask)
-
-
-def test_one_model_leaves_and_is_charged_once_for_all(deployment: Deployment) -> None:
+def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
+    deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()
     steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point, deployment.store)
     steps["report"] = sweep_report(SETTINGS, deployment.store)

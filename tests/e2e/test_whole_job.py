@@ -12,24 +12,24 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 import re
-import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
-from tasks import cli
+from tasks.commands.export import command as export
 from tasks.demo_data.notes import notes
 from tasks.protocol import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
+from tasks.releases.statements import DATA
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
@@ -61,6 +61,10 @@ class Finished:
 
     def output(self, task: str) -> Path:
         return Path(self.steps[task].output.removeprefix("file://"))
+
+    def statement(self, task: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output(task) / DATA).read_text())
+        return found
 
     def left_behind(self) -> Iterator[tuple[str, bytes]]:
         """Yield every file of the deployment but seeds and keys: its name and what it holds."""
@@ -121,25 +125,12 @@ def _run(finished: Finished, task: str, capture: pytest.CaptureFixture[str]) -> 
     return code
 
 
-@pytest.fixture(scope="module")
-def _as_in_a_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """What a step does to its process, undone afterwards."""
-    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
-            patch.delenv(name)
-        patch.setenv("CONFIDE_HOME", str(tmp_path_factory.mktemp("e2e") / "home"))
-        yield Deployment.from_environment()
-    signal.signal(signal.SIGTERM, before)
-    os.umask(mask)
-
-
 _DONE: list[Finished] = []
 
 
 @pytest.fixture
 def finished(
-    _as_in_a_process: Deployment,
+    e2e_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
     capfd: pytest.CaptureFixture[str],
 ) -> Finished:
@@ -147,7 +138,7 @@ def finished(
     if not _DONE:
         sources = tmp_path_factory.mktemp("sources")
         _write_sources(sources)
-        deployment = _as_in_a_process
+        deployment = Deployment.from_environment()
         deployment.prepare()
         ledger = Ledger.open(deployment.ledger)
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
@@ -258,6 +249,13 @@ def test_a_registered_model_is_the_model_and_nothing_else(
     output = finished.output("dp_pretraining")
     assert {f.name for f in output.iterdir()} - set(files) == {"result.json", "checksums.json"}
     assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
+    for task in ("dp_pretraining", "dp_finetuning"):  # and so is what is exported
+        folder = tmp_path / task
+        words = [str(folder), "--uri", finished.steps[task].output]
+        assert CliRunner().invoke(export, words).exit_code == 0
+        assert {f.name for f in folder.iterdir()} == set(files)
+    files = {f.name: f.read_bytes() for f in (tmp_path / "dp_pretraining").iterdir()}
+    assert files == {name: (output / name).read_bytes() for name in files}
 
 
 def test_the_public_experiment_names_no_type_of_private_labels_and_no_time_of_day(
@@ -290,35 +288,6 @@ def test_progress_on_private_labels_does_not_say_how_many_there_are(finished: Fi
         told = re.findall(rf"{task}: (\d+)/(\d+)", finished.said[task])
         epochs = finished.settings.finetune_epochs
         assert told and {(int(done) <= epochs, int(of)) for done, of in told} == {(True, epochs)}
-
-
-def test_anyone_may_see_how_a_private_training_goes_on_public_text(finished: Finished) -> None:
-    seen = [m for m in finished.result("dp_pretraining").metrics if m.name == "mlm_public"]
-    assert seen
-    assert {m.label for m in seen} == {"dp"}
-    told = finished.result("dp_pretraining").metrics
-    spent = {m.step for m in told if m.name == "epsilon_training"}
-    assert {m.step for m in seen} <= spent
-    before = {
-        m.step: (m.label, m.value)
-        for m in finished.result("dp_pretraining").metrics
-        if m.name == "mlm_public_under_way"
-    }
-    assert before == {m.step: ("operator", m.value) for m in seen}  # until it was released
-    assert max(spent) == finished.settings.updates
-
-
-def test_the_publishable_page_withholds_what_the_operators_page_shows(finished: Finished) -> None:
-    pages = {
-        name: json.loads((finished.output("report") / name / "tables.json").read_text())
-        for name in ("report", "operator_report")
-    }
-    columns = [c["name"] for c in pages["report"]["closing"]["columns"]]
-    f1 = columns.index("Entity F1")
-    for row in pages["report"]["closing"]["rows"]:
-        assert row[f1].get("withheld")
-    for row in pages["operator_report"]["closing"]["rows"]:
-        assert row[f1]["value"] is not None
 
 
 def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Finished) -> None:
@@ -358,24 +327,19 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
 
 def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None:
     ids = [r.ledger_id for r in finished.result("dp_pretraining").releases]
-    for task in ("dp_pretraining",):
-        statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
-        assert statement["private"] is True
-        assert statement["one_plan"] is True
-        assert statement["ledger_ids"] == ids
-        words = (finished.output(task) / "PRIVACY.md").read_text()
-        assert all(entry in words for entry in ids)
+    statement = finished.statement("dp_pretraining")
+    assert (statement["private"], statement["one_plan"]) == (True, True)
+    assert statement["ledger_ids"] == ids
+    words = (finished.output("dp_pretraining") / "PRIVACY.md").read_text()
+    assert all(entry in words for entry in ids)
     # Fine-tuned privately, on labels of a data set of their own: two guarantees, none added.
-    statement = json.loads(
-        (finished.output("dp_finetuning") / "privacy_statement.json").read_text()
-    )
+    statement = finished.statement("dp_finetuning")
     assert (statement["dataset"], statement["private"]) == ("notes", True)
     assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
     assert len(statement["ledger_ids"]) == 3
     # Trained without privacy, or fine-tuned on private labels as they are: the operator's alone.
     for task in ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning"):
-        statement = json.loads((finished.output(task) / "privacy_statement.json").read_text())
-        assert statement["private"] is False
+        assert finished.statement(task)["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 
 
@@ -386,43 +350,10 @@ def _refused(
     changed = finished.settings.model_copy(update=changes)
     steps = dp_bert_steps(changed, finished.deployment.store)
     failing = Finished(finished.deployment, changed, steps, finished.sources)
-    for before in ("private_corpus",) if task == "vocabulary" else ():
-        assert _run(failing, before, capfd) == 0
+    if task == "vocabulary":
+        assert _run(failing, "private_corpus", capfd) == 0
     assert _run(failing, task, capfd) == 2
     return failing.said[task]
-
-
-def test_an_export_is_the_model_and_nothing_else(
-    finished: Finished,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def export(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
-        code = cli.main()
-        return code, "".join(capfd.readouterr())
-
-    code, said = export(str(tmp_path / "given"))
-    assert code == 0, said
-    assert "7 files" in said
-    given = {f.name: f.read_bytes() for f in (tmp_path / "given").iterdir()}
-    output = finished.output("dp_pretraining")
-    assert given == {name: (output / name).read_bytes() for name in given}
-    assert {f.name for f in output.iterdir()} - set(given) == {"result.json", "checksums.json"}
-    for words, reason in (
-        ((str(tmp_path / "given"),), "not empty"),
-        ((str(tmp_path / "no"), "--uri", finished.steps["nonprivate_pretraining"].output),
-         "the operator's alone"),
-        ((str(tmp_path / "no"), "--uri", finished.steps["vocabulary"].output), "no model there"),
-    ):  # fmt: skip
-        code, said = export(*words)
-        assert (code, len(said.strip().splitlines())) == (2, 1), said
-        assert reason in said
-    assert not (tmp_path / "no").exists()
-    code, said = export(str(tmp_path / "tuned"), "--uri", finished.steps["dp_finetuning"].output)
-    assert code == 0, said
-    assert (tmp_path / "tuned" / "PRIVACY.md").exists()
 
 
 def test_an_error_does_not_quote_what_it_read(
@@ -443,18 +374,3 @@ def test_an_error_does_not_quote_what_it_read(
         assert _found(SECRETS, said.encode()) == []
     list_of_them = not_text.partition("Which ones: ")[2].strip()
     assert PATIENT in Path(list_of_them).read_text()
-
-
-def test_notes_without_patients_are_refused_before_anything_is_charged(
-    finished: Finished, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ledger = Ledger.open(finished.deployment.ledger)
-    before = ledger.history("notes")
-    flat = finished.sources / "flat"
-    flat.mkdir()
-    for number in range(5):
-        (flat / f"{number}.txt").write_text("A note of nobody.")
-    changes: dict[str, object] = {"private_format": "text", "private_path": str(flat)}
-    said = _refused(finished, changes, "vocabulary", capfd)
-    assert "documents without a patient id" in said
-    assert ledger.history("notes") == before

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +19,12 @@ JOB = JobSettings(
 
 
 @pytest.fixture
-def home(untracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+def home(
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, as_in_a_process: None
+) -> Deployment:
     monkeypatch.setenv("CONFIDE_HOME", str(untracked.home))
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
-    yield untracked
-    signal.signal(signal.SIGTERM, before)
-    os.umask(mask)
+    return untracked
 
 
 def _budget(deployment: Deployment, tmp_path: Path) -> int:

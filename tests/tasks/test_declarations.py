@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +51,12 @@ class SilentTracker:
 
 @pytest.fixture(autouse=True)
 def home(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, at_home: None
-) -> Iterator[Deployment]:
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, at_home: None, as_in_a_process: None
+) -> Deployment:
     """A deployment in which `ward` is registered as private."""
-    before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
     monkeypatch.setattr(contract, "Tracker", SilentTracker)
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    yield deployment
-    signal.signal(signal.SIGTERM, before)
-    os.umask(mask)
+    return deployment
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from step_outputs import publish
 
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks import cli
-from tasks.protocol import ReleaseRecord, StepResult
+from tasks.protocol import ReleaseRecord
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
@@ -26,12 +27,7 @@ def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Store:
 
 
 def _result(store: Store, step: str, *releases: ReleaseRecord, **facts: object) -> str:
-    uri = f"{store.root}/{step}/{'a' * 16}"
-    result = StepResult(
-        step=step, spec_hash="a" * 64, outputs={}, metrics=[], releases=list(releases), facts=facts
-    )
-    store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
-    return uri
+    return publish(store, f"{store.root}/{step}/{'a' * 16}", releases=releases, **facts)
 
 
 @pytest.fixture
@@ -41,9 +37,7 @@ def model(store: Store, tmp_path: Path) -> str:
     for name, content in FILES.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content)
-    uri = f"{store.root}/pretrain/{'a' * 16}"
-    store.publish(made, uri)
-    assert _result(store, "pretrain") == uri
+    uri = publish(store, f"{store.root}/pretrain/{'a' * 16}", made)
     _result(store, "report", created="2026-01-01", models={"dp_pretraining": uri})
     return uri
 
@@ -171,4 +165,8 @@ def test_a_model_without_privacy_is_not_exported(
     code, said = _export(monkeypatch, capsys, str(tmp_path / "out"), "--uri", model)
     assert code == 2
     assert "the operator's alone" in said
+    words = _result(store, "vocabulary")
+    assert (
+        "no model there" in _export(monkeypatch, capsys, str(tmp_path / "out"), "--uri", words)[1]
+    )
     assert not (tmp_path / "out").exists()

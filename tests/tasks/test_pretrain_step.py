@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import re
 import shutil
@@ -15,17 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from step_outputs import publish, rows_in, vocabulary_in
 
-from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import Unfinished
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.seed_store import SeedStore
-from dp_core.vocabulary import wordpiece
-from tasks.protocol import PretrainSpec, StepResult
+from tasks.protocol import PretrainSpec
 from tasks.protocol.specs import ModelShape, PrivacyPlan
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import RESULT, Store, is_remote
+from tasks.storage import Store, is_remote
 from tasks.storage.uris import backend_for
 
 UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
@@ -99,58 +95,26 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
     )
     Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
     made = untracked.home / "made"
-    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
-    (made / "vocabulary").mkdir(parents=True)
-    wordpiece.save(tokenizer, made / "vocabulary")
-    size = tokenizer.get_vocab_size()
-    writer = TokenStoreWriter(made / "rows" / "train", 8, size)
-    for unit in range(30):
-        writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
-    content = writer.finish().content_digest()
-    key = SeedStore(untracked.keys).create("content-digests").derive("content-digest")
-    facts = {
-        rows: {
-            "role": "private",
-            "dataset": "notes",
-            "unit": "patient",
-            "declared_units": 40,
-            "max_examples_per_unit": 1,
-            "vocabulary_digest": "public",
-            "digest": hmac.new(key, content.encode(), hashlib.sha256).hexdigest(),
-        },
-        public: {"role": "public", "dataset": "public", "vocabulary_digest": "public"},
-        words: {"vocabulary_size": size, "digest": "public"},
-    }
-    for uri, folder in ((rows, "rows"), (public, "rows"), (words, "vocabulary")):
-        store.publish(made / folder, uri)
-        step = uri.split("/")[-2]
-        result = StepResult(step=step, spec_hash="0", outputs={}, metrics=[], facts=facts[uri])
-        store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
-    spec = PretrainSpec(
-        root=untracked.store,
-        made_up=False,
-        mode="dp",
-        store_uri=rows,
-        public_store_uri=public,
-        private_store_uri=rows,
-        vocabulary_uri=words,
-        shape=ModelShape(layers=1, hidden=64),
-        plan=PrivacyPlan(
-            dataset="notes",
-            unit="patient",
-            declared_units=40,
-            noise_multiplier=4.0,
-            clip_norm=0.5,
-            delta=1e-5,
-            examples_per_step=1,
-        ),
-        examples_per_step=1,
-        batch_size=8,
-        updates=UPDATES,
-        learning_rate=0.001,
-        device="cpu",
-        seed=1,
+    size = vocabulary_in(made / "vocabulary")
+    digest = rows_in(untracked, made / "rows", size, "train")
+    publish(
+        store, rows, made / "rows", role="private", dataset="notes", unit="patient",
+        declared_units=40, max_examples_per_unit=1, vocabulary_digest="public", digest=digest,
+    )  # fmt: skip
+    publish(
+        store, public, made / "rows", role="public", dataset="public", vocabulary_digest="public"
     )
+    publish(store, words, made / "vocabulary", vocabulary_size=size, digest="public")
+    plan = PrivacyPlan(
+        dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
+        delta=1e-5, examples_per_step=1,
+    )  # fmt: skip
+    spec = PretrainSpec(
+        root=untracked.store, made_up=False, mode="dp", store_uri=rows, public_store_uri=public,
+        private_store_uri=rows, vocabulary_uri=words, shape=ModelShape(layers=1, hidden=64),
+        plan=plan, examples_per_step=1, batch_size=8, updates=UPDATES, learning_rate=0.001,
+        device="cpu", seed=1,
+    )  # fmt: skip
     return Prepared(untracked, spec)
 
 

@@ -6,7 +6,6 @@ follows from the inputs. Each is refused in one line, before anything is charged
 from __future__ import annotations
 
 import hashlib
-import hmac
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
 from dp_core.data.ner import Sentence
-from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import save
@@ -28,8 +27,6 @@ from dp_core.privacy.mechanisms import (
     ThresholdedHistogram,
     Unaccounted,
 )
-from dp_core.privacy.seed_store import SeedStore
-from dp_core.vocabulary import wordpiece
 from tasks.protocol import (
     CanariesSpec,
     ExposureSpec,
@@ -96,24 +93,11 @@ def house(untracked: Deployment) -> House:
     for name in ("notes", OTHER, "labels"):
         ledger.register_dataset(name, P, 500.0, 1e-3)
     made = untracked.home / "made"
-    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
-    size = tokenizer.get_vocab_size()
-    config = BertConfig.of_size(vocab_size=size, hidden=64, layers=1, max_positions=8)
     wordpiece_folder, rows, model = made / "words", made / "rows", made / "model"
-    for folder in (wordpiece_folder, model):
-        folder.mkdir(parents=True)
-        wordpiece.save(tokenizer, folder)
+    size = vocabulary_in(wordpiece_folder, model)
+    config = BertConfig.of_size(vocab_size=size, hidden=64, layers=1, max_positions=POSITIONS)
     save(fresh(config, 3), model)
-    digest = ""
-    for part in ("train", "held_out"):
-        writer = TokenStoreWriter(rows / part, 8, size)
-        for unit in range(30):
-            writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
-        digest = digest or writer.finish().content_digest()
-        if part == "held_out":
-            writer.finish()
-    key = SeedStore(untracked.keys).create("content-digests").derive("content-digest")
-    keyed = hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()
+    keyed = rows_in(untracked, rows, size, "train", "held_out")
     labels = made / "labels"
     labels.mkdir()
     for part in ("train", "test"):
@@ -127,6 +111,12 @@ def house(untracked: Deployment) -> House:
     shape = {"kind": "bert", "layers": 1, "hidden": 64}
     model_facts = {"shape": shape, "vocabulary_digest": "v"}
     words = {"vocabulary_size": size, "dataset": "notes", "unit": "patient", "digest": "v"}
+    corpus = {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}
+    labelled = {
+        "public": False, "dataset": "labels", "unit": "patient", "all_name_a_patient": False,
+        "digest": "x",
+    }  # fmt: skip
+    cards = made / "canaries"
     held: dict[str, tuple[str, Path, dict[str, Any], list[ReleaseRecord]]] = {
         "words": ("vocabulary", wordpiece_folder, words, [WORDS]),
         "words of documents": ("vocabulary", wordpiece_folder, words | {"unit": "document"}, []),
@@ -134,14 +124,8 @@ def house(untracked: Deployment) -> House:
             "vocabulary", wordpiece_folder, words | {"dataset": OTHER}, [WORDS_ELSEWHERE]
         ),
         "other words": ("vocabulary", wordpiece_folder, words | {"digest": "w"}, [WORDS]),
-        "corpus": (
-            "corpus", rows,
-            {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}, [],
-        ),
-        "nameless": (
-            "corpus", rows,
-            {"role": "private", "dataset": "notes", "all_name_a_patient": False, "digest": "x"}, [],
-        ),
+        "corpus": ("corpus", rows, corpus, []),
+        "nameless": ("corpus", rows, corpus | {"all_name_a_patient": False}, []),
         "public corpus": ("corpus", rows, {"role": "public", "dataset": "public"}, []),
         "private": ("token_store", rows, private, [WORDS]),
         "private elsewhere": ("token_store", rows, private | {"dataset": OTHER}, [WORDS]),
@@ -160,29 +144,18 @@ def house(untracked: Deployment) -> House:
         "operator model": ("pretrain", model, model_facts, [WORDS, USED]),
         "of operator model": ("finetune", model, model_facts, [WORDS, USED]),
         "otherwise worded": ("pretrain", model, model_facts | {"vocabulary_digest": "w"}, [WORDS]),
-        "labels": (
-            "entities", labels,
-            {"public": False, "dataset": "labels", "unit": "patient", "all_name_a_patient": False,
-             "digest": "x"}, [],
-        ),
-        "labels by document": (
-            "entities", labels,
-            {"public": False, "dataset": "labels", "unit": "document", "all_name_a_patient": False,
-             "digest": "x"}, [],
-        ),
-        "canaries": ("canaries", made / "canaries", {"vocabulary_digest": "v", "digest": "c"}, []),
-        "other canaries": (
-            "canaries", made / "canaries", {"vocabulary_digest": "w", "digest": "d"}, []
-        ),
+        "labels": ("entities", labels, labelled, []),
+        "labels by document": ("entities", labels, labelled | {"unit": "document"}, []),
+        "canaries": ("canaries", cards, {"vocabulary_digest": "v", "digest": "c"}, []),
+        "other canaries": ("canaries", cards, {"vocabulary_digest": "w", "digest": "d"}, []),
     }  # fmt: skip
-    uris: dict[str, str] = {}
-    for name, (step, folder, facts, releases) in held.items():
-        uri = uris[name] = f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}"
-        store.publish(folder, uri)
-        result = StepResult(
-            step=step, spec_hash="0", outputs={}, metrics=[], facts=facts, releases=releases
+    uris = {
+        name: publish(
+            store, f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}",
+            folder, releases=releases, **facts,
         )
-        store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+        for name, (step, folder, facts, releases) in held.items()
+    }  # fmt: skip
     return House(untracked, uris)
 
 

@@ -296,7 +296,7 @@ def unprotected(chain: Chain) -> tuple[Input, Bench]:
 
 
 def test_of_a_private_training_scores_on_public_text_are_shown(
-    trained: tuple[Input, Bench],
+    chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     model, bench = trained
     labels = bench.labels()
@@ -305,6 +305,13 @@ def test_of_a_private_training_scores_on_public_text_are_shown(
     for name in ("mlm_accuracy_private", "mlm_public_under_way", "loss", "batch", "clipped"):
         assert labels[name] == {OPERATOR}, name
     assert not operator_only(model.result.releases)
+    values = {
+        name: {m.step: m.value for m in bench.numbers if m.name == name}
+        for name in ("mlm_public", "mlm_public_under_way", "epsilon_training")
+    }
+    assert values["mlm_public"] == values["mlm_public_under_way"] != {}  # until it was released
+    spent = values["epsilon_training"].keys()
+    assert values["mlm_public"].keys() <= spent and max(spent) == chain.training().updates
 
 
 def test_of_a_training_without_privacy_nothing_is_shown(unprotected: tuple[Input, Bench]) -> None:

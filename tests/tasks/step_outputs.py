@@ -1,0 +1,57 @@
+"""Outputs of steps as they would have left them, for tests that begin in the middle of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dp_core.data.token_store import TokenStoreWriter
+from dp_core.privacy.seed_store import SeedStore
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import ReleaseRecord, StepResult
+from tasks.runtime.deployment import Deployment
+from tasks.storage import RESULT, Store
+
+POSITIONS = 8
+
+
+def vocabulary_in(*folders: Path) -> int:
+    """Leave a vocabulary in each folder; return its size."""
+    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
+    for folder in folders:
+        folder.mkdir(parents=True)
+        wordpiece.save(tokenizer, folder)
+    return tokenizer.get_vocab_size()
+
+
+def rows_in(deployment: Deployment, folder: Path, size: int, *parts: str) -> str:
+    """Leave the same rows of 30 units in each part; return their keyed digest."""
+    for part in parts:
+        writer = TokenStoreWriter(folder / part, POSITIONS, size)
+        for unit in range(30):
+            writer.add_unit(str(unit), [[2, 5 + unit % 7, 6 + unit % 5, 7, 3]])
+        content = writer.finish().content_digest()
+    key = SeedStore(deployment.keys).create("content-digests").derive("content-digest")
+    return hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
+
+
+def publish(
+    store: Store,
+    uri: str,
+    folder: Path | None = None,
+    *,
+    releases: Sequence[ReleaseRecord] = (),
+    **facts: Any,
+) -> str:
+    """Publish a folder, if any, and a result as the output of the step that the URI names."""
+    if folder is not None:
+        store.publish(folder, uri)
+    step = uri.split("/")[-2]
+    result = StepResult(
+        step=step, spec_hash="a" * 64, outputs={}, metrics=[], facts=facts, releases=list(releases)
+    )
+    store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+    return uri
