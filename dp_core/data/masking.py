@@ -1,4 +1,4 @@
-"""BERT's masking (Devlin et al. 2019): 15% of the pieces; 80% [MASK], 10% random, 10% kept.
+"""BERT's masking (Devlin et al. 2019): 15% of the tokens; 80% [MASK], 10% random, 10% kept.
 
 Every choice is a function of the row's own key and the position in the row: never of the row's
 place in a batch, nor of any other row (privacy.md, "Independence of rows").
@@ -63,9 +63,9 @@ def mask_rows(
         special: ids that are never masked ([PAD], [CLS], [SEP], [MASK], and [UNK], whose
             prediction teaches nothing) and never put in place of another.
         vocabulary_size: random replacements are uniform over its ordinary ids.
-        max_predictions: K; a row has round(15% of its maskable pieces) predictions, 1 to K.
-        continuation: bool `[V]`, true for pieces that go on with a word (`##…`): whole words are
-            then masked together. Absent: pieces are masked one by one.
+        max_predictions: K; a row has round(15% of its maskable tokens) predictions, 1 to K.
+        continuation: bool `[V]`, true for tokens that go on with a word (`##…`): whole words are
+            then masked together. Absent: tokens are masked one by one.
     """
     tokens = np.asarray(tokens)
     rows, length = tokens.shape
@@ -131,7 +131,7 @@ def _mask_block(
 
 
 def _score_of_word(scores: U64, continues: npt.NDArray[np.bool_]) -> U64:
-    """Give every piece the score of the piece that starts its word."""
+    """Give every token the score of the token that starts its word."""
     columns = np.arange(scores.shape[1])
     starts = np.maximum.accumulate(np.where(continues, 0, columns[None, :]), axis=1)
     return np.take_along_axis(scores, starts, 1)

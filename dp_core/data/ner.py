@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dp_core.data.documents import normalised_id
+from dp_core.data.corpus import normalised_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dp_core.data.corpus import open_corpus
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document, open_corpus
 from dp_core.data.hashing import coin, generator
 from dp_core.data.tokens import word_starts
 from dp_core.errors import BadInput

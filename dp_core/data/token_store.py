@@ -340,9 +340,9 @@ def rows_of_units(
         encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for unit in batch:
             rows = [
-                [special.cls, *pieces, special.sep]
+                [special.cls, *part, special.sep]
                 for encoding in itertools.islice(encoded, len(unit.texts))
-                for pieces in _even_parts(encoding.ids, sequence_length - 2)
+                for part in _even_parts(encoding.ids, sequence_length - 2)
             ]
             yield unit.unit_id, bounded_sample(rows, max_examples_per_unit, unit.unit_id, key)
 

@@ -2,20 +2,21 @@
 
 M rows, S tokens, D hidden, H heads, W = D / H. Rows never meet: no statistic runs over M, which
 is what makes per-row gradients meaningful (docs/privacy.md, independence of rows).
+
+Losses take a batch as every objective makes it: ids (M, S), lengths (M,), positions (M, K) and
+labels (M, K), int32, and weights (M, K), float32, 1 for an answer and 0 for padding. They return
+(M,) float32, each row's mean cross-entropy over its own answers, in nats; 0 for a row without.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
 
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import CLASSIFIER, MLM_BIAS, POOLER, POSITION, TAGGER, TYPE, WORD
-from dp_core.nn.layers import Layers, Tensor, cross_entropy, gelu, shape_of
-
-_FAR_BELOW = -1e9  # added to a padded key's score: its softmax weight is exactly 0 in float32
+from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu, row_means, shape_of
 
 
 def encode(
@@ -31,7 +32,7 @@ def encode(
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
-        ids: (M, S) int32 piece ids.
+        ids: (M, S) int32 token ids.
         lengths: (M,) int32; tokens from there on are padding that nobody attends to.
         asked: (M, K) int32 places whose states are wanted; all if None. The last block computes
             nothing for the others beyond their keys and values, so that asking for few is cheap.
@@ -41,7 +42,7 @@ def encode(
         (M, S, D) float32, or (M, K, D).
     """
     m, s = shape_of(ids)
-    padding = _FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
+    padding = FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
     bias = padding[:, None, None, :]  # (M, 1, 1, S)
     if config.distilled:
         x = layers.embed(ids, None, WORD, POSITION, None)
@@ -65,7 +66,7 @@ def _block(
     shape: tuple[Any, Any],
     asked: Tensor | None,
 ) -> Tensor:
-    attended = _attention(layers, config, name, x, bias, shape, asked)
+    attended = layers.attention(name, x, bias, shape, config.heads, asked)
     if asked is not None:
         x = tf.gather(tf.reshape(x, (*shape, config.hidden)), asked, batch_dims=1)  # (M, K, D)
         x = tf.reshape(x, (shape[0] * shape_of(asked)[1], config.hidden))
@@ -73,31 +74,6 @@ def _block(
     inner = gelu(layers.linear(f"{name}/intermediate", x))  # (N, F)
     outer = layers.linear(f"{name}/output", inner)  # (N, D)
     return layers.layer_norm(f"{name}/output_norm", x + outer, config.layer_norm_epsilon)
-
-
-def _attention(
-    layers: Layers,
-    config: BertConfig,
-    name: str,
-    x: Tensor,
-    bias: Tensor,
-    shape: tuple[Any, Any],
-    asked: Tensor | None,
-) -> Tensor:
-    m, s = shape
-    heads, width = config.heads, config.hidden // config.heads
-    qkv = layers.linear(f"{name}/qkv", x)  # (M·S, 3D)
-    qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
-    q, k, v = tf.unstack(qkv)  # each (M, H, S, W)
-    queries = s
-    if asked is not None:
-        queries = shape_of(asked)[1]
-        places = tf.tile(asked[:, None, :], (1, heads, 1))  # (M, H, K)
-        q = tf.gather(q, places, batch_dims=2)  # (M, H, K, W)
-    scores = layers.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
-    mixed = layers.product(tf.nn.softmax(scores), v)  # (M, H, queries, W)
-    mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, config.hidden))
-    return layers.linear(f"{name}/attention_output", mixed)
 
 
 def mlm_logits(
@@ -131,33 +107,9 @@ def mlm_row_losses(
     labels: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return each row's mean cross-entropy over its own predictions, in nats.
-
-    Args:
-        layers: the layers, which hold the parameters.
-        config: the shape.
-        ids: (M, S) int32.
-        lengths: (M,) int32.
-        positions: (M, K) int32.
-        labels: (M, K) int32, the true pieces.
-        weights: (M, K) float32, 1 for a prediction and 0 for padding.
-
-    Returns:
-        (M,) float32; 0 for a row without predictions. Never divided by anything of the batch.
-    """
+    """Return each row's loss; answers are the tokens that stood at masked positions."""
     logits = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
     return row_means(logits, labels, weights)
-
-
-def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's mean cross-entropy over its own answers: (M·K, V), (M, K) twice -> (M,).
-
-    A row without answers costs 0. Nothing is divided by anything of the batch.
-    """
-    m, k = shape_of(labels)
-    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
-    own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
-    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
 
 
 def tag_logits(layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor) -> Tensor:
@@ -177,20 +129,7 @@ def tag_row_losses(
     labels: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return each row's mean cross-entropy over its own tagged words, in nats.
-
-    Args:
-        layers: the layers, which hold the parameters.
-        config: the shape.
-        ids: (M, S) int32.
-        lengths: (M,) int32.
-        positions: (M, K) int32, the place of each word's first piece.
-        labels: (M, K) int32, the words' tags.
-        weights: (M, K) float32, 1 for a word and 0 for padding.
-
-    Returns:
-        (M,) float32; 0 for a row without words.
-    """
+    """Return each row's loss; answers are words' tags, at the position of their first token."""
     hidden = encode(layers, config, ids, lengths, asked=positions)  # (M, K, D)
     logits = layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))  # (M·K, tags)
     return row_means(logits, labels, weights)
@@ -199,7 +138,7 @@ def tag_row_losses(
 def class_logits(
     layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor | None = None
 ) -> Tensor:
-    """Return the logits of a whole row's classes, from the state of its first piece, [CLS].
+    """Return the logits of a whole row's classes, from the state of its first token, [CLS].
 
     Args:
         layers: the layers, which hold the parameters.
@@ -232,19 +171,6 @@ def class_row_losses(
     labels: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return each row's cross-entropy, in nats.
-
-    Args:
-        layers: the layers, which hold the parameters.
-        config: the shape.
-        ids: (M, S) int32.
-        lengths: (M,) int32.
-        positions: (M, 1) int32, where the second text begins; 0 if there is none.
-        labels: (M, 1) int32, the row's class.
-        weights: (M, 1) float32, 1, or 0 for padding.
-
-    Returns:
-        (M,) float32.
-    """
+    """Return each row's loss; K = 1: positions say where a second text begins, 0 if none does."""
     logits = class_logits(layers, config, ids, lengths, positions[:, 0])
     return row_means(logits, labels, weights)

@@ -1,4 +1,4 @@
-"""GPT-2's decoder: pre-norm Transformer blocks that look back only, and the next piece's logits.
+"""GPT-2's decoder: pre-norm Transformer blocks that look back only, and the next token's logits.
 
 M rows, S tokens, D hidden, H heads, W = D / H. As in the encoder, rows never meet. Padding stands
 at the end of a row, where nothing before it can see it.
@@ -6,36 +6,32 @@ at the end of a row, where nothing before it can see it.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
 
-from dp_core.models.bert import row_means
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import POSITION, WORD
-from dp_core.nn.layers import Layers, Tensor, gelu_new, shape_of
-
-_FAR_BELOW = -1e9  # added to the score of what lies ahead: its softmax weight is exactly 0
+from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu_new, row_means, shape_of
 
 
 def causal_logits(
     layers: Layers, config: Gpt2Config, ids: Tensor, asked: Tensor | None = None
 ) -> Tensor:
-    """Return at each place the logits of the piece after it.
+    """Return at each position the logits of the token after it.
 
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
-        ids: (M, S) int32 piece ids, padded at the end.
-        asked: (M, K) int32 places whose logits are wanted, K static; all if None.
+        ids: (M, S) int32 token ids, padded at the end.
+        asked: (M, K) int32 positions whose logits are wanted, K static; all if None.
 
     Returns:
         (M·S, V) float32, or (M·K, V).
     """
     m, s = shape_of(ids)
     ahead = tf.range(s)[None, :] > tf.range(s)[:, None]  # (S, S)
-    bias = _FAR_BELOW * tf.cast(ahead, tf.float32)
+    bias = FAR_BELOW * tf.cast(ahead, tf.float32)
     x = layers.embed(ids, None, WORD, POSITION, None)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
     for i in range(config.layers):
@@ -56,21 +52,20 @@ def causal_row_losses(
     labels: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return each row's mean cross-entropy over its own predictions, in nats.
+    """Return each row's loss, as `dp_core.models.bert` has them: answers are the next tokens.
 
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32.
         lengths: (M,) unused: padding at the end is seen by nobody, and weighs 0.
-        positions: (M, S − 1) unused: every place but the last is asked for the next piece.
-        labels: (M, S − 1) int32, the piece after each place but the last.
-        weights: (M, S − 1) float32, 1 for a prediction and 0 for padding.
-
-    Returns:
-        (M,) float32; 0 for a row without predictions. Never divided by anything of the batch.
+        positions: (M, S − 1) unused: every position but the last is asked for the next token.
+        labels: (M, S − 1) int32, the token after each position but the last.
+        weights: (M, S − 1) float32.
     """
-    logits = causal_logits(layers, config, ids[:, :-1])  # nobody asks what follows the last place
+    logits = causal_logits(
+        layers, config, ids[:, :-1]
+    )  # nobody asks what follows the last position
     return row_means(logits, labels, weights)
 
 
@@ -79,21 +74,7 @@ def _block(
 ) -> Tensor:
     epsilon = config.layer_norm_epsilon
     normed = layers.layer_norm(f"{name}/attention_norm", x, epsilon)
-    x = x + _attention(layers, config, name, normed, bias, shape)
+    x = x + layers.attention(name, normed, bias, shape, config.heads)
     normed = layers.layer_norm(f"{name}/intermediate_norm", x, epsilon)
     inner = gelu_new(layers.linear(f"{name}/intermediate", normed))  # (M·S, F)
     return x + layers.linear(f"{name}/output", inner)
-
-
-def _attention(
-    layers: Layers, config: Gpt2Config, name: str, x: Tensor, bias: Tensor, shape: tuple[Any, Any]
-) -> Tensor:
-    m, s = shape
-    heads, width = config.heads, config.hidden // config.heads
-    qkv = layers.linear(f"{name}/qkv", x)  # (M·S, 3D)
-    qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
-    q, k, v = tf.unstack(qkv)  # each (M, H, S, W)
-    scores = layers.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
-    mixed = layers.product(tf.nn.softmax(scores), v)  # (M, H, S, W)
-    mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * s, config.hidden))
-    return layers.linear(f"{name}/attention_output", mixed)

@@ -1,4 +1,4 @@
-"""Where Hugging Face keeps each parameter: of BERT, of DistilBERT, of GPT-2.
+"""Model folders as Hugging Face has them: of BERT, of DistilBERT, of GPT-2.
 
 The output projection is the word table itself (tied), and so not stored a second time.
 """
@@ -6,8 +6,9 @@ The output projection is the word table itself (tied), and so not stored a secon
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,119 +39,103 @@ from dp_core.models.parameters import (
     parameter_shapes,
 )
 
-Pair = tuple[str, str | tuple[str, ...]]  # our name, their name or names
+_Names = Mapping[str, str | tuple[str, ...]]  # of a module or table, ours and theirs
 
-
-def pairs(config: ModelConfig, heads: frozenset[str]) -> Iterator[Pair]:
-    """Yield (our name, their name or names), with those of the heads `mlm`, TAGGER, CLASSIFIER."""
-    if isinstance(config, Gpt2Config):
-        yield from _gpt2(config)
-    elif config.distilled:
-        yield from _distilbert(config, heads)
-    else:
-        yield from _bert(config, heads)
-
-
-def prefix(config: ModelConfig) -> str:
-    """Return what the names of the body begin with; models saved without a head lack it."""
-    if isinstance(config, Gpt2Config):
-        return "transformer."
-    return "distilbert." if config.distilled else "bert."
-
-
-def _bert(config: BertConfig, heads: frozenset[str]) -> Iterator[Pair]:
-    yield WORD, "bert.embeddings.word_embeddings.weight"
-    yield POSITION, "bert.embeddings.position_embeddings.weight"
-    yield TYPE, "bert.embeddings.token_type_embeddings.weight"
-    yield from _norm("embeddings/norm", "bert.embeddings.LayerNorm")
-    for i in range(config.layers):
-        ours, theirs = f"layer_{i}", f"bert.encoder.layer.{i}"
-        parts = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-        yield from _fused(f"{ours}/qkv", parts)
-        yield from _linear(f"{ours}/attention_output", f"{theirs}.attention.output.dense")
-        yield from _norm(f"{ours}/attention_norm", f"{theirs}.attention.output.LayerNorm")
-        yield from _linear(f"{ours}/intermediate", f"{theirs}.intermediate.dense")
-        yield from _linear(f"{ours}/output", f"{theirs}.output.dense")
-        yield from _norm(f"{ours}/output_norm", f"{theirs}.output.LayerNorm")
-    if "mlm" in heads:
-        yield from _linear("mlm/transform", "cls.predictions.transform.dense")
-        yield from _norm("mlm/norm", "cls.predictions.transform.LayerNorm")
-        yield MLM_BIAS, "cls.predictions.bias"
-    if TAGGER in heads:
-        yield from _linear(TAGGER, "classifier")
-    if CLASSIFIER in heads:
-        yield from _linear(POOLER, "bert.pooler.dense")
-        yield from _linear(CLASSIFIER, "classifier")
-
-
-def _distilbert(config: BertConfig, heads: frozenset[str]) -> Iterator[Pair]:
-    yield WORD, "distilbert.embeddings.word_embeddings.weight"
-    yield POSITION, "distilbert.embeddings.position_embeddings.weight"
-    yield from _norm("embeddings/norm", "distilbert.embeddings.LayerNorm")
-    for i in range(config.layers):
-        ours, theirs = f"layer_{i}", f"distilbert.transformer.layer.{i}"
-        parts = [f"{theirs}.attention.{part}" for part in ("q_lin", "k_lin", "v_lin")]
-        yield from _fused(f"{ours}/qkv", parts)
-        yield from _linear(f"{ours}/attention_output", f"{theirs}.attention.out_lin")
-        yield from _norm(f"{ours}/attention_norm", f"{theirs}.sa_layer_norm")
-        yield from _linear(f"{ours}/intermediate", f"{theirs}.ffn.lin1")
-        yield from _linear(f"{ours}/output", f"{theirs}.ffn.lin2")
-        yield from _norm(f"{ours}/output_norm", f"{theirs}.output_layer_norm")
-    if "mlm" in heads:
-        yield from _linear("mlm/transform", "vocab_transform")
-        yield from _norm("mlm/norm", "vocab_layer_norm")
-        yield MLM_BIAS, "vocab_projector.bias"
-    if TAGGER in heads:
-        yield from _linear(TAGGER, "classifier")
-    if CLASSIFIER in heads:
-        yield from _linear(POOLER, "pre_classifier")
-        yield from _linear(CLASSIFIER, "classifier")
-
-
-def _gpt2(config: Gpt2Config) -> Iterator[Pair]:
-    yield WORD, "transformer.wte.weight"
-    yield POSITION, "transformer.wpe.weight"
-    for i in range(config.layers):
-        ours, theirs = f"layer_{i}", f"transformer.h.{i}"
-        yield from _norm(f"{ours}/attention_norm", f"{theirs}.ln_1")
-        yield from _linear(f"{ours}/qkv", f"{theirs}.attn.c_attn")
-        yield from _linear(f"{ours}/attention_output", f"{theirs}.attn.c_proj")
-        yield from _norm(f"{ours}/intermediate_norm", f"{theirs}.ln_2")
-        yield from _linear(f"{ours}/intermediate", f"{theirs}.mlp.c_fc")
-        yield from _linear(f"{ours}/output", f"{theirs}.mlp.c_proj")
-    yield from _norm("final_norm", "transformer.ln_f")
-
-
-def _linear(ours: str, theirs: str) -> Iterator[Pair]:
-    yield f"{ours}/kernel", f"{theirs}.weight"
-    yield f"{ours}/bias", f"{theirs}.bias"
-
-
-def _fused(ours: str, theirs: list[str]) -> Iterator[Pair]:
-    yield f"{ours}/kernel", tuple(f"{part}.weight" for part in theirs)
-    yield f"{ours}/bias", tuple(f"{part}.bias" for part in theirs)
-
-
-def _norm(ours: str, theirs: str) -> Iterator[Pair]:
-    yield f"{ours}/gain", f"{theirs}.weight"
-    yield f"{ours}/bias", f"{theirs}.bias"
-
-
+_BERT: _Names = {
+    WORD: "bert.embeddings.word_embeddings",
+    POSITION: "bert.embeddings.position_embeddings",
+    TYPE: "bert.embeddings.token_type_embeddings",
+    "embeddings/norm": "bert.embeddings.LayerNorm",
+    "layer_{}/qkv": tuple(
+        f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "layer_{}/attention_output": "bert.encoder.layer.{}.attention.output.dense",
+    "layer_{}/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "layer_{}/intermediate": "bert.encoder.layer.{}.intermediate.dense",
+    "layer_{}/output": "bert.encoder.layer.{}.output.dense",
+    "layer_{}/output_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    "mlm/transform": "cls.predictions.transform.dense",
+    "mlm/norm": "cls.predictions.transform.LayerNorm",
+    "mlm": "cls.predictions",
+    TAGGER: "classifier",
+    POOLER: "bert.pooler.dense",
+    CLASSIFIER: "classifier",
+}
+_DISTILBERT: _Names = {
+    WORD: "distilbert.embeddings.word_embeddings",
+    POSITION: "distilbert.embeddings.position_embeddings",
+    "embeddings/norm": "distilbert.embeddings.LayerNorm",
+    "layer_{}/qkv": tuple(
+        f"distilbert.transformer.layer.{{}}.attention.{part}"
+        for part in ("q_lin", "k_lin", "v_lin")
+    ),
+    "layer_{}/attention_output": "distilbert.transformer.layer.{}.attention.out_lin",
+    "layer_{}/attention_norm": "distilbert.transformer.layer.{}.sa_layer_norm",
+    "layer_{}/intermediate": "distilbert.transformer.layer.{}.ffn.lin1",
+    "layer_{}/output": "distilbert.transformer.layer.{}.ffn.lin2",
+    "layer_{}/output_norm": "distilbert.transformer.layer.{}.output_layer_norm",
+    "mlm/transform": "vocab_transform",
+    "mlm/norm": "vocab_layer_norm",
+    "mlm": "vocab_projector",
+    TAGGER: "classifier",
+    POOLER: "pre_classifier",
+    CLASSIFIER: "classifier",
+}
+_GPT2: _Names = {
+    WORD: "transformer.wte",
+    POSITION: "transformer.wpe",
+    "layer_{}/attention_norm": "transformer.h.{}.ln_1",
+    "layer_{}/qkv": "transformer.h.{}.attn.c_attn",
+    "layer_{}/attention_output": "transformer.h.{}.attn.c_proj",
+    "layer_{}/intermediate_norm": "transformer.h.{}.ln_2",
+    "layer_{}/intermediate": "transformer.h.{}.mlp.c_fc",
+    "layer_{}/output": "transformer.h.{}.mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+}
 _BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
 _KERNEL = "/kernel"
+
+
+def hf_names(config: ModelConfig, heads: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """Return Hugging Face's name of each parameter; a query-key-value kernel has three.
+
+    Args:
+        config: the model's shape.
+        heads: which of `mlm`, TAGGER and CLASSIFIER it has.
+    """
+    names = [n for n in parameter_shapes(config) if "mlm" in heads or not n.startswith("mlm/")]
+    linear = [h for h in (TAGGER, CLASSIFIER) if h in heads]
+    linear += [POOLER] if CLASSIFIER in heads else []
+    names += [f"{head}/{leaf}" for head in linear for leaf in ("kernel", "bias")]
+    return {name: _hf_name(name, _table(config)) for name in names}
+
+
+def _table(config: ModelConfig) -> _Names:
+    if isinstance(config, Gpt2Config):
+        return _GPT2
+    return _DISTILBERT if config.distilled else _BERT
+
+
+def _hf_name(ours: str, table: _Names) -> tuple[str, ...]:
+    module, leaf = (ours, "table") if ours in table else ours.rsplit("/", 1)
+    layer = _LAYER.match(module)
+    theirs = table[_LAYER.sub("layer_{}", module)]
+    return tuple(
+        name.format(layer and layer[1]) + (".bias" if leaf == "bias" else ".weight")
+        for name in ((theirs,) if isinstance(theirs, str) else theirs)
+    )
+
+
+_LAYER = re.compile(r"^layer_(\d+)")
 
 
 def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
     """Return the same parameters under Hugging Face's names; a head's become `classifier`."""
     out: Arrays = {}
-    for ours, theirs in pairs(config, heads_of(parameters)):
-        value = parameters[ours]
-        if isinstance(theirs, str):
-            out[theirs] = _turned(ours, value, config)
-        else:
-            thirds = np.split(value, 3, axis=-1)
-            names = zip(theirs, thirds, strict=True)
-            out |= {name: _turned(ours, third, config) for name, third in names}
+    for ours, theirs in hf_names(config, heads_of(parameters)).items():
+        parts = np.split(parameters[ours], len(theirs), axis=-1)
+        names = zip(theirs, parts, strict=True)
+        out |= {name: _transposed(ours, part, config) for name, part in names}
     return out
 
 
@@ -163,10 +148,9 @@ def from_hf(
     """
     known = {_modern(name, config): value for name, value in tensors.items()}
     out: Arrays = {}
-    for ours, theirs in pairs(config, heads):
-        names = [theirs] if isinstance(theirs, str) else list(theirs)
-        if all(name in known for name in names):
-            parts = [_turned(ours, known[name].astype(np.float32), config) for name in names]
+    for ours, theirs in hf_names(config, heads).items():
+        if all(name in known for name in theirs):
+            parts = [_transposed(ours, known[name].astype(np.float32), config) for name in theirs]
             out[ours] = np.ascontiguousarray(np.concatenate(parts, axis=-1))
     return out
 
@@ -180,13 +164,14 @@ def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
 def _modern(name: str, config: ModelConfig) -> str:
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    own = prefix(config)
-    return own + name if name.startswith(_BODY) and not name.startswith(own) else name
+    # What the names of the body begin with; models saved without a head lack it.
+    prefix = str(_table(config)[WORD]).split(".", 1)[0] + "."
+    return prefix + name if name.startswith(_BODY) and not name.startswith(prefix) else name
 
 
-def _turned(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
-    turn = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
-    return np.ascontiguousarray(value.T if turn else value)
+def _transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    transpose = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
+    return np.ascontiguousarray(value.T if transpose else value)
 
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
@@ -237,7 +222,8 @@ def load_model(folder: Path) -> AnyModel:
         BadInput: files missing, another architecture, or tensors that do not fit the config.
     """
     about = _read_config(folder)
-    config = _shape(about)
+    kind = Gpt2Config if about.get("model_type") == "gpt2" else BertConfig
+    config = kind.from_hf(about)
     head = _classifier(about)
     found = from_hf(_read_tensors(folder), config, frozenset({"mlm"} if head is None else {head}))
     shapes = parameter_shapes(config)
@@ -256,12 +242,6 @@ def load_model(folder: Path) -> AnyModel:
     return Model(config, found, _labels(about))
 
 
-def _shape(about: dict[str, Any]) -> ModelConfig:
-    if about.get("model_type") == "gpt2":
-        return Gpt2Config.from_hf(about)
-    return BertConfig.from_hf(about)
-
-
 def _classifier(about: dict[str, Any]) -> str | None:
     """Return the classifier that the config speaks of, if any."""
     words = about.get("architectures") or ()
@@ -278,18 +258,14 @@ def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
         files = [WEIGHTS]
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
             files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
-        return {k: v for name in files for k, v in load_file(_inside(folder, name)).items()}
+        # A file of the folder itself, whatever the index says.
+        return {k: v for name in files for k, v in load_file(folder / Path(name).name).items()}
     except _UNUSABLE as error:
         raise BadInput(
             f"{WEIGHTS} cannot be read",
             where=str(folder),
             fix="Give a Hugging Face folder of a BERT, DistilBERT or GPT-2 with safetensors.",
         ) from error
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """Return a file of the folder itself, whatever its index says."""
-    return folder / Path(name).name
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -315,36 +291,36 @@ _CONTINUES = "##"
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only marker: it stands before a text and after it
 
 
-def load_with_vocabulary(folder: Path, pieces: Sequence[str], seed: int) -> AnyModel:
+def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyModel:
     """Read a model for another vocabulary.
 
-    Pieces that the folder's own vocabulary has keep their embedding and output bias. The others
+    Tokens that the folder's own vocabulary has keep their embedding and output bias. The others
     are drawn around the mean of the old table with its deviation, and get the mean bias: then the
-    logits of pieces the model has never seen are ordinary ones, and do not outbid all others
+    logits of tokens the model has never seen are ordinary ones, and do not outbid all others
     (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
 
     Args:
         folder: the model, with `vocab.txt`, or `tokenizer.json`, or GPT-2's `vocab.json`.
-        pieces: the new vocabulary, in order of id; WordPiece's.
+        tokens: the new vocabulary, in order of id; WordPiece's.
         seed: public.
 
     Raises:
         BadInput: as `load_model`, or a folder without its vocabulary.
     """
     model = load_model(folder)
-    old = read_pieces(folder)
+    old = read_vocabulary(folder)
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("a vocabulary larger than the model's table", where=str(folder))
     pairs = np.array(
-        [(new, old[piece]) for new, piece in enumerate(pieces) if piece in old], np.int64
+        [(new, old[token]) for new, token in enumerate(tokens) if token in old], np.int64
     ).reshape(-1, 2)
-    draws = initial_values({WORD: (len(pieces), table.shape[1])}, 1.0, seed)[WORD]
+    draws = initial_values({WORD: (len(tokens), table.shape[1])}, 1.0, seed)[WORD]
     changed = {WORD: table.mean(0) + table.std(0) * draws}
     changed[WORD][pairs[:, 0]] = table[pairs[:, 1]]
     if MLM_BIAS in model.parameters:
-        changed[MLM_BIAS] = _moved(model.parameters[MLM_BIAS], pairs, len(pieces))
-    config = model.config.with_vocabulary(len(pieces))
+        changed[MLM_BIAS] = _moved(model.parameters[MLM_BIAS], pairs, len(tokens))
+    config = model.config.with_vocabulary(len(tokens))
     return Model(config, model.parameters | changed, model.labels)
 
 
@@ -354,8 +330,8 @@ def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> ND
     return out
 
 
-def read_pieces(folder: Path) -> dict[str, int]:
-    """Return the ids of a model folder's pieces, GPT-2's under their WordPiece names.
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Return the ids of a model folder's tokens, GPT-2's under their WordPiece names.
 
     Raises:
         BadInput: no vocabulary there that can be read.
@@ -363,24 +339,24 @@ def read_pieces(folder: Path) -> dict[str, int]:
     try:
         if (folder / VOCABULARY).is_file():
             lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")
-            return {piece.rstrip("\r"): i for i, piece in enumerate(lines) if piece}
+            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}
         if (folder / _BYTE_LEVEL).is_file():
-            return _as_word_pieces(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
+            return _as_wordpiece(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
         about = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))["model"]
         vocabulary: dict[str, int] = about["vocab"]
-        return _as_word_pieces(vocabulary) if about["type"] == "BPE" else vocabulary
+        return _as_wordpiece(vocabulary) if about["type"] == "BPE" else vocabulary
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
             f"no readable {VOCABULARY}, {_BYTE_LEVEL} or {_WHOLE}", where=str(folder)
         ) from error
 
 
-def _as_word_pieces(byte_level: dict[str, int]) -> dict[str, int]:
-    """Rename byte-level pieces: those with a space before them begin a word, the others go on."""
+def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:
+    """Rename byte-level tokens: those with a space before them begin a word, the others go on."""
     decoder = decoders.ByteLevel()
     out = {}
-    for piece, i in byte_level.items():
-        text = decoder.decode([piece])
+    for token, i in byte_level.items():
+        text = decoder.decode([token])
         out[text[1:] if text.startswith(" ") else _CONTINUES + text] = i
     if _END_OF_TEXT in byte_level:
         out |= dict.fromkeys(("[CLS]", "[SEP]"), byte_level[_END_OF_TEXT])

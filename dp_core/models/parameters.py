@@ -24,7 +24,7 @@ Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
 MLM_BIAS = "mlm/bias"
-TAGGER = "tagger"  # classifies pieces
+TAGGER = "tagger"  # classifies tokens
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
 HEADS = ("mlm/", f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # what stands on a BERT's encoder
 
@@ -56,42 +56,26 @@ AnyModel = Model[ModelConfig]
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every parameter, a BERT's MLM head among them."""
-    d = config.hidden
-    shapes = {WORD: (config.vocab_size, d), POSITION: (config.max_positions, d)}
+    d, f = config.hidden, config.intermediate
+    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
+    shapes[POSITION] = (config.max_positions, d)
+    norms = ("attention_norm", "intermediate_norm")  # before attention and before the MLP
+    if isinstance(config, BertConfig):
+        norms = ("attention_norm", "output_norm")  # behind both
+        if not config.distilled:
+            shapes[TYPE] = (config.type_vocab, d)
+        shapes |= _norm("embeddings/norm", d)
+    for i in range(config.layers):
+        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
+        shapes |= _linear(f"layer_{i}/attention_output", d, d)
+        shapes |= _linear(f"layer_{i}/intermediate", d, f)
+        shapes |= _linear(f"layer_{i}/output", f, d)
+        for norm in norms:
+            shapes |= _norm(f"layer_{i}/{norm}", d)
     if isinstance(config, Gpt2Config):
-        return shapes | _decoder(config)
-    if not config.distilled:
-        shapes[TYPE] = (config.type_vocab, d)
-    return shapes | _encoder(config)
-
-
-def _decoder(config: Gpt2Config) -> dict[str, tuple[int, ...]]:
-    d, f = config.hidden, config.intermediate
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i in range(config.layers):
-        shapes |= _norm(f"layer_{i}/attention_norm", d)
-        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
-        shapes |= _linear(f"layer_{i}/attention_output", d, d)
-        shapes |= _norm(f"layer_{i}/intermediate_norm", d)
-        shapes |= _linear(f"layer_{i}/intermediate", d, f)
-        shapes |= _linear(f"layer_{i}/output", f, d)
-    return shapes | _norm("final_norm", d)
-
-
-def _encoder(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    d, f = config.hidden, config.intermediate
-    shapes = _norm("embeddings/norm", d)
-    for i in range(config.layers):
-        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
-        shapes |= _linear(f"layer_{i}/attention_output", d, d)
-        shapes |= _norm(f"layer_{i}/attention_norm", d)
-        shapes |= _linear(f"layer_{i}/intermediate", d, f)
-        shapes |= _linear(f"layer_{i}/output", f, d)
-        shapes |= _norm(f"layer_{i}/output_norm", d)
-    shapes |= _linear("mlm/transform", d, d)
-    shapes |= _norm("mlm/norm", d)
-    shapes[MLM_BIAS] = (config.vocab_size,)
-    return shapes
+        return shapes | _norm("final_norm", d)
+    mlm = _linear("mlm/transform", d, d) | _norm("mlm/norm", d)
+    return shapes | mlm | {MLM_BIAS: (config.vocab_size,)}
 
 
 def _linear(name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:

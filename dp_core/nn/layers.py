@@ -1,4 +1,4 @@
-"""The few layers a BERT is made of, each reading its parameters by name.
+"""The layers that Transformers are made of, each reading its parameters by name.
 
 The forward pass is written once against this class; `dp_core.privacy.clipping` gives a subclass
 that also notes down what went in and what came out of each layer.
@@ -35,15 +35,15 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[...
     highest = tf.reduce_max(logits, axis=1, keepdims=True)  # (N, 1)
     powers = tf.exp(logits - highest)  # (N, V)
     total = tf.reduce_sum(powers, axis=1)  # (N,)
-    own = tf.gather(logits, labels, batch_dims=1)  # (N,)
+    at_label = tf.gather(logits, labels, batch_dims=1)  # (N,)
 
     def backward(g: Tensor) -> tuple[Tensor, None]:
         rows = tf.range(tf.shape(labels)[0])
-        places = tf.stack([rows, labels], axis=1)  # (N, 2)
+        positions = tf.stack([rows, labels], axis=1)  # (N, 2)
         spread = powers * (g / total)[:, None]
-        return tf.tensor_scatter_nd_sub(spread, places, g), None
+        return tf.tensor_scatter_nd_sub(spread, positions, g), None
 
-    return tf.math.log(total) + highest[:, 0] - own, backward
+    return tf.math.log(total) + highest[:, 0] - at_label, backward
 
 
 def _gelu_new(x: Tensor) -> tuple[Tensor, Backward]:
@@ -57,24 +57,30 @@ def _gelu_new(x: Tensor) -> tuple[Tensor, Backward]:
     return 0.5 * x * (1.0 + bent), backward
 
 
-_gelu_new_with_gradient = tf.custom_gradient(_gelu_new)
-_gelu_with_gradient = tf.custom_gradient(_gelu)
-_cross_entropy_with_gradient = tf.custom_gradient(_cross_entropy)
-
-
 def gelu(x: Tensor) -> Tensor:
     """x·Φ(x), exactly (Hendrycks and Gimpel 2016), as Hugging Face's `gelu` computes it."""
-    return _gelu_with_gradient(x)
+    return tf.custom_gradient(_gelu)(x)
 
 
 def gelu_new(x: Tensor) -> Tensor:
     """x·Φ(x) approximately, by tanh, as GPT-2 and Hugging Face's `gelu_new` compute it."""
-    return _gelu_new_with_gradient(x)
+    return tf.custom_gradient(_gelu_new)(x)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """−log softmax at the label, in nats: (N, V), (N,) -> (N,)."""
-    return _cross_entropy_with_gradient(logits, labels)
+    return tf.custom_gradient(_cross_entropy)(logits, labels)
+
+
+def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return each row's mean cross-entropy over its own answers: (M·K, V), (M, K) twice -> (M,).
+
+    A row without answers costs 0. Nothing is divided by anything of the batch.
+    """
+    m, k = shape_of(labels)
+    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
+    own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
+    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
 
 
 def standardise(x: Tensor, epsilon: float) -> Tensor:
@@ -117,6 +123,7 @@ def compute_type(precision: str) -> Any:
 
 
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
+FAR_BELOW = -1e9  # added to a score that must not count: its softmax weight is exactly 0
 
 
 class Layers:
@@ -144,6 +151,43 @@ class Layers:
             return tf.matmul(a, b, transpose_b=transpose_b)
         factors = (tf.cast(factor, self._type) for factor in (a, b))
         return tf.cast(tf.matmul(*factors, transpose_b=transpose_b), tf.float32)
+
+    def attention(
+        self,
+        name: str,
+        x: Tensor,
+        bias: Tensor,
+        shape: tuple[Any, Any],
+        heads: int,
+        asked: Tensor | None = None,
+    ) -> Tensor:
+        """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
+
+        Args:
+            name: of the block: its `qkv` and `attention_output` are used.
+            x: (M·S, D).
+            bias: added to scores; broadcast to (M, heads, queries, S).
+            shape: M and S.
+            heads: how many.
+            asked: (M, K) int32 positions that query; all if None.
+
+        Returns:
+            (M·S, D), or (M·K, D).
+        """
+        (m, s), d = shape, x.shape[-1]
+        width = d // heads  # W
+        qkv = self.linear(f"{name}/qkv", x)  # (M·S, 3D)
+        qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
+        q, k, v = tf.unstack(qkv)  # each (M, heads, S, W)
+        queries = s
+        if asked is not None:
+            queries = shape_of(asked)[1]
+            positions = tf.tile(asked[:, None, :], (1, heads, 1))  # (M, heads, K)
+            q = tf.gather(q, positions, batch_dims=2)  # (M, heads, K, W)
+        scores = self.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
+        mixed = self.product(tf.nn.softmax(scores), v)  # (M, heads, queries, W)
+        mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, d))
+        return self.linear(f"{name}/attention_output", mixed)
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""

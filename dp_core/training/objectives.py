@@ -130,7 +130,7 @@ def masked_lm(continuation: Flags | None = None) -> Objective:
 
     Args:
         continuation: (V,) true for pieces that go on with a word, to mask whole words; see
-            `wordpiece.continuation_pieces`. None masks pieces one by one.
+            `wordpiece.continuation_tokens`. None masks pieces one by one.
     """
     examples = partial(masked_examples, continuation=continuation)
     return Objective("masked-lm", examples, mlm_row_losses)

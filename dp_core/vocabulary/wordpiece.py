@@ -28,11 +28,11 @@ _REPEATS_PER_LINE = 1000
 
 
 def learn(noised: Mapping[str, int], size: int) -> Tokenizer:
-    """Return a BERT tokenizer (lower case) with at most `size` pieces.
+    """Return a BERT tokenizer (lower case) with at most `size` tokens.
 
     Args:
         noised: released words and noised counts.
-        size: at most this many pieces; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4.
+        size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4.
 
     Raises:
         BadInput: nothing was released, or `size` has no room for an alphabet.
@@ -45,7 +45,7 @@ def learn(noised: Mapping[str, int], size: int) -> Tokenizer:
         )
     if size < 4 * len(SPECIAL_TOKENS):
         raise BadInput(
-            f"{size} pieces are too few", where="vocabulary size", fix="Use 100 or more."
+            f"{size} tokens are too few", where="vocabulary size", fix="Use 100 or more."
         )
     base = [*SPECIAL_TOKENS, *_alphabet(noised, (size - len(SPECIAL_TOKENS)) // 2)]
     learner = Tokenizer(WordPiece(unk_token="[UNK]"))  # noqa: S106
@@ -67,8 +67,8 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocab = tokenizer.get_vocab()
-    pieces = sorted(vocab, key=vocab.__getitem__)
-    (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in pieces), encoding="utf-8")
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in tokens), encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "BertTokenizer",
@@ -81,37 +81,37 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> Tokenizer:
-    """Return the tokenizer of a folder with a `vocab.txt` (one piece a line, BERT's).
+    """Return the tokenizer of a folder with a `vocab.txt` (one token a line, BERT's).
 
     Raises:
         BadInput: no vocabulary there, or one without BERT's special tokens.
     """
     path = Path(folder) / "vocab.txt"
     try:
-        pieces = path.read_text(encoding="utf-8").split("\n")
+        tokens = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
             "no readable vocabulary", where=str(path), fix="Run the vocabulary step."
         ) from error
-    if pieces and not pieces[-1]:
-        pieces.pop()
-    tokenizer = _bert({piece.rstrip("\r"): i for i, piece in enumerate(pieces)})
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    tokenizer = _bert({token.rstrip("\r"): i for i, token in enumerate(tokens)})
     SpecialIds.of(tokenizer)
     return tokenizer
 
 
-def continuation_pieces(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """Return bool `[V]`: true for pieces that go on with a word."""
+def continuation_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+    """Return bool `[V]`: true for tokens that go on with a word."""
     out = np.zeros(tokenizer.get_vocab_size(), np.bool_)
-    for piece, i in tokenizer.get_vocab().items():
-        out[i] = piece.startswith(_PREFIX) and len(piece) > len(_PREFIX)
+    for token, i in tokenizer.get_vocab().items():
+        out[i] = token.startswith(_PREFIX) and len(token) > len(_PREFIX)
     return out
 
 
 def _alphabet(noised: Mapping[str, int], room: int) -> list[str]:
     """Return the released characters, each as a start and as a continuation of words.
 
-    At most `room` pieces: where there are more, those of the most frequent characters.
+    At most `room` tokens: where there are more, those of the most frequent characters.
     """
     weight: Counter[str] = Counter()
     for word, count in noised.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
 from tasks.demo_data.patients import CONDITIONS, LABS, Condition, Medication, Patient, draw_surname
 from tasks.demo_data.templates import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
 from tasks.demo_data.templates import Block, Span, expand, pick, read_table
 

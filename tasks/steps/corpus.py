@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dp_core.data.corpus import write_corpus
-from dp_core.data.documents import Document
-from dp_core.data.readers import JsonlFields, Quarantine, read_corpus
+from dp_core.data.corpus import Document, write_corpus
+from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.notes import notes

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from dp_core.data.ner import Sentence, label_set
-from dp_core.data.readers import Quarantine
-from dp_core.data.readers.labelled import read_sentences
 from dp_core.data.readers.patients import read_patients, with_patients
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences

@@ -7,11 +7,11 @@ import math
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
-from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_pieces
+from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.loop import CURVE_POINTS, Probe, Progress, curve_points, pretrain
-from dp_core.vocabulary.wordpiece import continuation_pieces, load
+from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.protocol import PretrainSpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.declarations import open_source
@@ -51,7 +51,7 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
     # Only now may the rows be read.
     store = inputs.train_store(spec, bench)
     start = _start(spec, bench, store, inputs)
-    words = continuation_pieces(load(inputs.vocabulary.folder)) if spec.whole_words else None
+    words = continuation_tokens(load(inputs.vocabulary.folder)) if spec.whole_words else None
     model = pretrain(
         model=start,
         store=store,
@@ -119,7 +119,7 @@ def _start(
         (source,) = spec.sources
         folder = open_source(source, bench).path
         refuse_own_model(folder, "public_model")
-        pieces = list(read_pieces(inputs.vocabulary.folder))
+        pieces = list(read_vocabulary(inputs.vocabulary.folder))
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
         refuse_other_architecture(public_model.config, spec.shape)
         return language_model(public_model)

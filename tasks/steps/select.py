@@ -127,7 +127,7 @@ def _best(
 ) -> _Trained:
     event, initial = charged.entry.event, inputs.initial
     assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - what was reserved
-    words = wordpiece.continuation_pieces(wordpiece.load(inputs.vocabulary.folder))
+    words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
     best: _Trained | None = None
     for number in range(draw_count(event, charged.seed)):
         drawn = draw_candidate(event, charged.seed, number)

@@ -17,8 +17,7 @@ import pytest
 from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
-from dp_core.data.corpus import open_corpus, write_corpus
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.ner import Sentence
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError

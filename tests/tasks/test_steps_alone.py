@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from dp_core.audit.canaries import Canary
-from dp_core.data.corpus import write_corpus
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document, write_corpus
 from dp_core.data.ner import Sentence
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.data.documents import Document, normalised_id
+from dp_core.data.corpus import Document, normalised_id
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     BOM,
     LONGEST,
     bare_name,
-    bounded_lines,
     damage_told,
     input_files,
     is_unicode,
-    open_bytes,
+    text_lines,
 )
 
 
@@ -37,29 +36,26 @@ def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Itera
     A document without an id is named by its file and line.
     """
     for file in input_files(path, ".jsonl", quarantine):
-        with damage_told(path, file, quarantine), open_bytes(file) as stream:
-            for number, line in enumerate(bounded_lines(stream), 1):
-                place = f"{bare_name(file)}:{number}"
-                found = _document(line, place, fields)
-                if isinstance(found, Document):
+        with damage_told(path, file, quarantine):
+            for number, line in text_lines(file):
+                location = f"{bare_name(file)}:{number}"
+                document = _document(line, location, fields)
+                if isinstance(document, Document):
                     quarantine.take()
-                    yield found
-                elif found is not None:
-                    quarantine.reject(found, place)
+                    yield document
+                elif document is not None:
+                    quarantine.reject(document, location)
 
 
-def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document | Reason | None:
+def _document(line: str | Reason, location: str, fields: JsonlFields) -> Document | Reason | None:
     """Return a line's document, why there is none, or None for a blank line."""
-    if line is None:
-        return Reason.TOO_LONG
-    try:
-        decoded = line.decode().removeprefix(BOM)
-    except UnicodeDecodeError:
-        return Reason.ENCODING
-    if not decoded.strip():
+    if isinstance(line, Reason):
+        return line
+    line = line.removeprefix(BOM)  # of a file that was joined from several
+    if not line.strip():
         return None
     try:
-        row = json.loads(decoded)
+        row = json.loads(line)
     except (ValueError, RecursionError):  # also a number of thousands of digits
         return Reason.NOT_JSON
     if not isinstance(row, dict):
@@ -78,4 +74,4 @@ def _document(line: bytes | None, place: str, fields: JsonlFields) -> Document |
         return Reason.ENCODING
     if len(text) > LONGEST:
         return Reason.TOO_LONG
-    return Document(document or place, patient, text.replace("\r\n", "\n"), admission)
+    return Document(document or location, patient, text.replace("\r\n", "\n"), admission)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dp_core.data.documents import Document, normalised_id
+from dp_core.data.corpus import Document, normalised_id
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     BOM,

@@ -11,17 +11,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
-    BOM,
     DAMAGED,
     bare_name,
-    bounded_lines,
     damage_told,
     input_files,
-    open_bytes,
     place_of,
+    text_lines,
 )
 
 LARGEST = 128_000_000  # bytes of a document: a novel has one million
@@ -57,23 +55,12 @@ def _documents(file: Path) -> Iterator[tuple[str, str | Reason]]:
 
 def _lines(file: Path) -> Iterator[str | Reason]:
     """Yield the lines with `\\n` at their ends, or what is wrong with them."""
-    first = True
     try:
-        with open_bytes(file) as stream:
-            for raw in bounded_lines(stream, keep_ends=True):
-                yield Reason.TOO_LONG if raw is None else _decoded(raw, first)
-                first = False
+        for _, line in text_lines(file, keep_ends=True):
+            is_bad = isinstance(line, Reason)
+            yield line if is_bad else line.replace("\r\n", "\n").replace("\r", "\n")
     except DAMAGED:
         yield Reason.UNREADABLE
-
-
-def _decoded(raw: bytes, first: bool) -> str | Reason:
-    try:
-        line = raw.decode()
-    except UnicodeDecodeError:
-        return Reason.ENCODING
-    line = line.removeprefix(BOM) if first else line
-    return line.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class _Piece:

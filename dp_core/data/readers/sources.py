@@ -1,4 +1,8 @@
-"""Files packed by gzip or xz, unpacked piece by piece: a small one cannot become a huge one."""
+"""How every reader finds and opens the files of a source, packed by gzip or xz or plain.
+
+A source holds regular files and folders, or it is refused. Files are unpacked piece by piece: a
+small one cannot become a huge one. Errors name the source alone: files may be named after patients.
+"""
 
 from __future__ import annotations
 
@@ -133,8 +137,7 @@ def unpacked(raw: IO[bytes], name: str) -> IO[bytes]:
     return io.BufferedReader(_Unpacked(raw, kind)) if kind in PACKED else raw
 
 
-# What a damaged or half-written file raises while it is read.
-UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+UNREADABLE = (OSError, *DAMAGED)
 LONGEST = 8_000_000  # bytes of a line, characters of a note: longer is no text, but a broken file
 BOM = "\ufeff"
 
@@ -324,14 +327,14 @@ def bounded_lines(
 _DIGITS = 9  # of an offset, a line or a token: more lie beyond any document
 
 
-def text_lines(file: Path) -> Iterator[tuple[int, str | Reason]]:
-    """Yield (line number from 1, the line or why it cannot be read).
+def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, str | Reason]]:
+    """Yield (line number from 1, the line or why it cannot be read), as `bounded_lines`.
 
     Raises:
         UNREADABLE, TooMuch: one of these; the file is damaged, half-written, or a bomb.
     """
     with open_bytes(file) as stream:
-        for number, raw in enumerate(bounded_lines(stream), 1):
+        for number, raw in enumerate(bounded_lines(stream, keep_ends=keep_ends), 1):
             if raw is None:
                 yield number, Reason.TOO_LONG
                 continue

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dp_core.data.ner import Sentence, entities
 from dp_core.data.readers.columns import iob2
-from dp_core.data.readers.labelled import read_sentences
 from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 
 

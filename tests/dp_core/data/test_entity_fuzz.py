@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.readers.labelled import read_sentences
 from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 
 SECRET = "zyxsecret"

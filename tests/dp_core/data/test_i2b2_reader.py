@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dp_core.data.ner import Sentence
-from dp_core.data.readers.labelled import read_sentences
 from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 
 TEXT = "Has chest  pain today .\n\nGiven Aspirin 81 mg ; repeat EKG .\n"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.corpus import open_corpus, write_corpus
-from dp_core.data.documents import Document, normalised_id
+from dp_core.data.corpus import Document, normalised_id, open_corpus, write_corpus
 from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import iter_units
-from dp_core.data.readers import read_corpus
+from dp_core.data.readers.registry import read_corpus
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.corpus import open_corpus, write_corpus
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.errors import BadInput
 
 DOCUMENTS = st.lists(

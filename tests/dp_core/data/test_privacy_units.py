@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.corpus import write_corpus
-from dp_core.data.documents import Document
+from dp_core.data.corpus import Document, write_corpus
 from dp_core.data.privacy_units import Unit, iter_units
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_core.data.ner import Sentence, entities, sentence_spans, token_spans
-from dp_core.data.readers.labelled import read_sentences
 from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 
 ARTICLE = """\

@@ -9,7 +9,7 @@ import pytest
 
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import load_with_vocabulary, read_pieces, save
+from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary, save
 from dp_core.models.parameters import Model, fresh
 
 SIZES = {"hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 5}
@@ -94,7 +94,7 @@ def test_the_vocabulary_is_read_from_tokenizer_json_where_there_is_no_other(bert
     vocabulary = {piece: i for i, piece in enumerate(OLD)}
     whole = {"model": {"type": "WordPiece", "vocab": vocabulary}}
     (folder / "tokenizer.json").write_text(json.dumps(whole))
-    assert read_pieces(folder) == vocabulary
+    assert read_vocabulary(folder) == vocabulary
 
 
 def test_a_folder_without_its_vocabulary_is_refused(bert):

@@ -23,7 +23,7 @@ from dp_core.models.hugging_face import (
     load,
     load_model,
     load_with_vocabulary,
-    read_pieces,
+    read_vocabulary,
     save,
 )
 from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel
@@ -95,7 +95,7 @@ def ours(theirs: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactor
     """Models that we saved, and what transformers read in them."""
     folder = tmp_path_factory.mktemp("ours")
     models = {name: load_model(theirs / name) for name in NAMES}
-    pieces = list(read_pieces(vocabulary))
+    pieces = list(read_vocabulary(vocabulary))
     for name in ("bert", "distilbert", "gpt2"):
         models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
     models["student"] = student_of(load(theirs / "bert"))
@@ -146,7 +146,7 @@ def test_matching_pieces_keep_what_transformers_stored(ours: Path, theirs: Path)
     old, new = load(theirs / "bert"), load(ours / "bert of a new vocabulary")
     lines = (theirs / "bert" / "vocab.txt").read_text().split()
     kept = 0
-    for piece, i in read_pieces(ours / "bert of a new vocabulary").items():
+    for piece, i in read_vocabulary(ours / "bert of a new vocabulary").items():
         if piece in lines:
             kept += 1
             for name in ("embeddings/word", "mlm/bias"):

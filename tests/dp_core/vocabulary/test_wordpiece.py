@@ -115,9 +115,9 @@ def test_special_tokens_written_in_text_are_text(tmp_path: Path) -> None:
     assert not {2, 3, 4} & set(ids[1:-1])
 
 
-def test_continuation_pieces() -> None:
+def test_continuation_tokens() -> None:
     tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
-    mask = wordpiece.continuation_pieces(tokenizer)
+    mask = wordpiece.continuation_tokens(tokenizer)
     assert mask.dtype == np.bool_
     assert {p for p in pieces(tokenizer) if p.startswith("##") and p != "##"} == {
         p for p, i in tokenizer.get_vocab().items() if mask[i]

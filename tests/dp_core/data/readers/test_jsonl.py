@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.documents import Document
-from dp_core.data.readers import JsonlFields, Quarantine, Reason, read_corpus
+from dp_core.data.corpus import Document
+from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput
 

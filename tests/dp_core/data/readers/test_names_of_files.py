@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dp_core.data.readers import Quarantine, Reason, read_corpus
-from dp_core.data.readers.labelled import read_sentences
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus, read_sentences
 from dp_core.errors import BadInput
 
 NAME = "doe_john_1961"

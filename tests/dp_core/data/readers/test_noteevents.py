@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.documents import Document
-from dp_core.data.readers import Quarantine, Reason, read_corpus
+from dp_core.data.corpus import Document
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
 
 HEADER = '"ROW_ID","SUBJECT_ID","HADM_ID","CATEGORY","ISERROR","TEXT"'

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.documents import Document
-from dp_core.data.readers import Quarantine, Reason, read_corpus
+from dp_core.data.corpus import Document
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput
 

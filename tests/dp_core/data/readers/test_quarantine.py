@@ -2,7 +2,7 @@
 
 import pytest
 
-from dp_core.data.readers import Quarantine, Reason
+from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 
 

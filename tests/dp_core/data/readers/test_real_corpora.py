@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.readers import Quarantine, read_corpus
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
 
 pytestmark = pytest.mark.skipif(

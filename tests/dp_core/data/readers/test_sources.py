@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.readers import Quarantine, Reason, read_corpus
 from dp_core.data.readers import sources as packed
-from dp_core.data.readers.labelled import read_sentences
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus, read_sentences
 from dp_core.data.readers.sources import entries, open_regular
 from dp_core.errors import BadInput
 
@@ -226,9 +226,9 @@ def test_files_of_another_kind_are_listed(tmp_path: Path) -> None:
 BOMBS = """
 import resource, sys
 from pathlib import Path
-from dp_core.data.readers import (read_corpus)
+from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import (BadInput)
-from dp_core.data.readers.labelled import (read_sentences)
+from dp_core.data.readers.registry import (read_sentences)
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 for path in map(Path, sys.argv[1:]):
     format = path.name.partition(".")[0]

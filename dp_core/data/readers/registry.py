@@ -1,0 +1,93 @@
+"""The formats that are read, by name: of documents, and of sentences with entity labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from dp_core.data.corpus import Document
+from dp_core.data.ner import Sentence
+from dp_core.data.readers.columns import read_columns
+from dp_core.data.readers.i2b2 import read_i2b2
+from dp_core.data.readers.jsonl import JsonlFields, read_jsonl
+from dp_core.data.readers.noteevents import read_noteevents
+from dp_core.data.readers.plain_text import read_plain_text
+from dp_core.data.readers.pubtator import read_pubtator
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.errors import BadInput
+
+Item = TypeVar("Item", covariant=True)
+
+
+class Reader(Protocol[Item]):
+    """Reads one format."""
+
+    def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[Item]:
+        """Yield what a file or folder holds; put what cannot be used into quarantine."""
+
+
+LABELLED_READERS: Mapping[str, Reader[Sentence]] = {
+    "i2b2": read_i2b2,  # folders of .txt and .con
+    "columns": read_columns,  # token and tag; .tsv in a folder
+    "pubtator": read_pubtator,  # .txt in a folder
+}
+
+
+def corpus_readers(fields: JsonlFields | None = None) -> Mapping[str, Reader[Document]]:
+    """Return the readers of documents by format.
+
+    Args:
+        fields: names of the fields of `jsonl`.
+    """
+    return {
+        "text": read_plain_text,
+        "jsonl": lambda path, quarantine: read_jsonl(path, quarantine, fields or JsonlFields()),
+        "noteevents": read_noteevents,
+    }
+
+
+def read_corpus(
+    format: str,
+    path: Path | str,
+    quarantine: Quarantine | None = None,
+    *,
+    fields: JsonlFields | None = None,
+) -> Iterator[Document]:
+    """Yield the documents of a file or folder.
+
+    Args:
+        format: one of `corpus_readers`; files of each may be .gz or .xz.
+        path: a file, or a folder that is searched at any depth.
+        quarantine: counts what is not taken; a new one by default.
+        fields: names of the fields of `jsonl`.
+
+    Raises:
+        BadInput: a wrong path, format or header; a source that holds something else than files
+            and folders, or what may not be read; a damaged .csv or .jsonl file; or, at the end,
+            too large a share in quarantine. Never with any text in it.
+    """
+    return _read(corpus_readers(fields), "a corpus", format, Path(path), quarantine)
+
+
+def read_sentences(
+    format: str, path: Path | str, quarantine: Quarantine | None = None
+) -> Iterator[Sentence]:
+    """Yield the sentences of a file or folder; as `read_corpus`, of `LABELLED_READERS`."""
+    return _read(LABELLED_READERS, "an entities", format, Path(path), quarantine)
+
+
+def _read(
+    readers: Mapping[str, Reader[Item]],
+    kind: str,
+    format: str,
+    path: Path,
+    quarantine: Quarantine | None,
+) -> Iterator[Item]:
+    if format not in readers:
+        raise BadInput(
+            f"{format!r} is not {kind} format", where="format", fix=f"Use {', '.join(readers)}."
+        )
+    quarantine = Quarantine() if quarantine is None else quarantine
+    yield from readers[format](path, quarantine)
+    quarantine.finish(str(path))
