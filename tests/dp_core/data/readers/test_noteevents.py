@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reader_contract import NAME, SECRET, BadItem, ReaderContract
+from reader_contract import read as read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
@@ -17,9 +19,29 @@ from dp_core.errors import BadInput
 HEADER = '"ROW_ID","SUBJECT_ID","HADM_ID","CATEGORY","ISERROR","TEXT"'
 
 
-def read(file: Path, share: float = 1.0) -> tuple[list[Document], Quarantine]:
-    q = Quarantine(share)
-    return list(read_corpus("noteevents", file, q)), q
+class TestNoteevents(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "noteevents", ".csv", "SUBJECT_ID,TEXT\n1,good\n"
+    MANY = "ROW_ID,SUBJECT_ID,HADM_ID,ISERROR,TEXT\n" + "".join(
+        f'{i},{i % 5},1,,"{SECRET} note ""{i}""\nline"\n' for i in range(30)
+    )
+    BAD_ITEMS = tuple(
+        BadItem(
+            {"N.csv": HEADER.encode() + b'\n1,10,1,"c",,"x"\n' + row + b'\n1,10,1,"c",,"x"\n'},
+            reason,
+            "N.csv:3",
+            2,
+        )
+        for row, reason in (
+            (b'2,10,1,"c",,"' + b"zyxsecret " * 900_000 + b'"', Reason.TOO_LONG),  # 9 MB
+            (b'2,10,1,"c",," \n "', Reason.EMPTY),
+            (b'2,,1,"c",,"zyxsecret"', Reason.NO_PATIENT),
+            (b'2,10,1,"c",,"zyxsecret \xff"', Reason.ENCODING),
+        )
+    )
+
+
+def read(file: Path) -> tuple[list[Document], Quarantine]:
+    return read_format("noteevents", file)
 
 
 def write(folder: Path, text: str | bytes, name: str = "NOTEEVENTS.csv") -> Path:
@@ -63,25 +85,6 @@ def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
         Document("NOTEEVENTS.csv:2", "7", "a\nb"),
         Document("NOTEEVENTS.csv:4", "8", "c"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (b'2,10,1,"c",,"' + b"secretword " * 900_000 + b'"', Reason.TOO_LONG),  # 10 MB
-        (b'2,10,1,"c",," \n "', Reason.EMPTY),
-        (b'2,,1,"c",,"secretword"', Reason.NO_PATIENT),
-        (b'2,10,1,"c",,"secretword \xff"', Reason.ENCODING),
-    ],
-    ids=range(4),
-)
-def test_bad_rows_are_counted_where_they_stand(tmp_path: Path, row: bytes, reason: Reason) -> None:
-    good = b'1,10,1,"c",,"x"\n'
-    file = write(tmp_path, HEADER.encode() + b"\n" + good + row + b"\n" + good)
-    docs, q = read(file)
-    assert [d.text for d in docs] == ["x", "x"]
-    assert q.counts == {reason: 1}
-    assert q.places[reason] == ["NOTEEVENTS.csv:3"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mar
     assert refused > len(NOTES) // 3
 
 
-@pytest.mark.parametrize("text", ["", "\n", "a,b\n1,2\n", HEADER.replace("TEXT", "NOTE")])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", HEADER.replace("TEXT", "NOTE")])
 def test_wrong_columns_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(BadInput, match="a header lacks"):
         read(write(tmp_path, text))
@@ -161,6 +164,15 @@ def test_wrong_columns_are_refused(tmp_path: Path, text: str) -> None:
 def test_a_header_alone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing to read"):
         read(write(tmp_path, HEADER + "\n"))
+
+
+def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.csv").write_text("a,b\n1,2\n")
+    quarantine = Quarantine()
+    with pytest.raises(BadInput, match="a header lacks SUBJECT_ID and TEXT") as told:
+        list(read_corpus("noteevents", tmp_path, quarantine))
+    assert NAME not in str(told.value)
+    assert quarantine.places[Reason.WRONG_COLUMNS] == [f"{NAME}.csv"]
 
 
 @settings(max_examples=40, deadline=None)

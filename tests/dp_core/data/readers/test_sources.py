@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import lzma
 import os
-import socket
 import subprocess
 import sys
 import zlib
@@ -17,14 +15,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reader_contract import STRANGE
+from reader_contract import read as read_format
 
 from dp_core.data.readers import sources as packed
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import read_corpus, read_sentences
-from dp_core.data.readers.sources import entries, open_regular
+from dp_core.data.readers.sources import open_regular
 from dp_core.errors import BadInput
 
-NAME = "doe_john_1961"
 FORMATS = {
     "text": "good.txt",
     "jsonl": "good.jsonl",
@@ -33,78 +32,16 @@ FORMATS = {
     "pubtator": "good.txt",
     "i2b2": "good.txt",
 }
-GOOD = {
-    "text": "good",
-    "jsonl": '{"text": "good"}',
-    "noteevents": "SUBJECT_ID,TEXT\n1,good\n",
-    "columns": "good O\n",
-    "pubtator": "1|t|good\n1|a|good\n",
-    "i2b2": "good\n",
-}
 
 
-def folder_of(format: str, top: Path) -> Path:
-    """Return a folder with one good file (of i2b2, with its concepts)."""
-    folder = top / "source"
-    folder.mkdir()
-    (folder / FORMATS[format]).write_text(GOOD[format])
-    if format == "i2b2":
-        (folder / "good.con").write_text("")
-    return folder
+def read(format: str, path: Path) -> int:
+    return len(read_format(format, path)[0])
 
 
-def read(format: str, path: Path, quarantine: Quarantine | None = None) -> int:
-    reader = read_corpus if format in ("text", "jsonl", "noteevents") else read_sentences
-    return len(list(reader(format, path, quarantine)))
-
-
-def pipe(place: Path) -> None:
-    os.mkfifo(place)
-
-
-def plug(place: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        here = Path.cwd()
-        os.chdir(place.parent)  # a socket's path is short
-        try:
-            made.bind(place.name)
-        finally:
-            os.chdir(here)
-
-
-def outside(place: Path) -> Path:
-    found = place.parents[1] / "outside"
-    found.mkdir(exist_ok=True)
-    (found / "note.txt").write_text("good")
-    return found
-
-
-STRANGE: dict[str, Callable[[Path], None]] = {
-    "pipe": pipe,
-    "socket": plug,
-    "endless": lambda p: p.symlink_to("/dev/zero"),
-    "dangling": lambda p: p.symlink_to("nowhere"),
-    "linked file": lambda p: p.symlink_to(outside(p) / "note.txt"),
-    "linked folder": lambda p: p.symlink_to(outside(p)),
-    "linked within": lambda p: p.symlink_to(next(f for f in p.parent.iterdir() if f.is_file())),
-    "loop": lambda p: p.symlink_to(p.name),
-}
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("kind", STRANGE)
-def test_what_is_neither_file_nor_folder_refuses_the_source(
-    tmp_path: Path, format: str, kind: str
-) -> None:
-    source = folder_of(format, tmp_path)
-    STRANGE[kind](source / f"{NAME}{Path(FORMATS[format]).suffix}")
-    with pytest.raises(BadInput, match="a link, a pipe or a device") as told:
-        read(format, source)
-    assert NAME not in str(told.value)
-    listed = str(told.value).split("`")[-2]  # the command that names it, for the operator
-    found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
-    assert NAME in found.stdout
-    assert found.stdout.count("\n") == 1
+@pytest.mark.parametrize("read_any", [read_corpus, read_sentences])
+def test_an_unknown_format_is_refused(tmp_path: Path, read_any: Callable[..., object]) -> None:
+    with pytest.raises(BadInput, match=r"is not an? (corpus|entities) format"):
+        list(read_any("word", tmp_path))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "endless", "dangling", "loop"])
@@ -116,7 +53,9 @@ def test_a_source_that_is_neither_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
-    source = folder_of("text", tmp_path)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "good.txt").write_text("good")
     (tmp_path / "named").symlink_to(source)
     (tmp_path / "named.txt").symlink_to(source / "good.txt")
     assert read("text", tmp_path / "named") == read("text", tmp_path / "named.txt") == 1
@@ -130,97 +69,16 @@ def test_opening_never_waits(tmp_path: Path) -> None:
             open_regular(place)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_folder_that_may_not_be_read_refuses_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    source = folder_of(format, tmp_path)
-    (source / NAME).mkdir()
-    scandir = os.scandir
-
-    def denied(place: object) -> object:
-        if str(place).endswith(NAME):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        return scandir(place)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(BadInput, match="a folder in it may not be read") as told:
-        read(format, source)
-    assert NAME not in str(told.value)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_may_not_be_read_refuses_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    source = folder_of(format, tmp_path)
-    bad = source / f"{NAME}{Path(FORMATS[format]).suffix}"
-    bad.write_text(GOOD[format])
-    if format == "i2b2":
-        bad.with_suffix(".con").write_text("")
-    opened = os.open
-
-    def denied(place: object, *how: int) -> int:
-        if place == bad:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        return opened(place, *how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "open", denied)
-    quarantine = Quarantine()
-    with pytest.raises(BadInput, match="unreadable") as told:
-        read(format, source, quarantine)
-    assert NAME not in str(told.value)
-    assert quarantine.places[Reason.UNREADABLE] == [bad.name]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
 def test_closed_folders_and_files_are_refused(tmp_path: Path) -> None:
-    source = folder_of("text", tmp_path)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "good.txt").write_text("good")
     for place in (source / "good.txt", source):
         place.chmod(0)
         with pytest.raises(BadInput, match="read"):
             read("text", source)
         place.chmod(0o700)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_a_name_that_is_not_utf_8_refuses_the_source(
-    tmp_path: Path, format: str, is_folder: bool
-) -> None:
-    source = folder_of(format, tmp_path)
-    name = os.fsencode(source) + b"/caf\xe9"
-    try:
-        if is_folder:
-            os.mkdir(name)  # noqa: PTH102 - bytes
-        else:
-            os.close(os.open(name + b".md", os.O_CREAT | os.O_WRONLY))
-    except OSError:
-        pytest.skip("this file system holds UTF-8 names alone")
-    with pytest.raises(BadInput, match="a name in it is not UTF-8") as told:
-        read(format, source)
-    assert "caf" not in str(told.value)
-    str(told.value).encode()
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b"], ids=range(3))
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_name_that_no_file_system_holds_is_refused(
-    tmp_path: Path, format: str, name: str
-) -> None:
-    with pytest.raises(BadInput, match="no such file or folder"):
-        read(format, tmp_path / name)
-
-
-def test_files_of_another_kind_are_listed(tmp_path: Path) -> None:
-    source = folder_of("i2b2", tmp_path)
-    (source / "deep").mkdir()
-    (source / "deep" / "note.text").write_text("a patient's, misnamed")
-    quarantine = Quarantine()
-    assert read("i2b2", source, quarantine) == 1
-    assert quarantine.summary()["places_passed_over"] == ["deep/note.text"]
-    assert (quarantine.rejected, quarantine.passed_over) == (0, 1)
-    assert [f.name for f in entries(source)] == ["note.text", "good.con", "good.txt"]
 
 
 BOMBS = """
@@ -277,9 +135,8 @@ def test_an_xz_file_cannot_ask_for_memory(tmp_path: Path) -> None:
     whole[16] = 40
     whole[12 + size - 4 : 12 + size] = zlib.crc32(whole[12 : 12 + size - 4]).to_bytes(4, "little")
     (tmp_path / "a.txt.xz").write_bytes(whole)
-    quarantine = Quarantine()
     with pytest.raises(BadInput, match="unreadable"):
-        read("text", tmp_path, quarantine)
+        read("text", tmp_path)
 
 
 def test_large_files_that_are_text_are_read(tmp_path: Path) -> None:
@@ -309,3 +166,45 @@ def test_every_member_is_unpacked_to_the_byte(
     cut = packed.unpacked(io.BytesIO(pack(members[0])[:-1]), f"a{kind}")
     with pytest.raises(packed.DAMAGED):
         cut.read()
+
+
+# --- quarantine
+
+
+def test_counts_and_first_places() -> None:
+    q = Quarantine()
+    for i in range(100):
+        q.reject(Reason.EMPTY, f"f:{i}")
+    q.take()
+    q.leave_out()
+    summary = q.summary()
+    assert summary["taken"] == summary["left_out"] == 1
+    assert summary["rejected"] == {"no text": 100}
+    assert q.places[Reason.EMPTY][0] == "f:0"
+    assert len(q.places[Reason.EMPTY]) == 20
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "refused"), [(90, 10, False), (89, 11, True), (0, 1, True)]
+)
+def test_refuses_above_the_share(good: int, bad: int, refused: bool) -> None:
+    q = Quarantine(largest_share=0.1)
+    for _ in range(good):
+        q.take()
+    for i in range(bad):
+        q.reject(Reason.ENCODING, f"f:{i}")
+    if refused:
+        with pytest.raises(BadInput, match=r"(more than 10%|none) of .* not UTF-8") as error:
+            q.finish("source")
+        assert "f:0" not in str(error.value)  # a file's name may be a patient's
+    else:
+        q.finish("f")
+
+
+def test_nothing_at_all_is_refused() -> None:
+    with pytest.raises(BadInput, match="nothing to read"):
+        Quarantine().finish("f")
+    only_errors = Quarantine()
+    only_errors.leave_out()
+    with pytest.raises(BadInput, match="nothing to read"):
+        only_errors.finish("f")

@@ -1,17 +1,17 @@
 """PubTator: sentences and tokens from offsets."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reader_contract import SECRET, BadItem, ReaderContract
+from reader_contract import read as read_format
 
 from dp_core.data.ner import Sentence, entities, sentence_spans, token_spans
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_sentences
-from dp_core.errors import BadInput
+from dp_core.data.readers.sources import LONGEST
 
 ARTICLE = """\
 one|t|Lithium-induced tremor.
@@ -23,10 +23,34 @@ one\tCID\tD1\tD2
 """
 
 
-def read(folder: Path, text: str, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
+class TestPubtator(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "pubtator", ".txt", "1|t|good\n1|a|\n"
+    MANY = "".join(
+        f"{i}|t|Has {SECRET} pain.\n{i}|a|It went.\n{i}\t4\t13\t{SECRET}\tDisease\tD\n\n"
+        for i in range(20)
+    )
+    BAD_ITEMS = tuple(  # a bad line costs its article
+        BadItem(
+            {"p.txt": f"{ARTICLE}{line}\n\n{ARTICLE.replace('one', 'two')}".encode()},
+            reason,
+            "p.txt:1",
+            4,
+        )
+        for line, reason in (
+            ("one\t1\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
+            ("one\t900\t907\tLithium\tChemical\tD1", Reason.OFFSETS),
+            ("one\t8\t3\tzyxsecret\tChemical\tD1", Reason.OFFSETS),
+            (SECRET, Reason.WRONG_COLUMNS),
+            (f"one\t{'1' * 5000}\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
+            (f"one\t1\t{'1' * 5000}\tLithium\tChemical\tD1", Reason.OFFSETS),
+            (SECRET * (LONGEST // 8), Reason.TOO_LONG),
+        )
+    )
+
+
+def read(folder: Path, text: str) -> tuple[list[Sentence], Quarantine]:
     (folder / "p.txt").write_text(text)
-    q = Quarantine(share)
-    return list(read_sentences("pubtator", folder / "p.txt", q)), q
+    return read_format("pubtator", folder / "p.txt")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -62,28 +86,6 @@ def test_entities_cut_tokens(tmp_path: Path) -> None:
     sentences, _ = read(tmp_path, "1|t|nonCancer cells\n1|a|\n1\t3\t9\tCancer\tD\n")
     assert sentences[0].tokens == ("non", "Cancer", "cells")
     assert sentences[0].tags == ("O", "B-D", "O")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("one\t1\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
-        ("one\t900\t907\tLithium\tChemical\tD1", Reason.OFFSETS),
-        ("one\t8\t3\tsecretword\tChemical\tD1", Reason.OFFSETS),
-        ("secretword", Reason.WRONG_COLUMNS),
-        (f"one\t{'1' * 5000}\t8\tLithium\tChemical\tD1", Reason.OFFSETS),
-        (f"one\t1\t{'1' * 5000}\tLithium\tChemical\tD1", Reason.OFFSETS),
-    ],
-)
-def test_a_bad_line_costs_its_article(tmp_path: Path, line: str, reason: Reason) -> None:
-    good = ARTICLE.replace("one", "two")
-    sentences, q = read(tmp_path, ARTICLE + line + "\n\n" + good)
-    assert {s.document_id for s in sentences} == {"two"}
-    assert q.counts == {reason: 1}
-    assert q.places[reason] == ["p.txt:1"]
-    with pytest.raises(BadInput) as caught:
-        read(tmp_path, ARTICLE + line, share=0.1)
-    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
 
 
 TEXT = st.text(st.sampled_from("aB. !?\n(1"), max_size=60)

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from reader_contract import SECRET, BadItem, ReaderContract
+from reader_contract import read as read_format
 
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_sentences
+from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput
 
 TEXT = "Has chest  pain today .\n\nGiven Aspirin 81 mg ; repeat EKG .\n"
@@ -36,9 +38,27 @@ def write(folder: Path, concepts: list[str], apart: bool = False, end: str = "\n
     (con / "r1.con").write_bytes((end.join(concepts) + end).encode())
 
 
+class TestI2b2(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "i2b2", ".txt", "good\n"
+    MANY = f"Has {SECRET} pain .\n" * 20
+    BESIDE = (
+        ".con",
+        "".join(f'c="{SECRET} pain" {i}:1 {i}:2||t="problem"\n' for i in range(1, 21)),
+    )
+    BAD_ITEMS = tuple(
+        BadItem({"a.txt": text, "a.con": concepts}, reason, where, kept)
+        for text, concepts, reason, where, kept in (
+            (b"good\nzyxsecret \xff\n", b"", Reason.ENCODING, "a.txt:2", 1),
+            (b"good\n", b"zyxsecret\n", Reason.WRONG_FIELD, "a.con:1", 1),
+            (b"good\n", b"\xff\n", Reason.ENCODING, "a.con:1", 1),
+            (b"good\nzyxsecret\n", b'c="no" 2:0 2:0||t="x"\n', Reason.OFFSETS, "a.txt:2", 1),
+            (b"good\n" + b"zyxsecret " * (LONGEST // 9), b"", Reason.TOO_LONG, "a.txt:2", 1),
+        )
+    )
+
+
 def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
-    q = Quarantine(share)
-    return list(read_sentences("i2b2", path, q)), q
+    return read_format("i2b2", path, share)
 
 
 @pytest.mark.parametrize("apart", [False, True])

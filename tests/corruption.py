@@ -23,6 +23,8 @@ _STRANGE = (
     "1\n2",
 )
 
+_MARKS = (b'"', b"\0", b"\n", b"\r", b"{", b"\\", b"\xef\xbb\xbf", b"\xff", b"\t", b"|", b":")
+
 
 def corrupted(data: bytes, rng: random.Random) -> bytes:
     """Return the file after one to three accidents."""
@@ -30,7 +32,7 @@ def corrupted(data: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(len(data) + 1)
         before, after = data[:at], data[at:]
         noise = bytes(rng.randrange(256) for _ in range(rng.randint(1, 9)))
-        mark = rng.choice((b'"', b"\0", b"\n", b"\r", b"{", b"\\", b"\xef\xbb\xbf", b"\xff"))
+        mark = rng.choice(_MARKS)
         data = rng.choice(
             (
                 before,

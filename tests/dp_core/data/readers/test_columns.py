@@ -1,23 +1,38 @@
 """Token and tag columns: IOB and IOB2, tabs and spaces."""
 
 import gzip
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reader_contract import SECRET, BadItem, ReaderContract
+from reader_contract import read as read_format
 
 from dp_core.data.ner import Sentence, entities
 from dp_core.data.readers.columns import iob2
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_sentences
-from dp_core.errors import BadInput
+from dp_core.data.readers.sources import LONGEST
 
 
-def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
-    q = Quarantine(share)
-    return list(read_sentences("columns", path, q)), q
+class TestColumns(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "columns", ".tsv", "good O\n"
+    MANY = f"Has O\n{SECRET} B-problem\npain I-problem\n\n" * 20
+    BAD_ITEMS = tuple(  # a bad line costs its sentence
+        BadItem({"a.tsv": b"a\tO\n\nb\tO\n" + line + b"\nc\tO\n\nd\tO"}, reason, "a.tsv:4", 2)
+        for line, reason in (
+            (SECRET.encode(), Reason.WRONG_COLUMNS),
+            (b"\tO", Reason.WRONG_COLUMNS),
+            (b"zyxsecret\tX-problem", Reason.TAG),
+            (b"zyxsecret\tB-", Reason.TAG),
+            (b"zyxsecret \xff\tO", Reason.ENCODING),
+            (SECRET.encode() * (LONGEST // 8) + b"\tO", Reason.TOO_LONG),
+        )
+    )
+
+
+def read(path: Path) -> tuple[list[Sentence], Quarantine]:
+    return read_format("columns", path)
 
 
 @pytest.mark.parametrize("separator", ["\t", " ", "  "])
@@ -63,29 +78,3 @@ def test_every_tag_then_belongs_to_an_entity(tags: list[str]) -> None:
     covered = sum(end - start for _, start, end in entities(converted))
     assert covered == sum(t != "O" for t in tags)
     assert iob2(list(converted)) == converted
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"secretword", Reason.WRONG_COLUMNS),
-        (b"\tO", Reason.WRONG_COLUMNS),
-        (b"secretword\tX-problem", Reason.TAG),
-        (b"secretword\tB-", Reason.TAG),
-        (b"secretword \xff\tO", Reason.ENCODING),
-    ],
-)
-def test_a_bad_line_costs_its_sentence(tmp_path: Path, line: bytes, reason: Reason) -> None:
-    (tmp_path / "a.tsv").write_bytes(b"a\tO\n\nb\tO\n" + line + b"\nc\tO\n\nd\tO")
-    sentences, q = read(tmp_path)
-    assert [s.tokens for s in sentences] == [("a",), ("d",)]
-    assert q.counts == {reason: 1}
-    assert q.places[reason] == ["a.tsv:4"]
-    with pytest.raises(BadInput) as caught:
-        read(tmp_path, share=0.1)
-    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
-
-
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="not an entities format"):
-        list(read_sentences("brat", tmp_path))

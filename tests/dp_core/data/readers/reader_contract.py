@@ -1,0 +1,263 @@
+"""What holds for the reader of every format: a test class that those of all readers inherit."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import lzma
+import os
+import random
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+from corruption import corrupted
+
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import LABELLED_READERS, read_corpus, read_sentences
+from dp_core.errors import BadInput
+
+SECRET = "zyxsecret"  # stands for what a note says
+NAME = "doe_john_1961"  # a file may be named after a patient
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".xz": lzma.compress,
+}
+
+
+class BadItem(NamedTuple):
+    """A source of which one item cannot be used."""
+
+    files: dict[str, bytes]
+    reason: Reason
+    where: str
+    kept: int  # items that can
+
+
+def reader_of(format: str) -> Callable[..., Iterator[Any]]:
+    return read_sentences if format in LABELLED_READERS else read_corpus
+
+
+def read(
+    format: str, path: Path, share: float = 1.0, **fields: Any
+) -> tuple[list[Any], Quarantine]:
+    """Return what a reader yields, and its quarantine."""
+    quarantine = Quarantine(share)
+    return list(reader_of(format)(format, path, quarantine, **fields)), quarantine
+
+
+def _socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(file.parent)  # a socket's path is short
+        try:
+            made.bind(file.name)
+        finally:
+            os.chdir(here)
+
+
+def _outside(file: Path) -> Path:
+    folder = file.parents[1] / "outside"
+    folder.mkdir(exist_ok=True)
+    (folder / "note.txt").write_text("good")
+    return folder
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "endless": lambda p: p.symlink_to("/dev/zero"),
+    "dangling": lambda p: p.symlink_to("nowhere"),
+    "linked file": lambda p: p.symlink_to(_outside(p) / "note.txt"),
+    "linked folder": lambda p: p.symlink_to(_outside(p)),
+    "linked within": lambda p: p.symlink_to(next(f for f in p.parent.iterdir() if f.is_file())),
+    "loop": lambda p: p.symlink_to(p.name),
+}
+
+
+class ReaderContract:
+    """Files and folders alone, in bounds; counts in quarantine or one line; nothing private."""
+
+    FORMAT: ClassVar[str]
+    SUFFIX: ClassVar[str]
+    GOOD: ClassVar[str]  # a file of one item
+    MANY: ClassVar[str]  # a file of many, with SECRET in each
+    BESIDE: ClassVar[tuple[str, str]] = ("", "")  # another file of each, its suffix and content
+    BAD_ITEMS: ClassVar[Sequence[BadItem]]
+
+    def write(self, folder: Path, name: str, content: str | bytes, packing: str = "") -> Path:
+        """Write a file of the format; return what is read: the file, or the folder of several."""
+        folder.mkdir(exist_ok=True)
+        raw = content.encode() if isinstance(content, str) else content
+        file = folder / f"{name}{self.SUFFIX}{packing}"
+        file.write_bytes(PACKERS[packing](raw))
+        suffix, beside = self.BESIDE
+        if suffix:
+            (folder / f"{name}{suffix}").write_text(beside if content == self.MANY else "")
+            return folder
+        return file
+
+    def source(self, top: Path) -> Path:
+        self.write(top / "source", "good", self.GOOD)
+        return top / "source"
+
+    @pytest.mark.parametrize("packing", PACKERS)
+    def test_a_file_or_a_folder_plain_or_packed(self, tmp_path: Path, packing: str) -> None:
+        path = self.write(tmp_path / "source", "n", self.MANY, packing)
+        items, quarantine = read(self.FORMAT, path)
+        assert items == read(self.FORMAT, path.parent if path.is_file() else path)[0]
+        plain = read(self.FORMAT, self.write(tmp_path / "plain", "n", self.MANY))[0]
+        assert items == plain
+        assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
+        assert len(items) > 9
+
+    def test_a_bad_item_is_counted_where_it_stands(self, tmp_path: Path, bad_item: BadItem) -> None:
+        for name, content in bad_item.files.items():
+            (tmp_path / name).write_bytes(content)
+        items, quarantine = read(self.FORMAT, tmp_path)
+        assert len(items) == bad_item.kept
+        assert quarantine.counts == {bad_item.reason: 1}
+        assert quarantine.places == {bad_item.reason: [bad_item.where]}
+        with pytest.raises(BadInput, match=str(bad_item.reason)) as told:
+            read(self.FORMAT, tmp_path, share=0.05)
+        assert SECRET not in str(told.value) + json.dumps(quarantine.summary())
+
+    @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
+    def test_nothing_to_read_is_refused(self, tmp_path: Path, content: str) -> None:
+        with pytest.raises(BadInput, match=r"nothing to read|no text|a header lacks"):
+            read(self.FORMAT, self.write(tmp_path / "source", "n", content))
+
+    @pytest.mark.parametrize("packing", PACKERS)
+    def test_corrupted_files_are_read_counted_or_refused(
+        self, tmp_path: Path, packing: str
+    ) -> None:
+        rng, refused = random.Random(f"{self.FORMAT}{packing}"), 0
+        pack = PACKERS[packing]
+        for _ in range(60):
+            path = self.write(tmp_path, "n", self.MANY, packing)
+            raw = self.MANY.encode()
+            inside = rng.random() < 0.5  # corrupt what is packed, or the package
+            data = pack(corrupted(raw, rng)) if inside else corrupted(pack(raw), rng)
+            (tmp_path / f"n{self.SUFFIX}{packing}").write_bytes(data)
+            if self.BESIDE[0] and rng.random() < 0.5:
+                beside = corrupted(self.BESIDE[1].encode(), rng)
+                (tmp_path / f"n{self.BESIDE[0]}").write_bytes(beside)
+            quarantine = Quarantine()
+            try:
+                items = list(reader_of(self.FORMAT)(self.FORMAT, path, quarantine))
+            except BadInput as error:
+                refused += 1
+                assert SECRET not in str(error)
+                assert "\n" not in str(error)
+            else:
+                assert len(items) == quarantine.taken > 0
+            assert SECRET not in json.dumps(quarantine.summary())
+        assert 6 < refused < 60
+
+    @pytest.mark.parametrize("packing", [".gz", ".xz"])
+    def test_a_half_written_package_is_refused_and_not_named(
+        self, tmp_path: Path, packing: str
+    ) -> None:
+        self.write(tmp_path, NAME, self.MANY)
+        (tmp_path / f"{NAME}{self.SUFFIX}").unlink()
+        whole = PACKERS[packing](self.MANY.encode())
+        (tmp_path / f"{NAME}{self.SUFFIX}{packing}").write_bytes(whole[: len(whole) // 2])
+        quarantine = Quarantine()
+        with pytest.raises(BadInput, match="half-written") as told:
+            list(reader_of(self.FORMAT)(self.FORMAT, tmp_path, quarantine))
+        assert NAME not in str(told.value)
+        assert SECRET not in str(told.value)
+        assert told.value.__cause__ is None
+        assert [NAME in place for place in quarantine.places[Reason.UNREADABLE]] == [True]
+
+    @pytest.mark.parametrize("kind", STRANGE)
+    def test_what_is_neither_file_nor_folder_refuses_the_source(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        source = self.source(tmp_path)
+        STRANGE[kind](source / f"{NAME}{self.SUFFIX}")
+        with pytest.raises(BadInput, match="a link, a pipe or a device") as told:
+            read(self.FORMAT, source)
+        assert NAME not in str(told.value)
+        listed = str(told.value).split("`")[-2]  # the command that names it, for the operator
+        found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
+        assert NAME in found.stdout
+        assert found.stdout.count("\n") == 1
+
+    def test_a_folder_that_may_not_be_read_refuses_the_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = self.source(tmp_path)
+        (source / NAME).mkdir()
+        scandir = os.scandir
+
+        def denied(path: object) -> object:
+            if str(path).endswith(NAME):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return scandir(path)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(os, "scandir", denied)
+        with pytest.raises(BadInput, match="a folder in it may not be read") as told:
+            read(self.FORMAT, source)
+        assert NAME not in str(told.value)
+
+    def test_a_file_that_may_not_be_read_refuses_the_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = self.source(tmp_path)
+        self.write(source, NAME, self.GOOD)
+        bad = source / f"{NAME}{self.SUFFIX}"
+        opened = os.open
+
+        def denied(path: object, *how: int) -> int:
+            if path == bad:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return opened(path, *how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", denied)
+        quarantine = Quarantine()
+        with pytest.raises(BadInput, match="unreadable") as told:
+            list(reader_of(self.FORMAT)(self.FORMAT, source, quarantine))
+        assert NAME not in str(told.value)
+        assert quarantine.places[Reason.UNREADABLE] == [bad.name]
+
+    @pytest.mark.parametrize("is_folder", [True, False])
+    def test_a_name_that_is_not_utf_8_refuses_the_source(
+        self, tmp_path: Path, is_folder: bool
+    ) -> None:
+        source = self.source(tmp_path)
+        name = os.fsencode(source) + b"/caf\xe9"
+        try:
+            if is_folder:
+                os.mkdir(name)  # noqa: PTH102 - bytes
+            else:
+                os.close(os.open(name + b".md", os.O_CREAT | os.O_WRONLY))
+        except OSError:
+            pytest.skip("this file system holds UTF-8 names alone")
+        with pytest.raises(BadInput, match="a name in it is not UTF-8") as told:
+            read(self.FORMAT, source)
+        assert "caf" not in str(told.value)
+        str(told.value).encode()
+
+    @pytest.mark.parametrize("name", ["missing", "x" * 300, "x/" * 3000, "a\0b"], ids=range(4))
+    def test_a_path_where_nothing_is_is_refused(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(BadInput, match="no such file or folder"):
+            read(self.FORMAT, tmp_path / name)
+
+    def test_a_folder_without_a_file_of_the_format_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match=f"the folder has no {self.SUFFIX} file"):
+            read(self.FORMAT, tmp_path)
+
+    def test_files_of_another_kind_are_listed(self, tmp_path: Path) -> None:
+        source = self.source(tmp_path)
+        (source / "deep").mkdir()
+        (source / "deep" / "note.text").write_text("a patient's, misnamed")
+        items, quarantine = read(self.FORMAT, source)
+        assert len(items) == 1
+        assert quarantine.summary()["places_passed_over"] == ["deep/note.text"]
+        assert (quarantine.rejected, quarantine.passed_over) == (0, 1)
