@@ -1,9 +1,9 @@
-"""Choosing among trainings without paying for each: the secret count, and the candidates drawn.
+"""Private selection with a random number of runs (Papernot and Steinke 2022): what is drawn.
 
-What it costs is `RandomCountSelection` (accounting/selection.py). Here are the draws: K and each
-training's candidate come from the reservation's secret seed, so that a retry repeats them and
-nobody else learns K. K must stay secret: no log, metric, duration or file that leaves the operator
-may tell it, and no training but the best may be shown.
+What it costs is `mechanisms.RandomCountSelection`. K and each training's candidate come from the
+reservation's secret seed, so that a retry repeats them and nobody else learns K. K must stay
+secret: no log, metric, duration or file that leaves the operator may tell it, and no training but
+the best may be shown.
 """
 
 from __future__ import annotations

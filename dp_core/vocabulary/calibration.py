@@ -1,11 +1,12 @@
-"""Noise and threshold of the word histogram for a wanted (ε, δ): exact, for the noise drawn.
+"""Calibration of the word histogram to a target (ε, δ): exact, for the discrete noise drawn.
 
-What is calibrated is what will be charged: the ε that the ledger's accounting gives the plan's
-event is at most the ε asked for, so a budget equal to the wish holds it.
+The ε that the ledger's accounting charges for the plan's event is at most the target, so a budget
+equal to the target holds it.
 
 Exact mode finds the smallest threshold that any σ allows, because a smaller threshold releases
-more words. Paper mode (`dp_core.vocabulary.hoory2021`) reproduces Hoory et al. 2021, Corollary 1.
-The mathematics is in `dp_core.privacy.accounting.profiles`.
+more words. That search is over two parameters, of which one is whole and δ falls by jumps:
+dp_accounting's `calibrate_dp_mechanism`, which brackets the root in one parameter, does not fit.
+Paper mode (`dp_core.vocabulary.hoory2021`) reproduces Hoory et al. 2021, Corollary 1.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from scipy.special import ndtri
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting import epsilon_pld, refuse_large_delta
+from dp_core.privacy.accounting.calibration import DIGITS, round_up
 from dp_core.privacy.accounting.profiles import (
-    HistogramProfile,
     gaussian_delta,
     lone_word_blocks,
     shared_deltas,
@@ -30,7 +31,6 @@ from dp_core.privacy.accounting.profiles import (
 )
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 
-_DIGITS = 5  # significant digits of a calibrated σ: what a person can copy
 MOST_EPSILON = 500.0  # e^ε is a number still; what it promises is nothing
 MOST_WORDS = 100_000  # distinct words of one unit
 LEAST_DELTA = 1e-30  # tails far beyond it are not summed
@@ -88,8 +88,7 @@ class HistogramPlan:
 
 def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:
     """Return δ at ε of the histogram as it is drawn: integer noise, integer threshold."""
-    checked = ThresholdedHistogram(words_per_unit, sigma, threshold)  # refuses what is impossible
-    return HistogramProfile(checked.words_per_unit, checked.sigma, int(threshold)).delta(epsilon)
+    return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta(epsilon)
 
 
 def calibrate(
@@ -182,7 +181,7 @@ def _charged_at_most(epsilon: float, delta: float, words_per_unit: int) -> tuple
             event = ThresholdedHistogram(words_per_unit, sigma, nudged)
             if epsilon_pld(event, delta) <= epsilon:
                 return sigma, nudged
-        sigma = _round_up(sigma * (1 + 2.0**nudge * 10.0**-_DIGITS))
+        sigma = round_up(sigma * (1 + 2.0**nudge * 10.0**-DIGITS))
         nudged = smallest_threshold(epsilon, within, words_per_unit, sigma)
     raise _unreached(epsilon, delta)
 
@@ -202,20 +201,23 @@ def _sigma_of_smallest_threshold(
 
     The continuous formulas show where to look; only exact, discrete thresholds are compared.
     """
-    places = _where_to_look(epsilon, delta, words_per_unit)
-    found = [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in places]
-    reached = [(c, s) for c, s in found if c is not None]
-    if not reached:
+
+    def threshold_of(sigma: float) -> int | None:
+        return smallest_threshold(epsilon, delta, words_per_unit, sigma)
+
+    candidates = _candidate_sigmas(epsilon, delta, words_per_unit)
+    thresholds = {s: threshold_of(s) for s in candidates}
+    if all(c is None for c in thresholds.values()):
         # Integer noise hides less than the continuous formulas say: a little more of it may do.
-        further = [_round_up(places[-1] * (1 + 2.0**i * 1e-4)) for i in range(14)]
-        found += [(smallest_threshold(epsilon, delta, words_per_unit, s), s) for s in further]
-        reached = [(c, s) for c, s in found if c is not None]
-    if not reached:
+        more = [round_up(candidates[-1] * (1 + 2.0**i * 1e-4)) for i in range(14)]
+        thresholds |= {s: threshold_of(s) for s in more}
+    enough = [(c, s) for s, c in thresholds.items() if c is not None]
+    if not enough:
         raise _unreached(epsilon, delta)
-    best, sigma = min(reached)
-    below = max((s for _, s in found if s < sigma), default=0.99 * sigma)
-    while (middle := _round_up((below + sigma) / 2)) < sigma:
-        c = smallest_threshold(epsilon, delta, words_per_unit, middle)
+    best, sigma = min(enough)
+    below = max((s for s in thresholds if s < sigma), default=0.99 * sigma)
+    while (middle := round_up((below + sigma) / 2)) < sigma:
+        c = threshold_of(middle)
         if c is not None and c <= best:
             best, sigma = c, middle
         else:
@@ -225,7 +227,7 @@ def _sigma_of_smallest_threshold(
     return sigma, best
 
 
-def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[float]:
+def _candidate_sigmas(epsilon: float, delta: float, words_per_unit: int) -> list[float]:
     """Return the σ near which the continuous formulas put the smallest threshold."""
 
     def excess(x: float) -> float:
@@ -246,9 +248,4 @@ def _where_to_look(epsilon: float, delta: float, words_per_unit: int) -> list[fl
             thresholds[i] = 1 - sigma * ndtri(tail)
     near = sigmas[thresholds <= np.min(thresholds) + 2]
     chosen = near[np.unique(np.linspace(0, len(near) - 1, 10).astype(int))]
-    return sorted({_round_up(float(s)) for s in chosen})
-
-
-def _round_up(sigma: float) -> float:
-    step = 10.0 ** (math.floor(math.log10(sigma)) - _DIGITS + 1)
-    return float(f"{math.ceil(sigma / step - 1e-6) * step:.12g}")
+    return sorted({round_up(float(s)) for s in chosen})

@@ -7,11 +7,12 @@ holds is released far more often, and that probability is given away at *every* 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.special import erfcinv, ndtr, ndtri
@@ -142,13 +143,7 @@ class PaperRow:
     source: Source
     true: float
     verdict: str
-    more: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; ∞ is the string "inf"."""
-        data = asdict(self)
-        data["true"] = "inf" if math.isinf(self.true) else self.true
-        return data
+    more: dict[str, float] = field(default_factory=dict)
 
 
 def paper_table() -> list[PaperRow]:
@@ -167,7 +162,6 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         "final",
         paper.epsilon,
         "The formula's value; it holds at the true δ below, not at 1e-9.",
-        {},
     )
     yield PaperRow(
         "threshold_formula",
@@ -187,7 +181,6 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         "final",
         paper.true_delta,
         "The procedure is (ε_V, this)-DP; no larger ε repairs it.",
-        {},
     )
     yield PaperRow(
         "threshold_right",
@@ -208,103 +201,80 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         "neither",
         best.threshold,
         "Exact calibration, for the discrete noise that is drawn: more words, same privacy.",
-        {},
     )
 
 
 def _arithmetic() -> Iterator[PaperRow]:
-    shards: dict[str, float | str] = {"P": _SHARDS, "per shard": _PER_SHARD, "T": _ACCUMULATION}
     yield PaperRow(
         "batch_product",
         "total batch P · 32 · T",
-        shards,
-        128_000,
-        "both",
-        _SHARDS * _PER_SHARD * _ACCUMULATION,
-        "Twice what is printed.",
-        {},
+        {"P": _SHARDS, "per shard": _PER_SHARD, "T": _ACCUMULATION},
+        printed=128_000,
+        source="both",
+        true=_SHARDS * _PER_SHARD * _ACCUMULATION,
+        verdict="Twice what is printed.",
     )
     yield PaperRow(
         "updates",
         "updates in 1M steps, T micro-batches each",
         {"steps": _STEPS, "T": _ACCUMULATION},
-        None,
-        "both",
-        _STEPS / _ACCUMULATION,
-        "Only if “1M training steps” counts micro-batches is ε_T near what is printed.",
-        {},
+        printed=None,
+        source="both",
+        true=_STEPS / _ACCUMULATION,
+        verdict="Only if “1M training steps” counts micro-batches is ε_T near what is printed.",
     )
     yield PaperRow(
         "words_per_example",
         "words per training example",
         {"words": _WORDS, "examples": _EXAMPLES},
-        _TUPLE,
-        "final",
-        _WORDS / _EXAMPLES,
-        "The examples of ε_T are not the 256-word tuples of ε_V: two different units, so the "
-        "printed sum ε_V + ε_T = 1.1 is nobody's guarantee.",
-        {},
+        printed=_TUPLE,
+        source="final",
+        true=_WORDS / _EXAMPLES,
+        verdict="The examples of ε_T are not the 256-word tuples of ε_V: two different units, so "
+        "the printed sum ε_V + ε_T = 1.1 is nobody's guarantee.",
     )
 
 
 def _training() -> Iterator[PaperRow]:
     updates = _STEPS // _ACCUMULATION
-    draws = _SHARDS * _ACCUMULATION
-    noises = {
-        "accumulated": (_SIGMA, "σ is that of a whole update"),
-        "per_shard": (_SIGMA * math.sqrt(_SHARDS), "each shard adds σ: σ√P an update"),
-        "per_shard_and_micro": (_SIGMA * math.sqrt(draws), "each micro-batch adds σ: σ√(P·T)"),
-    }
-    for batch_name, batch in _BATCHES.items():
-        for steps in (updates, _STEPS):
-            for noise_name, (sigma, meaning) in noises.items():
-                printed = 0.6 if noise_name == "accumulated" else None
-                yield _epsilon_row(
-                    f"epsilon_t_{batch}_{steps}_{noise_name}",
-                    f"ε_T, batch {batch_name}, {steps:,} updates, {meaning}",
-                    _EXAMPLES,
-                    batch,
-                    sigma,
-                    steps,
-                    printed,
-                    "final",
-                )
-    yield _epsilon_row(
-        "epsilon_t_workshop",
-        "ε_T as the workshop version has it, 31,250 updates",
-        _EXAMPLES,
-        _BATCHES["128k = 131,072"],
-        _SIGMA,
-        updates,
-        0.58,
-        "workshop",
+    noises = (
+        ("accumulated", 1, "σ is that of a whole update"),
+        ("per_shard", _SHARDS, "each shard adds σ: σ√P an update"),
+        ("per_shard_and_micro", _SHARDS * _ACCUMULATION, "each micro-batch adds σ: σ√(P·T)"),
     )
+    for (batch_name, batch), steps, (noise_name, draws, meaning) in itertools.product(
+        _BATCHES.items(), (updates, _STEPS), noises
+    ):
+        name = f"epsilon_t_{batch}_{steps}_{noise_name}"
+        figure = f"ε_T, batch {batch_name}, {steps:,} updates, {meaning}"
+        printed = 0.6 if draws == 1 else None
+        sigma = _SIGMA * math.sqrt(draws)
+        yield _epsilon_row(name, figure, printed, "final", batch=batch, sigma=sigma, steps=steps)
     yield _epsilon_row(
-        "epsilon_t_256_words",
-        "ε_T if an example is a 256-word tuple, as for the vocabulary",
-        _WORDS // _TUPLE,
-        _BATCHES["128k = 131,072"],
-        _SIGMA,
-        updates,
-        None,
-        "neither",
-    )
+        "epsilon_t_workshop", f"ε_T as the workshop version has it, {updates:,} updates",
+        0.58, "workshop",
+    )  # fmt: skip
+    yield _epsilon_row(
+        "epsilon_t_256_words", "ε_T if an example is a 256-word tuple, as for the vocabulary",
+        None, "neither", examples=_WORDS // _TUPLE,
+    )  # fmt: skip
 
 
 def _epsilon_row(
     name: str,
     figure: str,
-    examples: int,
-    batch: int,
-    sigma: float,
-    steps: int,
     printed: float | None,
     source: Source,
+    *,
+    examples: int = _EXAMPLES,
+    batch: int = 131_072,
+    sigma: float = _SIGMA,
+    steps: int = _STEPS // _ACCUMULATION,
 ) -> PaperRow:
     event = PoissonGaussian.single(batch / examples, sigma, steps)
-    true = epsilon_pld(event, _DELTA)
+    true, old = epsilon_pld(event, _DELTA), epsilon_paper_conversion(event, _DELTA)
     renyi = epsilon_rdp(event, _DELTA)
-    old = epsilon_paper_conversion(event, _DELTA)
+    assert renyi is not None  # noqa: S101 - the Rényi curve of Poisson samples is known
     return PaperRow(
         name,
         figure,
@@ -313,21 +283,21 @@ def _epsilon_row(
         source,
         true,
         _verdict(printed, true, renyi, old),
-        {"epsilon_rdp": math.inf if renyi is None else renyi, "epsilon_old_conversion": old},
+        {"epsilon_rdp": renyi, "epsilon_old_conversion": old},
     )
 
 
-def _verdict(printed: float | None, true: float, renyi: float | None, old: float) -> str:
+def _verdict(printed: float | None, true: float, renyi: float, old: float) -> str:
     if printed is None:
         return "Not printed; what these parameters give, if batches are Poisson samples."
     if true > printed:
         return "More than is printed: the printed ε does not hold for these parameters."
-    if renyi is not None and _rounds_to(renyi, printed):
+    if _rounds_to(renyi, printed):
         return (
             f"Within rounding of what Rényi accounting gives, {renyi:.3f}, "
             "if batches are Poisson samples."
         )
-    if renyi is not None and renyi < printed < old:
+    if renyi < printed < old:
         return (
             f"Holds, if batches are Poisson samples: between what Rényi accounting gives, "
             f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."

@@ -9,7 +9,6 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
-    NEIGHBOURS,
     Batches,
     check_count,
     check_delta,
@@ -88,8 +87,8 @@ def training(
     if as_json:
         write_json({**found, "phases": [{"sampling_rate": q, "steps": n} for q, n in schedule]})
     else:
-        said = NEIGHBOURS[event.relation.value]
-        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, {said}", found)
+        said = event.relation.describe()
+        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {said}", found)
 
 
 @command.command("vocabulary")

@@ -8,7 +8,6 @@ import click
 
 from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
-    NEIGHBOURS,
     Batches,
     check_count,
     check_delta,
@@ -81,4 +80,4 @@ def command(
     }
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
-    write_pairs(f"ε at δ = {delta:g}, {NEIGHBOURS[event.relation.value]}", shown)
+    write_pairs(f"ε at δ = {delta:g}, where {event.relation.describe()}", shown)

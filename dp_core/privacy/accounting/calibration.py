@@ -1,49 +1,87 @@
-"""From a target ε back to the noise, or to the number of updates, of a training run."""
+"""From a target ε back to the noise, or to the number of updates, of a training run.
+
+dp_accounting's `calibrate_dp_mechanism` searches, by the ε of our PLD.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from scipy.optimize import brentq
+import dp_accounting as dpa
+from dp_accounting.mechanism_calibration import (
+    LowerEndpointAndGuess,
+    NoBracketIntervalFoundError,
+    calibrate_dp_mechanism,
+)
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE, ExecutionPlan
-from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, compose
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, compose
 
 _MOST_STEPS = 10_000_000
-_DIGITS = 5  # significant digits of a calibrated σ, rounded up
+DIGITS = 5  # significant digits of a calibrated σ
+_TOLERANCE = 1e-8  # of 1/σ
+_RELATIONS = {
+    NeighboringRelation.ADD_REMOVE: dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    NeighboringRelation.ZERO_OUT: dpa.NeighboringRelation.REPLACE_SPECIAL,
+    NeighboringRelation.REPLACE: dpa.NeighboringRelation.REPLACE_ONE,
+}
+_epsilon = functools.lru_cache(maxsize=64)(epsilon_pld)  # the search asks for its ends again
 
 
-def noise_multiplier_for(
-    target_epsilon: float,
-    delta: float,
-    *,
-    sampling_rate: float,
-    steps: int,
-    alongside: MechanismEvent | None = None,
-) -> float:
-    """Return the smallest σ at which Poisson-sampled DP-SGD stays within (ε, δ).
+@dataclass(frozen=True)
+class MechanismDpEvent(dpa.DpEvent):
+    """A mechanism of ours as an event of dp_accounting."""
 
-    Args:
-        target_epsilon: ε > 0 that training, and whatever is `alongside`, may reach by PLD.
-        delta: δ of the total.
-        sampling_rate: q. steps: updates.
-        alongside: another release of the same plan (the vocabulary's event), composed with it.
+    mechanism: MechanismEvent
 
-    Raises:
-        BadInput: no σ up to a million reaches the target (what is alongside spends it all).
+
+class PldAccountant(dpa.PrivacyAccountant):
+    """Our privacy loss distributions as an accountant of dp_accounting.
+
+    It composes every `MechanismDpEvent` of its neighbouring relation.
     """
-    unit = alongside.unit if alongside else None
-    return noise_for(
-        lambda sigma: PoissonGaussian.single(sampling_rate, sigma, steps, unit=unit),
-        target_epsilon,
-        delta,
-        alongside,
-    )
+
+    def __init__(self, relation: NeighboringRelation = NeighboringRelation.ADD_REMOVE) -> None:
+        super().__init__(_RELATIONS[relation])
+        self._relation = relation
+        self._mechanisms: list[MechanismEvent] = []
+        self._unaccounted = False
+
+    def _maybe_compose(
+        self, event: dpa.DpEvent, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        if isinstance(event, dpa.NoOpDpEvent):
+            return None
+        if isinstance(event, dpa.SelfComposedDpEvent):
+            return self._maybe_compose(event.event, count * event.count, do_compose)
+        if isinstance(event, dpa.ComposedDpEvent):
+            errors = (self._maybe_compose(part, count, do_compose) for part in event.events)
+            return next(filter(None, errors), None)
+        if isinstance(event, dpa.NonPrivateDpEvent):
+            self._unaccounted |= do_compose
+            return None
+        if isinstance(event, MechanismDpEvent) and event.mechanism.relation is self._relation:
+            self._mechanisms += [event.mechanism] * (count if do_compose else 0)
+            return None
+        return self.CompositionErrorDetails(event, f"not a mechanism under {self._relation.value}")
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return ε at δ, from above."""
+        if self._unaccounted or not self._mechanisms:
+            return math.inf if self._unaccounted else 0.0
+        return _epsilon(compose(*self._mechanisms), target_delta)
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return δ at ε, from above."""
+        if self._unaccounted or not self._mechanisms:
+            return 1.0 if self._unaccounted else 0.0
+        return delta_pld(compose(*self._mechanisms), target_epsilon)
 
 
 def noise_for(
@@ -52,80 +90,41 @@ def noise_for(
     delta: float,
     alongside: MechanismEvent | None = None,
 ) -> float:
-    """Return the smallest σ at which the event stays within (ε, δ), however batches are drawn.
+    """Return the smallest noise multiplier σ at which the event stays within (ε, δ).
 
     Args:
         event_of: the training's event at a noise multiplier σ.
-        target_epsilon, delta, alongside: as for `noise_multiplier_for`; of the event's neighbours.
+        target_epsilon: ε > 0 that training, and whatever is `alongside`, may reach by PLD.
+        delta: δ of the total.
+        alongside: another release of the same plan (the vocabulary's event), composed with it.
 
     Raises:
-        BadInput: no σ up to a million reaches the target.
+        BadInput: no σ up to a million reaches the target (what is alongside spends it all).
     """
-
-    @functools.cache
-    def excess(sigma: float) -> float:
-        return _excess(event_of(sigma), target_epsilon, delta, alongside)
-
-    _check(target_epsilon, delta)
-    low = high = 1.0
-    while excess(high) > 0:
-        low, high = high, 2 * high
-        if high > MOST_NOISE:
-            raise BadInput(
-                f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
-                where="epsilon",
-                fix="What is composed with the training already spends it."
-                if alongside
-                else "Ask for a larger ε or δ, or fewer updates.",
-            )
-    while low == high or excess(low) <= 0:
-        low, high = low / 2, min(low, high)
-        if low < LEAST_NOISE:
-            return _round_up(high)
-    root = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=2e-6)
-    sigma = _round_up(math.exp(root))
-    while excess(sigma) > 0:
-        sigma = _round_up(sigma * (1 + 2 * 10.0**-_DIGITS))
+    accountant, event, exceeds = _search(event_of, target_epsilon, delta, alongside)
+    if exceeds(MOST_NOISE):
+        raise BadInput(
+            f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
+            where="epsilon",
+            fix="What is composed with the training already spends it."
+            if alongside
+            else "Ask for a larger ε or δ, or fewer updates.",
+        )
+    try:
+        inverse = calibrate_dp_mechanism(
+            accountant,
+            lambda x: event(max(1 / x, LEAST_NOISE)),
+            target_epsilon,
+            delta,
+            LowerEndpointAndGuess(1 / MOST_NOISE, 1.0),
+            tol=_TOLERANCE,
+        )
+    except NoBracketIntervalFoundError:
+        return LEAST_NOISE
+    sigma = round_up(1 / inverse)
+    while exceeds(sigma):
+        sigma = round_up(sigma * (1 + 2 * 10.0**-DIGITS))
     return sigma
-
-
-def plan_for(
-    plan: ExecutionPlan, target_epsilon: float, *, alongside: MechanismEvent | None = None
-) -> ExecutionPlan:
-    """Return `plan` with the smallest σ that reaches the target at the plan's δ.
-
-    For every kind of sampling and schedule; the other fields stay.
-    """
-    plan = dataclasses.replace(plan, noise_multiplier_per_draw_stated=None)
-    sigma = noise_for(
-        lambda s: dataclasses.replace(plan, noise_multiplier=s).event(),
-        target_epsilon,
-        plan.delta,
-        alongside,
-    )
-    return dataclasses.replace(plan, noise_multiplier=sigma)
-
-
-def steps_for(
-    target_epsilon: float,
-    delta: float,
-    *,
-    sampling_rate: float,
-    noise_multiplier: float,
-    alongside: MechanismEvent | None = None,
-) -> int:
-    """Return the largest number of updates that stays within (ε, δ), at most ten million.
-
-    Raises:
-        BadInput: not even one update fits.
-    """
-    unit = alongside.unit if alongside else None
-    return steps_within(
-        lambda n: PoissonGaussian.single(sampling_rate, noise_multiplier, n, unit=unit),
-        target_epsilon,
-        delta,
-        alongside,
-    )
 
 
 def steps_within(
@@ -134,7 +133,7 @@ def steps_within(
     delta: float,
     alongside: MechanismEvent | None = None,
 ) -> int:
-    """Return the largest number of updates within (ε, δ), however batches are drawn.
+    """Return the largest number of updates within (ε, δ), at most ten million.
 
     Args:
         event_of: the training's event after a number of updates.
@@ -143,55 +142,61 @@ def steps_within(
     Raises:
         BadInput: not even one update fits.
     """
-
-    @functools.cache
-    def excess(steps: int) -> float:
-        return _excess(event_of(steps), target_epsilon, delta, alongside)
-
-    _check(target_epsilon, delta)
-    if excess(1) > 0:
+    accountant, event, exceeds = _search(event_of, target_epsilon, delta, alongside)
+    if exceeds(1):
         raise BadInput(
             f"one update already passes ε={target_epsilon:g}",
             where="epsilon",
             fix="Raise the noise multiplier or lower the sampling rate.",
         )
-    low, high = 1, 2
-    while excess(high) <= 0:
-        if high == _MOST_STEPS:
-            return high
-        low, high = high, min(8 * high, _MOST_STEPS)
-    guess = brentq(
-        lambda x: excess(round(math.exp(x))), math.log(low), math.log(high), xtol=0.3 / high
-    )
-    return _last_below(excess, low, high, round(math.exp(guess)))
+    try:
+        steps = calibrate_dp_mechanism(
+            accountant,
+            lambda n: event(min(n, _MOST_STEPS)),
+            target_epsilon,
+            delta,
+            LowerEndpointAndGuess(1, 1000),
+            discrete=True,
+        )
+    except NoBracketIntervalFoundError:
+        return _MOST_STEPS
+    while not exceeds(steps + 1):  # the search may end one update below the most
+        steps += 1
+    return int(steps)
 
 
-def _last_below(excess: Callable[[int], float], low: int, high: int, guess: int) -> int:
-    """Return the largest n with excess(n) ≤ 0, given excess(low) ≤ 0 < excess(high)."""
-    while high - low > 1:
-        n = min(max(guess, low + 1), high - 1)
-        if excess(n) <= 0:
-            low, guess = n, n + 1
-        else:
-            high, guess = n, n - 1
-    return low
+def _search(
+    event_of: Callable[[Any], MechanismEvent],
+    target_epsilon: float,
+    delta: float,
+    alongside: MechanismEvent | None,
+) -> tuple[
+    Callable[[], PldAccountant], Callable[[float], MechanismDpEvent], Callable[[float], bool]
+]:
+    """Return what the library searches with, and whether a parameter passes the target.
 
-
-def _excess(
-    event: MechanismEvent, target: float, delta: float, alongside: MechanismEvent | None
-) -> float:
-    """Return ln(ε/target), nearly linear in ln σ and in ln steps; kept finite."""
-    epsilon = epsilon_pld(event if alongside is None else compose(alongside, event), delta)
-    return math.log(min(max(epsilon, 1e-9), 1e9) / target)
-
-
-def _check(target_epsilon: float, delta: float) -> None:
+    Raises:
+        BadInput: ε is not above 0, or δ not between 0 and 1.
+    """
     if not (target_epsilon > 0 and math.isfinite(target_epsilon)):
         raise BadInput(f"{target_epsilon} is not above 0", where="epsilon")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
 
+    def accountant() -> PldAccountant:
+        return PldAccountant(event_of(1).relation)
 
-def _round_up(sigma: float) -> float:
-    step = 10.0 ** (math.floor(math.log10(sigma)) - _DIGITS + 1)
+    def event(parameter: float) -> MechanismDpEvent:
+        training = event_of(parameter)
+        return MechanismDpEvent(training if alongside is None else compose(alongside, training))
+
+    def exceeds(parameter: float) -> bool:
+        return accountant().compose(event(parameter)).get_epsilon(delta) > target_epsilon
+
+    return accountant, event, exceeds
+
+
+def round_up(sigma: float) -> float:
+    """Return σ rounded up to what a person can copy: five significant digits."""
+    step = 10.0 ** (math.floor(math.log10(sigma)) - DIGITS + 1)
     return float(f"{math.ceil(sigma / step - 1e-6) * step:.12g}")
