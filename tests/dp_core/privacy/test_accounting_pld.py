@@ -1,15 +1,14 @@
-import itertools
 import math
 from dataclasses import dataclass
 
 import dp_accounting as dpa
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mechanism_examples import fixed_size_truth, truncated_truth
 from numpy.typing import ArrayLike
-from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
+from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
@@ -101,21 +100,6 @@ def test_one_step_is_the_integral(rate: float, sigma: float, epsilon: float) -> 
     assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * 1.001 + 1e-12
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-def test_a_few_steps_are_the_sum_over_all_outcomes(steps: int) -> None:
-    rate, sigma, epsilon = 0.2, 1.0, 1.0
-    edges = np.linspace(-6.5, 6.5, 2000 if steps == 2 else 160)
-    base = np.diff(norm.cdf(edges, 0, sigma))
-    with_unit = (1 - rate) * base + rate * np.diff(norm.cdf(edges, 1, sigma))
-    # Binning the outcomes is post-processing: the sums lie just below the truth.
-    exact = max(
-        composed_delta(with_unit, base, steps, epsilon),
-        composed_delta(base, with_unit, steps, epsilon),
-    )
-    claimed = delta_pld(single(rate, sigma, steps), epsilon)
-    assert exact <= claimed <= exact * 1.02
-
-
 # --- another implementation, where its rounding does not show
 
 
@@ -155,35 +139,12 @@ def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -
 # --- truncated and fixed-size batches: every outcome of a tiny data set
 
 
-def _truncated_output(values: list[float], rate: float, cap: int) -> dict[float, float]:
-    """Return Pr[sum] of Poisson sampling cut to a uniform subset of `cap`."""
-    outcome: dict[float, float] = {}
-    for drawn in itertools.product((0, 1), repeat=len(values)):
-        weight = math.prod(rate if d else 1 - rate for d in drawn)
-        batch = [v for v, d in zip(values, drawn, strict=True) if d]
-        subsets = list(itertools.combinations(batch, min(cap, len(batch))))
-        for subset in subsets:
-            total = sum(subset)
-            outcome[total] = outcome.get(total, 0.0) + weight / len(subsets)
-    return outcome
-
-
-def _worst(p: dict[float, float], q: dict[float, float], sigma: float, epsilon: float) -> float:
-    one, two = gaussian_mixture(p, sigma), gaussian_mixture(q, sigma)
-    return max(hockey_stick(one, two, epsilon, 15.0), hockey_stick(two, one, epsilon, 15.0))
-
-
 def test_truncation_is_accounted_for_every_neighbour_and_poisson_would_not_be() -> None:
     rate, cap, sigma, epsilon = 0.5, 1, 1.0, 2.0
     claimed = delta_pld(TruncatedPoissonGaussian(4, cap, ((rate, sigma, 1),)), epsilon)
     plain = delta_pld(single(rate, sigma, 1), epsilon)
-    truths = []
-    for others in itertools.combinations_with_replacement((-1.0, 1.0), 3):
-        without = _truncated_output(list(others), rate, cap)
-        with_unit = _truncated_output([*others, 1.0], rate, cap)
-        truths.append(_worst(with_unit, without, sigma, epsilon))
-    assert max(truths) <= claimed
-    assert max(truths) > plain  # a Poisson ε for truncated batches is not earned
+    # a Poisson ε for truncated batches is not earned
+    assert plain < truncated_truth(4, cap, rate, sigma, epsilon) <= claimed
 
 
 def test_truncation_covers_fewer_units_than_declared() -> None:
@@ -193,27 +154,12 @@ def test_truncation_covers_fewer_units_than_declared() -> None:
     assert none < few < more
 
 
-def _fixed_output(values: list[float], batch: int) -> dict[float, float]:
-    subsets = list(itertools.combinations(values, batch))
-    outcome: dict[float, float] = {}
-    for subset in subsets:
-        outcome[sum(subset)] = outcome.get(sum(subset), 0.0) + 1 / len(subsets)
-    return outcome
-
-
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_fixed_size_batches_are_accounted_for_every_neighbour(batch: int) -> None:
     sigma, epsilon = 1.5, 0.3
     claimed = delta_pld(FixedSizeGaussian(4, ((batch, sigma, 1),)), epsilon)
     plain = delta_pld(single(batch / 4, sigma, 1), epsilon)
-    truths = []
-    for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), 3):
-        one = _fixed_output([*others, 1.0], batch)
-        truths += [
-            _worst(one, _fixed_output([*others, other], batch), sigma, epsilon)
-            for other in (-1.0, 0.0)
-        ]
-    assert plain < max(truths) <= claimed
+    assert plain < fixed_size_truth(4, batch, sigma, epsilon) <= claimed
 
 
 def test_fixed_size_renyi_is_above_the_profile() -> None:

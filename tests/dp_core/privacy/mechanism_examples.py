@@ -1,0 +1,227 @@
+"""One mechanism of each kind, and what is true of it by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
+from scipy.stats import norm
+
+from dp_core.privacy.accounting.profiles import Profile, SelfComposed
+from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.mechanism_event import REGISTRY
+from dp_core.privacy.mechanisms import (
+    Composed,
+    ConvertedRelation,
+    FixedSizeGaussian,
+    Gaussian,
+    MechanismEvent,
+    NeighboringRelation,
+    PoissonGaussian,
+    PrivacyUnit,
+    RandomCountSelection,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+    Unaccounted,
+)
+
+PATIENT = PrivacyUnit.PATIENT
+HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
+POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
+ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
+
+
+@dataclass(frozen=True)
+class Laplace(MechanismEvent):
+    """A mechanism that the product does not have: Laplace noise on a sum that moves by 1."""
+
+    kind = "laplace"
+    title = "noised sum"
+    assumed = ("each unit moved the sum by at most 1",)
+    scale: float
+
+    def __post_init__(self) -> None:
+        self.require(self.scale > 0, "scale must be above 0")
+
+    def steps(self) -> list[SelfComposed]:
+        return [SelfComposed(LaplaceProfile(self.scale), 1)]
+
+    def describe(self) -> str:
+        return f"the Laplace mechanism of scale {self.scale:g}"
+
+
+REGISTRY.pop(("laplace", 1))  # other tests count the product's kinds
+
+
+@dataclass(frozen=True)
+class LaplaceProfile(Profile):
+    scale: float
+
+    def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
+        both = -np.expm1(np.minimum(epsilon - 1 / self.scale, 0.0) / 2)
+        return both, both
+
+    def reach(self) -> float:
+        return 1 / self.scale
+
+
+EXAMPLES: list[MechanismEvent] = [
+    POISSON,
+    TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
+    FixedSizeGaussian(4, ((2, 1.5, 1),), unit=PrivacyUnit.EXAMPLE),
+    Gaussian(2.0, 3),
+    ShuffledGaussian(1.5, 2),
+    HISTOGRAM,
+    ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
+    ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3),
+    Composed((POISSON, HISTOGRAM), unit=PATIENT),
+    RandomCountSelection((Gaussian(2.0), Gaussian(4.0)), "poisson", 1e-6, mean=4.0),
+    RandomCountSelection(
+        (POISSON,), "truncated-negative-binomial", 1e-6, eta=1.0, gamma=0.1, unit=PATIENT
+    ),
+    Unaccounted("non-private training"),
+    Laplace(0.7),
+]
+
+
+def either_way(p: dict[float, float], q: dict[float, float], sigma: float, epsilon: float) -> float:
+    """Return the larger hockey stick of two mixtures of Gaussians with these means."""
+    one, two = gaussian_mixture(p, sigma), gaussian_mixture(q, sigma)
+    return max(hockey_stick(one, two, epsilon, 16.0), hockey_stick(two, one, epsilon, 16.0))
+
+
+def truncated_sum(values: list[float], rate: float, cap: int) -> dict[float, float]:
+    """Return Pr[sum] of Poisson sampling cut to a uniform subset of `cap`."""
+    outcome: dict[float, float] = {}
+    for drawn in itertools.product((0, 1), repeat=len(values)):
+        weight = math.prod(rate if d else 1 - rate for d in drawn)
+        batch = [v for v, d in zip(values, drawn, strict=True) if d]
+        subsets = list(itertools.combinations(batch, min(cap, len(batch))))
+        for subset in subsets:
+            total = sum(subset)
+            outcome[total] = outcome.get(total, 0.0) + weight / len(subsets)
+    return outcome
+
+
+def fixed_size_sum(values: list[float], batch: int) -> dict[float, float]:
+    """Return Pr[sum] of a uniform subset of `batch` values."""
+    subsets = list(itertools.combinations(values, batch))
+    outcome: dict[float, float] = {}
+    for subset in subsets:
+        outcome[sum(subset)] = outcome.get(sum(subset), 0.0) + 1 / len(subsets)
+    return outcome
+
+
+def truncated_truth(units: int, cap: int, rate: float, sigma: float, epsilon: float) -> float:
+    """Return the worst δ over all other units' gradients of ±1."""
+    return max(
+        either_way(
+            truncated_sum([*others, 1.0], rate, cap),
+            truncated_sum(list(others), rate, cap),
+            sigma,
+            epsilon,
+        )
+        for others in itertools.combinations_with_replacement((-1.0, 1.0), units - 1)
+    )
+
+
+def fixed_size_truth(slots: int, batch: int, sigma: float, epsilon: float) -> float:
+    """Return the worst δ of replacing one unit, over all others' gradients of −1, 0 and 1."""
+    return max(
+        either_way(
+            fixed_size_sum([*others, 1.0], batch), fixed_size_sum([*others, new], batch),
+            sigma, epsilon,
+        )
+        for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), slots - 1)
+        for new in (-1.0, 0.0)
+    )  # fmt: skip
+
+
+def poisson_truth(rate: float, sigma: float, steps: int, epsilon: float) -> float:
+    """Return δ of binned outcomes: binning is post-processing, so it lies just below the truth."""
+    edges = np.linspace(-6.5, 6.5, 2000 if steps <= 2 else 160)
+    without = np.diff(norm.cdf(edges, 0, sigma))
+    with_unit = (1 - rate) * without + rate * np.diff(norm.cdf(edges, 1, sigma))
+    return max(
+        composed_delta(with_unit, without, steps, epsilon),
+        composed_delta(without, with_unit, steps, epsilon),
+    )
+
+
+def discrete_pmf(sigma: float, reach: int) -> np.ndarray:
+    """Return the discrete Gaussian's probabilities on −reach … reach."""
+    k = np.arange(-reach, reach + 1)
+    weights = np.exp(-(k**2) / (2 * sigma**2))
+    return weights / weights.sum()
+
+
+def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> dict[object, float]:
+    """Return the distribution of a histogram's release.
+
+    Shared words stand at count 9 (10 with the unit), `lone` words at count 1 with it and absent
+    without. Absent words are never released.
+    """
+    reach = 14
+
+    def word(count: int) -> dict[int, float]:
+        law: dict[int, float] = {}
+        for z, weight in zip(range(-reach, reach + 1), discrete_pmf(sigma, reach), strict=True):
+            shown = count + z if count + z >= threshold else 0
+            law[shown] = law.get(shown, 0.0) + float(weight)
+        return law
+
+    words = [word(10 if with_unit else 9) for with_unit in shared] + [word(1)] * lone
+    law: dict[object, float] = {}
+    for outcome in itertools.product(*(w.items() for w in words)):
+        key = tuple(value for value, _ in outcome)
+        law[key] = law.get(key, 0.0) + math.prod(weight for _, weight in outcome)
+    return law
+
+
+def histogram_truth(
+    words: int, sigma: float, threshold: int, epsilon: float
+) -> tuple[float, float]:
+    """Return (adding, removing): the worst δ of each over how many words are the unit's alone."""
+    adding, removing, e = [], [], math.exp(epsilon)
+    for lone in range(words + 1):
+        with_unit = released([True] * (words - lone), lone, sigma, threshold)
+        rest = released([False] * (words - lone), 0, sigma, threshold)
+        without = {(*key, *([0] * lone)): w for key, w in rest.items()}  # type: ignore[misc]
+        pairs = [
+            (with_unit.get(k, 0.0), without.get(k, 0.0)) for k in set(with_unit) | set(without)
+        ]
+        adding.append(sum(max(0.0, p - e * q) for p, q in pairs))
+        removing.append(sum(max(0.0, q - e * p) for p, q in pairs))
+    return max(adding), max(removing)
+
+
+def gaussian_truth(mu: float, epsilon: float) -> float:
+    """Return δ of a Gaussian whose mean moves by μ standard deviations."""
+    return either_way({mu: 1.0}, {0.0: 1.0}, 1.0, epsilon)
+
+
+# Each with the most by which the claim may pass the truth, as a factor.
+TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
+    (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
+    (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    (TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
+     lambda e: truncated_truth(4, 1, 0.5, 1.0, e), math.inf),
+    *((FixedSizeGaussian(4, ((batch, 1.5, 1),)),
+       lambda e, batch=batch: fixed_size_truth(4, batch, 1.5, e), math.inf)
+      for batch in (1, 2, 4)),
+    (Gaussian(2.0, 3), lambda e: gaussian_truth(math.sqrt(3) / 2, e), 1.01),
+    (ShuffledGaussian(1.5, 2), lambda e: gaussian_truth(math.sqrt(2) / 1.5, e), 1.01),
+    (HISTOGRAM, lambda e: max(histogram_truth(2, 1.6, 4, e)), 1.06),
+    (ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
+     lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
+    (ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3), lambda e: gaussian_truth(1.0, e), math.inf),
+    (Composed((Gaussian(2.0), Gaussian(1.0))), lambda e: gaussian_truth(math.sqrt(1.25), e), 1.01),
+    (Laplace(0.7), lambda e: hockey_stick(
+        lambda x: np.exp(-np.abs(x - 1) / 0.7) / 1.4, lambda x: np.exp(-np.abs(x) / 0.7) / 1.4,
+        e, 16.0), 1.01),
+]  # fmt: skip

@@ -1,0 +1,210 @@
+"""One step of a mechanism against its definition: each direction, each weight, each order."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from mechanism_examples import discrete_pmf, histogram_truth
+from privacy_oracles import gaussian_mixture, hockey_stick
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from dp_core.privacy.accounting import delta_pld
+from dp_core.privacy.accounting.pld import composed_plds
+from dp_core.privacy.accounting.profiles import (
+    DiscreteGaussianTail,
+    HistogramProfile,
+    SubsampledGaussian,
+    TruncatedSubsampledGaussian,
+    convolution_slack,
+    gaussian_delta,
+    gaussian_epsilon,
+    shared_deltas,
+    upper_tail,
+)
+from dp_core.privacy.mechanisms import (
+    Gaussian,
+    PoissonGaussian,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    compose,
+)
+
+# --- the Gaussian mechanism
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.5, 3.0])
+def test_delta_is_the_integral(mu: float, epsilon: float) -> None:
+    p, q = gaussian_mixture({mu: 1.0}, 1.0), gaussian_mixture({0.0: 1.0}, 1.0)
+    expected = hockey_stick(p, q, epsilon, 16.0)
+    assert float(gaussian_delta(epsilon, mu)) == pytest.approx(expected, rel=1e-6, abs=1e-14)
+
+
+def test_a_published_value() -> None:
+    # The analytic Gaussian mechanism's σ for (1, 1e-5) and sensitivity 1 (Balle and Wang's code).
+    assert float(gaussian_delta(1.0, 1 / 3.730632)) == pytest.approx(1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 2.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15])
+def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(delta, mu)
+    if epsilon == 0:
+        assert float(gaussian_delta(0.0, mu)) <= delta
+    else:
+        assert float(gaussian_delta(epsilon, mu)) == pytest.approx(delta, rel=1e-4)
+
+
+def test_no_sensitivity_no_loss() -> None:
+    assert np.allclose(gaussian_delta([0.0, 1.0], 0.0), 0.0)
+    assert float(gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
+
+
+# --- sampled steps
+
+RATE, SIGMA = 0.3, 1.2
+
+
+def without(x: float) -> float:
+    return float(norm.pdf(x, 0, SIGMA))
+
+
+def with_unit(x: float) -> float:
+    return (1 - RATE) * without(x) + RATE * float(norm.pdf(x, 1, SIGMA))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
+def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> None:
+    adding, removing = composed_plds(PoissonGaussian.single(RATE, SIGMA, 1).steps(), 1e-4)
+    for side, p, q in ((adding, with_unit, without), (removing, without, with_unit)):
+        excess = quad(
+            lambda x, p=p, q=q: max(0.0, p(x) - math.exp(epsilon) * q(x)), -15, 15, limit=400
+        )[0]
+        assert excess * (1 - 1e-3) <= side.delta(epsilon) <= excess * 1.01 + 1e-7
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
+def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon: float) -> None:
+    """Without the unit its word is never there; with it, it is hidden with probability 1 − τ."""
+    profile = HistogramProfile(1, 5.0, 2)
+    with_unit, without_unit = (float(side[0]) for side in profile.directions([epsilon]))
+    assert with_unit == pytest.approx(profile.tail)
+    assert without_unit == pytest.approx(1 - math.exp(epsilon) * (1 - profile.tail))
+
+
+def test_a_batch_that_is_full_without_the_unit_is_cut_with_it() -> None:
+    """Of two others, one at least is drawn with probability 1 − (1 − q)²."""
+    cut, at = 1 - (1 - RATE) ** 2, np.array([0.0, 0.3])
+    plain = SubsampledGaussian(RATE, 1 / SIGMA).directions(at)
+    replaced = SubsampledGaussian(RATE, 2 / SIGMA).directions(at)
+    found = TruncatedSubsampledGaussian(3, 1, RATE, 1 / SIGMA).directions(at)
+    for own, a, b in zip(found, plain, replaced, strict=True):
+        np.testing.assert_allclose(own, (1 - cut) * a + cut * b)
+
+
+def test_epochs_of_shuffled_batches_add_up_at_each_order() -> None:
+    """A Gaussian mechanism has α/2σ², and each epoch is one."""
+    curve = ShuffledGaussian(SIGMA, 5).rdp([2, 8])
+    np.testing.assert_allclose(curve, [5 * 2 / (2 * SIGMA**2), 5 * 8 / (2 * SIGMA**2)])
+
+
+def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
+    histogram, training = ThresholdedHistogram(4, 8.0, 40), Gaussian(2.0)
+    assert training.rdp([2]) is not None
+    assert compose(histogram, training).rdp([2]) is None
+
+
+# --- the word histogram
+
+
+@pytest.mark.parametrize("s", [0.7, 3.0, 100.0])
+@pytest.mark.parametrize("k", [-2, 0, 1, 5])
+def test_tail_is_the_sum(s: float, k: int) -> None:
+    reach = math.ceil(40 * s)
+    exact = math.fsum(discrete_pmf(s, reach)[reach + k :])
+    lower, upper = DiscreteGaussianTail(s).bounds(k)
+    assert float(lower) == pytest.approx(exact, rel=1e-12)
+    assert float(upper) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("deviations", [-2.0, -0.5, 0.0, 0.7, 1.0, 1.5, 4.0, 8.0])
+def test_beyond_summation_the_bounds_enclose_the_sum(deviations: float) -> None:
+    s = 5000.0
+    k = round(deviations * s)
+    terms = np.exp(-(np.arange(-200_000, 200_001.0) ** 2) / (2 * s * s))
+    exact = math.fsum(terms[200_000 + k :]) / math.fsum(terms)
+    lower, upper = DiscreteGaussianTail(s).bounds(k)
+    assert float(lower) <= exact * (1 + 1e-12) <= float(upper) * (1 + 2e-12)
+    assert float(upper - lower) <= 1e-8 + 1e-5 * exact
+
+
+@pytest.mark.parametrize(("sigma", "m"), [(0.8, 2), (0.8, 4), (1.0, 3), (1.5, 6)])
+def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma: float, m: int) -> None:
+    reach = 40
+    one = discrete_pmf(sigma, reach)
+    total = one
+    for _ in range(m - 1):
+        total = np.convolve(total, one)
+    target = discrete_pmf(sigma * math.sqrt(m), m * reach)
+    # Further out the sum is cut by the arrays' ends, not by the distribution.
+    near = np.abs(np.arange(-m * reach, m * reach + 1)) <= reach / 2
+    worst = np.max(np.abs(np.log(total[near] / target[near])))
+    slack = convolution_slack(m, sigma)
+    assert worst <= slack * (1 + 1e-9) + 1e-12
+    if m == 2:  # later terms add slack that need not be used
+        assert slack <= 6 * worst
+
+
+@pytest.mark.parametrize("epsilon", [-0.5, 0.0, 0.4, 1.0])
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_shared_words_are_the_enumeration(m: int, epsilon: float) -> None:
+    sigma, reach = 2.0, 30
+    one = discrete_pmf(sigma, reach)
+    moved = np.concatenate([[0.0], one])  # the count is one higher
+    still = np.concatenate([one, [0.0]])
+    p, q = moved, still
+    for _ in range(m - 1):
+        p, q = np.multiply.outer(p, moved).ravel(), np.multiply.outer(q, still).ravel()
+    exact = float(np.sum(np.maximum(0.0, p - math.exp(epsilon) * q)))
+    claimed = shared_deltas(m, sigma, epsilon)[0]
+    assert exact * (1 - 1e-9) <= claimed <= exact * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.8, 2.0])
+def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
+    n, sigma, threshold = 2, 1.6, 4
+    claimed = HistogramProfile(n, sigma, threshold).directions([epsilon])
+    for truth, bound in zip(histogram_truth(n, sigma, threshold, epsilon), claimed, strict=True):
+        # The threshold hides a little of the shared words; the bound reckons that it does not.
+        assert truth <= bound[0] * (1 + 1e-9)
+        assert bound[0] <= truth * 1.05 + 1e-6
+
+
+def test_discrete_noise_costs_more_than_the_continuous_formula_says() -> None:
+    # At (166, 1137) the continuous threshold 1136.8 would pass; what is drawn gives 1.011e-9.
+    profile = HistogramProfile(256, 166.0, 1137)
+    assert profile.delta(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
+    assert profile.tail == pytest.approx(upper_tail(1136, 166.0))
+
+
+def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
+    event = ThresholdedHistogram(256, 166.0, 1137)
+    assert delta_pld(event, 0.5178) == pytest.approx(1.011e-9, rel=1e-3)
+    naive = float(gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
+    assert naive == pytest.approx(1.84e-9, rel=0.01)
+
+
+def test_blocks_bound_the_exact_maximum() -> None:
+    # 600 words per unit are taken in blocks of three; each ℓ by itself must lie below.
+    n, sigma, threshold, epsilon = 600, 120.0, 800, 1.0
+    claimed = HistogramProfile(n, sigma, threshold).delta(epsilon)
+    tail = upper_tail(threshold - 1, sigma)
+    exact = max(
+        float(gaussian_delta(epsilon, math.sqrt(n - ell) / sigma))
+        - math.expm1(ell * math.log1p(-tail))
+        for ell in range(n + 1)
+    )
+    assert exact * 0.999 <= claimed <= exact * 1.03

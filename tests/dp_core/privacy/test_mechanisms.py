@@ -1,0 +1,223 @@
+"""What every mechanism owes to accounting, ledger and statements, of every kind."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import delta_pld, epsilon_pld, epsilon_rdp
+from dp_core.privacy.mechanism_event import REGISTRY
+from dp_core.privacy.mechanisms import (
+    Composed,
+    ConvertedRelation,
+    FixedSizeGaussian,
+    Gaussian,
+    MechanismEvent,
+    NeighboringRelation,
+    PoissonGaussian,
+    PrivacyUnit,
+    RandomCountSelection,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+    Unaccounted,
+    compose,
+    under,
+)
+from dp_core.privacy.statement import Release, privacy_statement
+
+
+@pytest.fixture(autouse=True)
+def laplace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, ("laplace", 1), Laplace)
+
+
+def read_back(event: MechanismEvent) -> MechanismEvent:
+    return MechanismEvent.from_json(json.loads(json.dumps(event.to_json())))
+
+
+def every_part(event: MechanismEvent) -> Iterator[MechanismEvent]:
+    yield event
+    for part in event.parts:
+        yield from every_part(part)
+
+
+def test_every_kind_has_an_example() -> None:
+    assert {event.kind for event in EXAMPLES} == {kind for kind, _ in REGISTRY}
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: e.kind)
+class TestMechanism:
+    """The conformance of one mechanism; a new kind joins `EXAMPLES` and `TRUTHS`."""
+
+    def test_it_is_read_back(self, event: MechanismEvent) -> None:
+        assert read_back(event) == event
+        assert hash(read_back(event)) == hash(event)
+
+    def test_a_unit_is_stated_in_every_part(self, event: MechanismEvent) -> None:
+        stating = event.stating(PrivacyUnit.DOCUMENT)
+        assert {part.unit for part in every_part(stating)} == {PrivacyUnit.DOCUMENT}
+        assert read_back(stating) == stating
+        assert epsilon_pld(stating, 1e-4) == epsilon_pld(event, 1e-4)
+
+    def test_it_is_described_and_says_what_it_rests_on(self, event: MechanismEvent) -> None:
+        statement = privacy_statement([Release("notes", PATIENT, event, 1e-4, "L-1")])
+        assert event.title and event.describe() in statement.words
+        assert bool(event.assumptions()) is not event.is_unaccounted
+        assert set(event.assumptions()) <= set(statement.data["assumptions"])
+        assert event.relation.describe("patient").startswith("one patient")
+
+    def test_delta_falls_with_epsilon_and_each_is_the_others_bound(
+        self, event: MechanismEvent
+    ) -> None:
+        deltas = [delta_pld(event, x) for x in (0.0, 0.5, 2.0, 8.0)]
+        assert deltas == sorted(deltas, reverse=True)
+        assert 0 <= deltas[-1] <= deltas[0] <= 1
+        epsilon = epsilon_pld(event, 0.2)
+        assert event.is_unaccounted == math.isinf(epsilon)
+        if event.has_pld and math.isfinite(epsilon):
+            assert delta_pld(event, epsilon) <= 0.2 * (1 + 1e-3)
+
+    def test_the_renyi_curve_lies_above_the_pld(self, event: MechanismEvent) -> None:
+        orders = [2.0, 8.0, 64.0]
+        curve, epsilon = event.rdp(orders), epsilon_rdp(event, 1e-4)
+        assert (curve is None) == (epsilon is None)
+        if curve is not None and epsilon is not None:
+            assert np.all(curve > 0) and np.all(np.diff(curve) >= 0)  # rises with the order
+            assert epsilon_pld(event, 1e-4) <= epsilon * (1 + 1e-9)
+
+    def test_composed_with_itself_it_costs_twice(self, event: MechanismEvent) -> None:
+        twice, curve = compose(event, event), event.rdp([4.0])
+        assert twice.relation is event.relation
+        if curve is not None:
+            np.testing.assert_allclose(twice.rdp([4.0]), 2 * curve)
+        rho, coin = event.approximate_rdp(4.0, 1e-4)
+        if math.isfinite(rho):
+            both = twice.approximate_rdp(4.0, 2e-4)
+            assert both == pytest.approx((2 * rho, 2 * coin), rel=1e-9)
+        if event.has_pld and not event.is_unaccounted:
+            again = epsilon_pld(twice, 0.1)
+            assert epsilon_pld(event, 0.1) <= again <= 2 * epsilon_pld(event, 0.05) * (1 + 1e-3)
+
+    @pytest.mark.parametrize("relation", NeighboringRelation)
+    def test_other_neighbours_are_proven_or_refused(
+        self, event: MechanismEvent, relation: NeighboringRelation
+    ) -> None:
+        converted = under(event, relation, 1e-6)
+        if converted is None:
+            with pytest.raises(BadInput):
+                ConvertedRelation(event, relation, 1e-6, unit=event.unit)
+        else:
+            assert converted.relation is relation
+            assert read_back(converted) == converted
+            assert converted.stated_delta(1e-6) >= 1e-6
+
+
+@pytest.mark.parametrize(("event", "truth", "slack"), TRUTHS)
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.0])
+def test_the_claim_lies_above_what_brute_force_finds(
+    event: MechanismEvent, truth: Callable[[float], float], slack: float, epsilon: float
+) -> None:
+    exact, claimed = truth(epsilon), delta_pld(event, epsilon)
+    assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * slack + 1e-6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PoissonGaussian(()),
+        lambda: PoissonGaussian(((0.5, 1.0),)),  # type: ignore[arg-type]
+        lambda: PoissonGaussian.single(1.5, 1.0, 10),
+        lambda: PoissonGaussian.single(0.0, 1.0, 10),
+        lambda: PoissonGaussian.single(0.5, 0.0, 10),
+        lambda: PoissonGaussian.single(0.5, math.inf, 10),
+        lambda: PoissonGaussian.single(0.5, 1.0, 0),
+        lambda: TruncatedPoissonGaussian(0, 1, ((0.5, 1.0, 1),)),
+        lambda: TruncatedPoissonGaussian(10, 0, ((0.5, 1.0, 1),)),
+        lambda: FixedSizeGaussian(0, ((1, 1.0, 1),)),
+        lambda: FixedSizeGaussian(10, ((11, 1.0, 1),)),
+        lambda: FixedSizeGaussian(10, ((1.5, 1.0, 1),)),
+        lambda: Gaussian(0.0),
+        lambda: Gaussian(1.0, 0),
+        lambda: ShuffledGaussian(math.nan, 1),
+        lambda: ThresholdedHistogram(0, 1.0, 1),
+        lambda: ThresholdedHistogram(1, 0.0, 1),
+        lambda: ThresholdedHistogram(1, 1.0, 0),
+        lambda: ThresholdedHistogram(1, 1.0, 1.5),  # type: ignore[arg-type]
+        lambda: ThresholdedHistogram(1, 1.0, 1, noise="laplace"),
+        lambda: ThresholdedHistogram(1, 1.0, 1, mechanism="multiset"),
+        lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.REPLACE),
+        lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.ZERO_OUT, 1e-6),
+        lambda: ConvertedRelation(POISSON, NeighboringRelation.ZERO_OUT),  # another unit
+        lambda: RandomCountSelection((), "poisson", 1e-6, mean=1.0),
+        lambda: RandomCountSelection((Gaussian(1.0), POISSON), "poisson", 1e-6, mean=1.0),
+        lambda: RandomCountSelection((Gaussian(1.0),), "fixed", 1e-6, mean=1.0),
+        lambda: Laplace(0.0),
+        lambda: Composed(()),
+        lambda: Composed((Gaussian(1.0), ShuffledGaussian(1.0, 1))),
+        lambda: Composed((Gaussian(1.0), FixedSizeGaussian(10, ((1, 1.0, 1),)))),
+        lambda: Composed((POISSON, Gaussian(1.0)), unit=PATIENT),
+        lambda: Composed((POISSON,), unit=PrivacyUnit.EXAMPLE),  # hides the unit of its parts
+    ],
+)
+def test_impossible_parameters_are_refused(make: Callable[[], MechanismEvent]) -> None:
+    with pytest.raises(BadInput):
+        make()
+
+
+def test_stored_form_does_not_change() -> None:
+    # The ledger holds years of these; changing a kind's fields needs a new version.
+    assert POISSON.to_json() == {
+        "kind": "poisson_gaussian",
+        "version": 1,
+        "unit": "patient",
+        "phases": [[0.2, 1.0, 2]],
+    }
+    assert HISTOGRAM.to_json() == {
+        "kind": "thresholded_histogram",
+        "version": 1,
+        "unit": "patient",
+        "words_per_unit": 2,
+        "sigma": 1.6,
+        "threshold": 4,
+        "mechanism": "set-counts",
+        "noise": "discrete-gaussian",
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "os.system"},
+        {"version": 2},
+        {"version": None},
+        {"extra": 1},
+        {"phases": [[0.5, 1.0]]},
+        {"phases": 5},
+        {"phases": [["a", "b", "c"]]},
+        {"unit": "hospital"},
+        {"unit": {}},
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        MechanismEvent.from_json(POISSON.to_json() | change)
+
+
+def test_a_missing_field_is_refused() -> None:
+    data = Unaccounted("x").to_json()
+    del data["reason"]
+    with pytest.raises(BadInput, match="reason"):
+        MechanismEvent.from_json(data)
+
+
+def test_each_kind_has_its_neighbours() -> None:
+    relations = {event.kind: event.relation for event in EXAMPLES if not event.parts}
+    assert relations.pop("fixed_size_gaussian") is NeighboringRelation.REPLACE
+    assert relations.pop("shuffled_gaussian") is NeighboringRelation.ZERO_OUT
+    assert set(relations.values()) == {NeighboringRelation.ADD_REMOVE}
