@@ -29,7 +29,6 @@ from dp_core.privacy.mechanisms import (
     PoissonGaussian,
     ShuffledGaussian,
     TruncatedPoissonGaussian,
-    Unaccounted,
 )
 
 single = PoissonGaussian.single
@@ -190,13 +189,6 @@ def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
     claimed = epsilon_pld(ShuffledGaussian(1.0, math.ceil(steps / deals)), 1e-6)
     compared = epsilon_unamplified(single(batch / 100_000, 1.0, steps), 1e-6)
     assert compared == pytest.approx(claimed, rel=1e-3)
-
-
-def test_no_guarantee_is_infinite() -> None:
-    assert epsilon_pld(Unaccounted("no privacy"), 1e-6) == math.inf
-    assert epsilon_unamplified(Unaccounted("no privacy"), 1e-6) == math.inf
-    assert epsilon_rdp(Unaccounted("no privacy"), 1e-6) is None
-    assert delta_pld(Unaccounted("no privacy"), 5.0) == 1.0
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])

@@ -17,8 +17,6 @@ from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,
     NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
@@ -30,7 +28,7 @@ from dp_core.privacy.mechanisms import (
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
 
 
-def restated(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
+def converted(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
     found = under(event, relation, 1e-6)
     assert found is not None
     return found
@@ -38,7 +36,7 @@ def restated(event: MechanismEvent, relation: NeighboringRelation) -> MechanismE
 
 def test_zero_out_has_the_same_epsilon_and_composes_with_shuffled_training() -> None:
     vocabulary, shuffled = (
-        restated(HISTOGRAM, NeighboringRelation.ZERO_OUT),
+        converted(HISTOGRAM, NeighboringRelation.ZERO_OUT),
         ShuffledGaussian(2.0, 10),
     )
     assert epsilon_pld(vocabulary, 1e-6) == epsilon_pld(HISTOGRAM, 1e-6)
@@ -62,7 +60,7 @@ def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
 
 def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
     own = epsilon_pld(HISTOGRAM, 1e-6)
-    vocabulary = restated(HISTOGRAM, NeighboringRelation.REPLACE)
+    vocabulary = converted(HISTOGRAM, NeighboringRelation.REPLACE)
     delta = vocabulary.stated_delta(1e-6)
     assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
     assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
@@ -96,13 +94,3 @@ def test_the_stated_profile_is_that_of_randomised_response_with_a_giveaway() -> 
         direct = float(np.maximum(0.0, p - math.exp(x) * q).sum())
         there, back = EpsilonDelta(epsilon, delta).directions(np.array([x]))
         assert there[0] == back[0] == pytest.approx(direct, rel=1e-12)
-
-
-def test_restated_events_are_read_back_and_know_their_unit() -> None:
-    for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE):
-        event = restated(PoissonGaussian.single(0.1, 2.0, 3), relation)
-        assert MechanismEvent.from_json(event.to_json()) == event
-        stating = event.stating(PrivacyUnit.PATIENT)
-        assert MechanismEvent.from_json(stating.to_json()) == stating
-        assert isinstance(stating, ConvertedRelation)
-        assert stating.event.unit is PrivacyUnit.PATIENT

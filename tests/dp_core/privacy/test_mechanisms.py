@@ -77,6 +77,7 @@ class TestMechanism:
         deltas = [delta_pld(event, x) for x in (0.0, 0.5, 2.0, 8.0)]
         assert deltas == sorted(deltas, reverse=True)
         assert 0 <= deltas[-1] <= deltas[0] <= 1
+        assert event.is_unaccounted == (deltas[-1] == 1)
         epsilon = epsilon_pld(event, 0.2)
         assert event.is_unaccounted == math.isinf(epsilon)
         if event.has_pld and math.isfinite(epsilon):
