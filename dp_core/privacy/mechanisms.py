@@ -561,8 +561,9 @@ class ConvertedRelation(MechanismEvent):
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return the event's own where the distributions are the same."""
-        same = self.event if self.to is ZERO_OUT else super()
-        return same.approximate_rdp(order, delta)
+        if self.to is ZERO_OUT:
+            return self.event.approximate_rdp(order, delta)
+        return super().approximate_rdp(order, delta)
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return that of the event."""

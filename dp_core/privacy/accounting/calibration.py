@@ -35,13 +35,13 @@ _epsilon = functools.lru_cache(maxsize=64)(epsilon_pld)  # the search asks for i
 
 
 @dataclass(frozen=True)
-class MechanismDpEvent(dpa.DpEvent):
+class MechanismDpEvent(dpa.DpEvent):  # type: ignore[misc]
     """A mechanism of ours as an event of dp_accounting."""
 
     mechanism: MechanismEvent
 
 
-class PldAccountant(dpa.PrivacyAccountant):
+class PldAccountant(dpa.PrivacyAccountant):  # type: ignore[misc]
     """Our privacy loss distributions as an accountant of dp_accounting.
 
     It composes every `MechanismDpEvent` of its neighbouring relation.
@@ -191,7 +191,8 @@ def _search(
         return MechanismDpEvent(training if alongside is None else compose(alongside, training))
 
     def exceeds(parameter: float) -> bool:
-        return accountant().compose(event(parameter)).get_epsilon(delta) > target_epsilon
+        composed: PldAccountant = accountant().compose(event(parameter))
+        return composed.get_epsilon(delta) > target_epsilon
 
     return accountant, event, exceeds
 

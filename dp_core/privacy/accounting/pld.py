@@ -19,8 +19,8 @@ from scipy import fft
 from scipy.optimize import brentq, minimize_scalar
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.profiles import Profile, SelfComposed
+from dp_core.privacy.accounting.rdp import Floats, epsilon_rdp
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent

@@ -67,10 +67,10 @@ class Profile(abc.ABC):
 
 
 class SelfComposed(NamedTuple):
-    """A step, adaptively composed `count` times with itself (as dp_accounting's event is)."""
+    """A step, adaptively composed with itself so many `times`."""
 
     step: Profile
-    count: int
+    times: int
 
 
 @dataclass(frozen=True)

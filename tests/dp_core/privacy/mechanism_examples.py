@@ -30,6 +30,7 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
 )
 
+Law = dict[tuple[int, ...], float]
 PATIENT = PrivacyUnit.PATIENT
 HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
 POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
@@ -153,14 +154,14 @@ def poisson_truth(rate: float, sigma: float, steps: int, epsilon: float) -> floa
     )
 
 
-def discrete_pmf(sigma: float, reach: int) -> np.ndarray:
+def discrete_pmf(sigma: float, reach: int) -> Floats:
     """Return the discrete Gaussian's probabilities on −reach … reach."""
     k = np.arange(-reach, reach + 1)
     weights = np.exp(-(k**2) / (2 * sigma**2))
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
-def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> dict[object, float]:
+def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> Law:
     """Return the distribution of a histogram's release.
 
     Shared words stand at count 9 (10 with the unit), `lone` words at count 1 with it and absent
@@ -176,7 +177,7 @@ def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> dic
         return law
 
     words = [word(10 if with_unit else 9) for with_unit in shared] + [word(1)] * lone
-    law: dict[object, float] = {}
+    law: Law = {}
     for outcome in itertools.product(*(w.items() for w in words)):
         key = tuple(value for value, _ in outcome)
         law[key] = law.get(key, 0.0) + math.prod(weight for _, weight in outcome)
@@ -191,7 +192,7 @@ def histogram_truth(
     for lone in range(words + 1):
         with_unit = released([True] * (words - lone), lone, sigma, threshold)
         rest = released([False] * (words - lone), 0, sigma, threshold)
-        without = {(*key, *([0] * lone)): w for key, w in rest.items()}  # type: ignore[misc]
+        without = {(*key, *([0] * lone)): w for key, w in rest.items()}
         pairs = [
             (with_unit.get(k, 0.0), without.get(k, 0.0)) for k in set(with_unit) | set(without)
         ]

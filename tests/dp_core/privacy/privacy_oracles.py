@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.integrate import trapezoid
 from scipy.stats import norm
 
-Density = Callable[[np.ndarray], np.ndarray]
+Floats = NDArray[np.float64]
+Density = Callable[[Floats], Floats]
 
 
 def hockey_stick(p: Density, q: Density, epsilon: float, reach: float) -> float:
@@ -23,7 +25,7 @@ def gaussian_mixture(means: dict[float, float], sigma: float) -> Density:
     return lambda x: np.sum([w * norm.pdf(x, m, sigma) for m, w in means.items()], axis=0)
 
 
-def composed_delta(p: np.ndarray, q: np.ndarray, times: int, epsilon: float) -> float:
+def composed_delta(p: Floats, q: Floats, times: int, epsilon: float) -> float:
     """Return the hockey stick of p^times from q^times for distributions on the same points."""
     log_ratio = np.log(p) - np.log(q)
     weights, losses = p, log_ratio

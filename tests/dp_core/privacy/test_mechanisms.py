@@ -95,7 +95,7 @@ class TestMechanism:
         twice, curve = compose(event, event), event.rdp([4.0])
         assert twice.relation is event.relation
         if curve is not None:
-            np.testing.assert_allclose(twice.rdp([4.0]), 2 * curve)
+            assert twice.rdp([4.0]) == pytest.approx(2 * curve)
         rho, coin = event.approximate_rdp(4.0, 1e-4)
         if math.isfinite(rho):
             both = twice.approximate_rdp(4.0, 2e-4)
