@@ -110,12 +110,10 @@ def _store(deployment: Deployment) -> str:
 def _ledger(deployment: Deployment) -> str:
     from dp_core.privacy.ledger import Ledger
     from dp_core.privacy.ledger.database import Database
-    from dp_core.privacy.ledger.schema import version_of
 
     deployment.prepare()
     known = len(Ledger.open(deployment.ledger).datasets())
-    with Database(deployment.ledger).transaction() as db:
-        return f"schema {version_of(db)}, {known} data sets"
+    return f"schema {Database(deployment.ledger).schema_version()}, {known} data sets"
 
 
 def _integrity(deployment: Deployment) -> str:
@@ -138,7 +136,7 @@ def _skew(deployment: Deployment) -> float | None:
     from dp_core.privacy.ledger.database import Database
 
     with Database(deployment.ledger).transaction() as db:
-        if db.dialect.name != "postgresql":
+        if db.get_bind().dialect.name != "postgresql":
             return None
         asked = time.time()
         theirs = float(

@@ -52,7 +52,7 @@ def confirm_store(store: Store, own: str) -> bool:
     Raises:
         BadInput: it remembers another one.
     """
-    from dp_core.privacy.ledger.damage import RESTORE
+    from dp_core.privacy.ledger.database import RESTORE
 
     remembered = store.read(f"{store.root}/{MARK}")
     if remembered is None:

@@ -303,7 +303,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*VOCABULARY, "--epsilon=inf"], "--epsilon: inf is not finite"),
         ([*VOCABULARY, "--epsilon=1", "--tuple-words=0"], "--tuple-words: 0 is not from 1 to 1e+12"),
         ([*REGISTER, "--epsilon=inf", "--delta=1e-5", "notes"], "--epsilon: inf is not finite"),
-        ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not above 0 and at most"),
+        ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not from"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "bad name"], "letters, digits, dots"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "nn/../x"], "letters, digits, dots"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "n" * 65], "64 at most"),

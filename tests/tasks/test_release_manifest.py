@@ -41,7 +41,7 @@ SHAPES = {
 LEAVES_ALONE = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/privacy/statement",
-    "dp_core/privacy/ledger/filter", "dp_core/privacy/accounting/pld",
+    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/calibration", "dp_core/data/readers/jsonl",
 ]  # fmt: skip
 

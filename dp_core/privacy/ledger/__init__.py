@@ -12,11 +12,10 @@
 What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
 """
 
-from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State
-from dp_core.privacy.ledger.filter import Cost, Remaining
-from dp_core.privacy.ledger.renyi import Charge
-from dp_core.privacy.ledger.sources import PublicSource
-from dp_core.privacy.ledger.store import Ledger
+from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable
+from dp_core.privacy.ledger.ledger import Ledger
+from dp_core.privacy.ledger.models import Budget, Entry, PublicSource, Reservation, State
+from dp_core.privacy.ledger.privacy_filter import Charge, Cost, Remaining
 
 __all__ = [
     "Budget",
@@ -24,6 +23,8 @@ __all__ = [
     "Cost",
     "Entry",
     "Ledger",
+    "LedgerDamaged",
+    "LedgerUnavailable",
     "PublicSource",
     "Remaining",
     "Reservation",

@@ -1,9 +1,15 @@
-"""Opening the database so that a transaction is alone where it must be, and durable after it."""
+"""The ledger's database: transactions that are alone where they must be, and durable after it.
+
+A ledger that is away or full may answer later, and nothing is lost by asking again. One that is
+damaged answers no better tomorrow: it is restored from a backup, or nobody knows what was spent.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +23,67 @@ from sqlalchemy.exc import (
     MultipleResultsFound,
     NoResultFound,
     NoSuchModuleError,
+    OperationalError,
 )
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from dp_core.errors import BadInput, without_password
-from dp_core.privacy.ledger.damage import RESTORE, LedgerDamaged, in_words
-from dp_core.privacy.ledger.schema import CURRENT, migrate, version_of
+from dp_core.errors import BadInput, ConfideError, without_password
+from dp_core.privacy.ledger import migrations
 
 WAIT_SECONDS = 120
 _DRIVER = "postgresql+psycopg2"  # the one that is installed
 _CREATION_LOCK = 0x636F6E66  # "conf": any number that other programs do not use
+
+RESTORE = (
+    "Restore ledger and seeds from one backup (docs/operate.md). Do not begin an empty ledger: "
+    "what was released stays spent."
+)
+_SQLITE_FULL = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_SHMSIZE,  # no room for the index of the write-ahead log
+}
+_SQLITE_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_POSTGRES_FULL = {"53100"}
+# data or an index that cannot be read; a table or a column that is not there, or there already
+_POSTGRES_DAMAGED = {"XX001", "XX002", "42P01", "42703", "42701", "42P07"}
+_SQLITE_DAMAGE = re.compile(r"no such (table|column)|duplicate column|table \w+ already exists")
+
+
+class LedgerUnavailable(ConfideError):
+    """The database did not answer. Trying again may help: nothing was reserved, or it is found."""
+
+
+class LedgerDamaged(BadInput):
+    """What is there is no whole ledger, and trying again does not make it one."""
+
+
+def as_named(error: DBAPIError, location: str) -> Exception:
+    """Return what to raise for a database's error: named, or as it is where it is a fault of ours.
+
+    Args:
+        error: as SQLAlchemy raised it.
+        location: the ledger's URL without its password.
+    """
+    where = f"privacy ledger {location}"
+    code = getattr(error.orig, "pgcode", None)
+    number = getattr(error.orig, "sqlite_errorcode", 0)
+    if code in _POSTGRES_FULL or number in _SQLITE_FULL or number & 0xFF in _SQLITE_FULL:
+        return LedgerUnavailable(
+            "the disk is full",
+            where=where,
+            fix="Make room where the ledger is, and try again: nothing is charged twice.",
+        )
+    altered = number and _SQLITE_DAMAGE.match(str(error.orig))
+    if code in _POSTGRES_DAMAGED or number & 0xFF in _SQLITE_DAMAGED or altered:
+        return LedgerDamaged("it is damaged, or no ledger at all", where=where, fix=RESTORE)
+    if isinstance(error, OperationalError):
+        return LedgerUnavailable(
+            f"the database does not answer ({type(error.orig).__name__})",
+            where=where,
+            fix="Check that it runs and can be reached, then retry: nothing is charged twice.",
+        )
+    return error
 
 
 class Database:
@@ -34,7 +91,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = _checked(url)
-        self.place = without_password(url)
+        self.location = without_password(url)
         # NullPool: a connection belongs to one transaction, so a fork shares none
         self._engine = create_engine(self._url, poolclass=NullPool, connect_args=self._arguments())
         if self._url.get_backend_name() == "sqlite":
@@ -42,7 +99,7 @@ class Database:
         self._migrate()
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, durably.
 
         On SQLite it holds the write lock from its first moment (BEGIN IMMEDIATE): what it reads
@@ -53,20 +110,21 @@ class Database:
             LedgerDamaged: what is there is no whole ledger.
         """
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            # what is returned is read after the transaction, so nothing expires with it
+            with Session(self._engine, expire_on_commit=False) as db, db.begin():
+                yield db
         except DBAPIError as error:
-            raise in_words(error, self.place) from error
+            raise as_named(error, self.location) from error
         except (NoResultFound, MultipleResultsFound) as error:  # a table that has one row always
             raise LedgerDamaged(
-                "a table of it was emptied", where=f"privacy ledger {self.place}", fix=RESTORE
+                "a table of it was emptied", where=f"privacy ledger {self.location}", fix=RESTORE
             ) from error
 
     @contextmanager
-    def alone(self) -> Iterator[Connection]:
+    def alone(self) -> Iterator[Session]:
         """Open a transaction beside which no other of this kind runs: to create what is unique."""
         with self.transaction() as db:
-            if db.dialect.name == "postgresql":
+            if db.get_bind().dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:k)"), {"k": _CREATION_LOCK})
             yield db
 
@@ -76,11 +134,15 @@ class Database:
         return {"connect_timeout": 10, "options": f"-c lock_timeout={WAIT_SECONDS}s"}
 
     def _migrate(self) -> None:
-        with self.transaction() as db:
-            if version_of(db) == CURRENT:
-                return
+        if self.schema_version() == migrations.CURRENT:
+            return
         with self.alone() as db:
-            migrate(db)
+            migrations.upgrade(db.connection())
+
+    def schema_version(self) -> int:
+        """Return the version of the tables; 0 for an empty database."""
+        with self.transaction() as db:
+            return migrations.version_of(db.connection())
 
 
 def _checked(url: str) -> URL:

@@ -1,52 +1,22 @@
 """Sources: which files the operator declared public, and which were read as a private data set.
 
 A source is a file or folder that data are read from. It is known by a keyed digest of its content
-and never by its place: a copy, a link and another name are the same source, a changed file is
+and never by its path: a copy, a link and another name are the same source, a changed file is
 another. The key is the deployment's, and not in the ledger: nobody confirms a guess of a text here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session, aliased
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger import rows
 from dp_core.privacy.ledger.database import Database
-from dp_core.privacy.ledger.schema import DATASETS, PRIVATE_SOURCES, PUBLIC_SOURCES
+from dp_core.privacy.ledger.models import Budget, Dataset, PrivateSource, PublicSource
 
 LONGEST_LABEL = 200
-_MARK = 8  # characters of a digest by which people name it
-
-
-@dataclass(frozen=True)
-class PublicSource:
-    """A file or folder that the operator declared public.
-
-    Attributes:
-        digest: keyed, of its content, in hex.
-        label: what people call it; nothing depends on it.
-        known_private: declared in the knowledge that it had been read as private.
-        private_in: data sets that it was read as.
-    """
-
-    digest: str
-    label: str
-    declared_at: str
-    known_private: bool
-    private_in: tuple[str, ...]
-
-    @property
-    def mark(self) -> str:
-        """Return the beginning of the digest, by which people name it."""
-        return self.digest[:_MARK]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the declaration counts: not if it was made before anybody read it as private."""
-        return self.known_private or not self.private_in
 
 
 class Sources:
@@ -76,7 +46,7 @@ class Sources:
         """
         with self._database.alone() as db:
             asked = {digest, *contents}
-            known = db.execute(select(PRIVATE_SOURCES.c.digest, PRIVATE_SOURCES.c.dataset))
+            known = db.execute(select(PrivateSource.digest, PrivateSource.dataset))
             private = sorted({row.dataset for row in known if row.digest in asked})
             if private and not known_private:
                 raise BadInput(
@@ -84,15 +54,13 @@ class Sources:
                     where=f"declare-public {label}",
                     fix="If it is public all the same: --known-private.",
                 )
-            db.execute(delete(PUBLIC_SOURCES).where(PUBLIC_SOURCES.c.digest == digest))
-            values = {
-                "digest": digest,
-                "label": label[:LONGEST_LABEL],
-                "declared_at": rows.now(),
-                "known_private": known_private,
-            }
-            db.execute(insert(PUBLIC_SOURCES).values(values))
-            return next(s for s in _public(db) if s.digest == digest)
+            db.merge(
+                PublicSource(
+                    digest=digest, label=label[:LONGEST_LABEL], known_private=known_private
+                )
+            )
+            db.flush()
+            return db.scalars(_public().where(PublicSource.digest == digest)).one()
 
     def withdraw_public(self, mark: str) -> PublicSource:
         """Take a declaration back: from now on no step reads the source as public.
@@ -106,24 +74,29 @@ class Sources:
             BadInput: no declaration, or several, begin so.
         """
         with self._database.alone() as db:
-            found = [s for s in _public(db) if len(mark) >= _MARK and s.digest.startswith(mark)]
-            if len(found) != 1:
+            named = [
+                source
+                for source in db.scalars(_public())
+                if len(mark) >= len(source.mark) and source.digest.startswith(mark)
+            ]
+            if len(named) != 1:
                 raise BadInput(
-                    f"{len(found) or 'no'} declarations begin with {mark!r}",
+                    f"{len(named) or 'no'} declarations begin with {mark!r}",
                     where="withdraw-public",
-                    fix=f"Give at least {_MARK} characters, as confide ledger shows them.",
+                    fix="Give at least 8 characters, as confide ledger shows them.",
                 )
-            db.execute(delete(PUBLIC_SOURCES).where(PUBLIC_SOURCES.c.digest == found[0].digest))
-            return found[0]
+            db.delete(named[0])
+            return named[0]
 
     def public(self) -> list[PublicSource]:
         """Return every declared source, in the order of declaration."""
         with self._database.transaction() as db:
-            return _public(db)
+            return list(db.scalars(_public()))
 
     def declaration(self, digest: str) -> PublicSource | None:
         """Return the declaration of a source, or None: nobody has declared it public."""
-        return next((source for source in self.public() if source.digest == digest), None)
+        with self._database.transaction() as db:
+            return db.get(PublicSource, digest)
 
     def read_as_private(self, digest: str, dataset: str) -> tuple[str, ...]:
         """Remember that a source is text of a private data set.
@@ -135,50 +108,35 @@ class Sources:
             BadInput: the data set is not registered.
         """
         with self._database.alone() as db:
-            rows.budget_of(db, dataset)
-            if dataset not in _private_in(db, digest):
-                values = {"digest": digest, "dataset": dataset, "read_at": rows.now()}
-                db.execute(insert(PRIVATE_SOURCES).values(values))
+            Budget.of_dataset(db, dataset)
+            if db.get(PrivateSource, (digest, dataset)) is None:
+                db.add(PrivateSource(digest=digest, dataset=dataset))
             return _others(db, [digest], dataset)
 
     def is_text_of(self, digest: str, dataset: str) -> bool:
         """Whether a source is remembered as text of a private data set."""
         with self._database.transaction() as db:
-            return dataset in _private_in(db, digest)
+            return db.get(PrivateSource, (digest, dataset)) is not None
 
     def same_files_as(self, dataset: str) -> tuple[str, ...]:
         """Return the data sets that read a same source and do not share this one's budget."""
         with self._database.transaction() as db:
-            own = select(PRIVATE_SOURCES.c.digest).where(PRIVATE_SOURCES.c.dataset == dataset)
-            return _others(db, list(db.scalars(own)), dataset)
+            read = select(PrivateSource.digest).where(PrivateSource.dataset == dataset)
+            return _others(db, list(db.scalars(read)), dataset)
 
 
-def _public(db: Connection) -> list[PublicSource]:
-    query = select(PUBLIC_SOURCES).order_by(PUBLIC_SOURCES.c.declared_at, PUBLIC_SOURCES.c.digest)
-    return [
-        PublicSource(
-            digest=row.digest,
-            label=row.label,
-            declared_at=row.declared_at,
-            known_private=row.known_private,
-            private_in=_private_in(db, row.digest),
-        )
-        for row in db.execute(query)
-    ]
+def _public() -> Select[PublicSource]:
+    return select(PublicSource).order_by(PublicSource.declared_at, PublicSource.digest)
 
 
-def _private_in(db: Connection, digest: str) -> tuple[str, ...]:
-    query = select(PRIVATE_SOURCES.c.dataset).where(PRIVATE_SOURCES.c.digest == digest)
-    return tuple(db.scalars(query.order_by(PRIVATE_SOURCES.c.dataset)))
-
-
-def _others(db: Connection, digests: list[str], dataset: str) -> tuple[str, ...]:
-    budget = select(DATASETS.c.budget_id).where(DATASETS.c.name == dataset).scalar_subquery()
+def _others(db: Session, digests: list[str], dataset: str) -> tuple[str, ...]:
+    this = aliased(Dataset)
     query = (
-        select(PRIVATE_SOURCES.c.dataset)
-        .join(DATASETS, DATASETS.c.name == PRIVATE_SOURCES.c.dataset)
-        .where(PRIVATE_SOURCES.c.digest.in_(digests), DATASETS.c.budget_id != budget)
+        select(PrivateSource.dataset)
+        .join(Dataset, Dataset.name == PrivateSource.dataset)
+        .join(this, this.name == dataset)
+        .where(PrivateSource.digest.in_(digests), Dataset.budget_id != this.budget_id)
         .distinct()
-        .order_by(PRIVATE_SOURCES.c.dataset)
+        .order_by(PrivateSource.dataset)
     )
     return tuple(db.scalars(query))

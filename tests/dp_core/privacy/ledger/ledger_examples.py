@@ -13,8 +13,8 @@ from sqlalchemy.engine import Engine
 
 from dp_core.errors import BudgetExceeded
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
-from dp_core.privacy.ledger import Ledger, Reservation, rows
-from dp_core.privacy.ledger import filter as privacy_filter
+from dp_core.privacy.ledger import Budget, Ledger, Reservation, privacy_filter
+from dp_core.privacy.ledger import ledger as ledger_module
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
@@ -71,7 +71,7 @@ def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
 
 def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
     """Reserve with the row lock taken out: what the lock is there to prevent."""
-    rows.lock_budget = rows.budget_of
+    ledger_module.lock_budget = Budget.of_dataset
     return reserve_in_a_process(url, spec_hash, gate)
 
 

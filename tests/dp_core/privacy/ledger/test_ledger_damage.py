@@ -13,8 +13,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from dp_core.errors import BadInput, without_password
-from dp_core.privacy.ledger import Ledger, database
-from dp_core.privacy.ledger.damage import LedgerDamaged, LedgerUnavailable, in_words
+from dp_core.privacy.ledger import Ledger, LedgerDamaged, LedgerUnavailable, database
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 
@@ -103,7 +102,7 @@ def test_a_server_with_a_full_disk_says_so() -> None:
         pgcode = "53100"
 
     error = OperationalError("INSERT", {}, Full())
-    assert "the disk is full" in str(in_words(error, "postgresql://host/ledger"))
+    assert "the disk is full" in str(database.as_named(error, "postgresql://host/ledger"))
 
 
 def test_a_whole_ledger_has_no_fault(ledger: Ledger, tmp_path: Path) -> None:

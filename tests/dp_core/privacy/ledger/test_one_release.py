@@ -13,7 +13,7 @@ from ledger_examples import GAUSSIAN, Gate, reservation
 from sqlalchemy import text
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger import Ledger, State, checks
+from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Unaccounted
 from dp_core.privacy.seed_store import SeedStore
 
@@ -32,7 +32,7 @@ def slow(decide: Callable[..., None]) -> Callable[..., None]:
 
 def release_in_a_process(url: str, seeds: Path, content: bytes, gate: Gate, answers: Any) -> None:
     """Reserve, take the seed, wait until everybody has, settle; say what was handed out."""
-    checks.refuse_other_release = slow(checks.refuse_other_release)
+    Entry.refuse_other_release = slow(Entry.refuse_other_release)
     ledger = Ledger.open(url)
     entry = ledger.reserve(reservation("one", GAUSSIAN))
     seed = ledger.seed(entry, SeedStore(seeds), b"manifest")

@@ -10,8 +10,8 @@ from ledger_examples import reservation
 
 from dp_core.errors import BudgetExceeded
 from dp_core.privacy.accounting import delta_pld, gaussian_delta
-from dp_core.privacy.ledger import filter as privacy_filter
-from dp_core.privacy.ledger.entry import Budget, Entry, State, canonical
+from dp_core.privacy.ledger import privacy_filter
+from dp_core.privacy.ledger.models import Budget, Entry, canonical
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
@@ -27,33 +27,17 @@ def budget(epsilon: float, delta: float, order: float | None = None) -> Budget:
     if order is None:
         order = privacy_filter.best_order(epsilon, delta)
     return Budget(
-        1, "notes", PrivacyUnit.PATIENT, NeighboringRelation.ADD_REMOVE, epsilon, delta, order
+        name="notes",
+        unit=PrivacyUnit.PATIENT,
+        relation=NeighboringRelation.ADD_REMOVE,
+        epsilon=epsilon,
+        delta=delta,
+        order=order,
     )
 
 
 def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
-    asked = reservation(f"{number}", event, delta=delta)
-    return Entry(
-        id=f"{number}",
-        dataset=asked.dataset,
-        unit=asked.unit,
-        event=asked.event,
-        delta=delta,
-        spec_hash=asked.spec_hash,
-        attempt=0,
-        state=State.RESERVED,
-        plan_key="",
-        whole_plan=False,
-        run="",
-        seed_key="",
-        seed_hash="",
-        manifest_hash="",
-        known_seed=False,
-        reserved_at="",
-        settled_at="",
-        withdrawn_at="",
-        released_hash="",
-    )
+    return Entry.of(reservation(f"{number}", event, delta=delta), budget_id=1, whole_plan=False)
 
 
 def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[Entry]:

@@ -9,8 +9,8 @@ from scipy.special import logsumexp
 
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.rdp import pure_dp_rdp
-from dp_core.privacy.ledger.entry import canonical
-from dp_core.privacy.ledger.renyi import Charge, charge
+from dp_core.privacy.ledger.models import canonical
+from dp_core.privacy.ledger.privacy_filter import Charge, charge
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.privacy.ledger import Entry, Ledger, Reservation
-from dp_core.privacy.ledger.entry import canonical
-from dp_core.privacy.ledger.renyi import charge
-from dp_core.privacy.ledger.schema import CURRENT
+from dp_core.privacy.ledger.migrations import CURRENT
+from dp_core.privacy.ledger.models import canonical
+from dp_core.privacy.ledger.privacy_filter import charge
 from dp_core.privacy.mechanisms import (
     Composed,
     ConvertedRelation,

@@ -1,4 +1,4 @@
-"""Whether one more release fits: a privacy filter, valid however the releases were chosen.
+"""The privacy filter: whether one more release fits, however the releases were chosen.
 
 The budget (ε, δ) is turned, once, when it opens, into a capacity (ρ, δ') at a fixed Rényi order.
 Releases add up; one that would pass either number is refused before the data is read.
@@ -6,10 +6,18 @@ Feldman and Zrnic (2021, arXiv:2008.11193) for the Rényi part; the coins of the
 add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for approximate zCDP; written out
 for one order in docs/adr/0005-ledger-composition.md). Releases may overlap in time (Haney et al.
 2023, arXiv:2309.05901).
+
+The currency is a charge (ρ, δ): the release is δ-approximately (α, ρ)-Rényi private. That is, one
+can toss a coin with probability δ, the same for both neighbours, such that while it does not come
+up the Rényi divergence of order α between them is at most ρ, in both directions. δ = 0 is plain
+RDP (Mironov 2017). For α = ∞ it is plain (ε, δ)-DP with ε = ρ (Kairouz, Oh and Viswanath 2015:
+every (ε, δ)-DP mechanism has such a coin).
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,10 +25,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger.entry import Budget, Entry, Reservation, State, canonical, is_accounted
-from dp_core.privacy.ledger.renyi import Charge, Release, added, charge
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.ledger.models import Budget, Entry, Reservation, State, canonical
+from dp_core.privacy.mechanisms import MechanismEvent, compose
 
 LARGEST_ORDER = 512
+LEAST_DELTA = 1e-300  # below it half of δ has no logarithm
+LARGEST_DELTA = 0.01  # a job's own δ is bounded by it too, and its units are ten at least
+
+
+@dataclass(frozen=True)
+class Charge:
+    """δ-approximate Rényi privacy (α, ρ), at an order that the context tells."""
+
+    rho: float
+    delta: float
+
+    def __add__(self, other: Charge) -> Charge:
+        return Charge(self.rho + other.rho, self.delta + other.delta)
+
+
+Release = tuple[str, float]  # canonical JSON of an event, and the δ of its own (ε, δ)
+
+
+@functools.lru_cache(maxsize=4096)
+def charge(group: tuple[Release, ...], order: float) -> Charge:
+    """Return what a group of releases, fixed together before the first of them, costs.
+
+    Args:
+        group: the releases; more than one only if the plan was registered whole.
+        order: Rényi order α > 1, or ∞.
+    """
+    events = [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
+    if math.isinf(order):
+        total = math.fsum(delta for _, delta in events)
+        return Charge(epsilon_pld(compose(*(event for event, _ in events)), total), total)
+    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in events])
+
+
+def added(charges: list[Charge]) -> Charge:
+    """Return the charge of everything together."""
+    return Charge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
 
 
 @dataclass(frozen=True)
@@ -99,6 +144,25 @@ def best_order(epsilon: float, delta: float) -> float:
     return float(best) if rooms[best] > 0 else math.inf
 
 
+def check_budget(epsilon: float, delta: float) -> None:
+    """Refuse a budget that is none.
+
+    Raises:
+        BadInput: ε is not a positive number, or δ is not from LEAST_DELTA to LARGEST_DELTA.
+    """
+    if not math.isfinite(epsilon):
+        raise BadInput(f"budget ε = {epsilon} is not finite", where="ledger register")
+    if epsilon <= 0:
+        raise BadInput(f"budget ε = {epsilon:g} is not above 0", where="ledger register")
+    if not LEAST_DELTA <= delta <= LARGEST_DELTA:
+        raise BadInput(
+            f"budget δ = {delta:g} is not from {LEAST_DELTA:g} to {LARGEST_DELTA:g}",
+            where="ledger register",
+            fix="δ must be far below one in the number of units, "
+            "or giving one unit away whole would be private.",
+        )
+
+
 def check_order(order: float, epsilon: float, delta: float) -> None:
     """Refuse an order that the charges are not computed at, or at which nothing would fit.
 
@@ -159,8 +223,7 @@ def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
 
 def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
     """Return what is charged, in an order of its own, so that equal plans have equal charges."""
-    charged = [r for r in reservations if is_accounted(r.event)]
-    return tuple(sorted((canonical(r.event), r.delta) for r in charged))
+    return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
 
 
 def spent_on(groups: Sequence[tuple[Release, ...]], order: float) -> Charge:

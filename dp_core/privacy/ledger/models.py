@@ -1,0 +1,480 @@
+"""The ledger's tables as SQLAlchemy mapped classes, and what an entry must agree with."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Dialect, ForeignKey, Text, select
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    Session,
+    foreign,
+    mapped_column,
+    relationship,
+    remote,
+)
+from sqlalchemy.types import TypeDecorator
+
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger.database import RESTORE, LedgerDamaged
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+
+_DIGEST_START = 8  # characters of a digest by which people name a source
+
+
+class State(StrEnum):
+    """How far an entry has come. All but the last count as spent."""
+
+    PLANNED = "planned"  # part of a plan registered whole; its step has not begun
+    RESERVED = "reserved"  # the step may have read the data: unknown counts as spent
+    SETTLED = "settled"  # the step reported its release
+    WITHDRAWN = "withdrawn"  # planned, given up by the operator before its step began: nothing read
+
+
+def now() -> str:
+    """Return the time, UTC, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def canonical(event: MechanismEvent) -> str:
+    """Return the event as the one JSON text that equal events share."""
+    return json.dumps(event.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:
+    """Return a digest of the manifest that only who holds the seed can confirm a guess by."""
+    return seed.derive("ledger manifest", manifest).hex()
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A release that is about to be made.
+
+    Attributes:
+        dataset: registered name of the private data set.
+        unit: what is protected.
+        event: the mechanism, with public parameters only.
+        delta: the δ at which this release states its own ε; 0 for a release without guarantee.
+        spec_hash: hash of the step's spec. The same data set, spec hash and attempt are the same
+            release, with the same seed, however often they are reserved.
+        plan_key: names the run or sweep that the release belongs to.
+        run: where people find it (a DAG run's id).
+        attempt: 0; a higher number asks for a fresh seed, and is a charge of its own.
+    """
+
+    dataset: str
+    unit: PrivacyUnit
+    event: MechanismEvent
+    delta: float
+    spec_hash: str
+    plan_key: str = ""
+    run: str = ""
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        if not self.dataset or not self.spec_hash:
+            raise BadInput("a reservation names its data set and its spec hash", where="ledger")
+        if not 0 <= self.delta < 1 or (self.delta == 0 and self.accounted):
+            raise BadInput(f"delta {self.delta} is not in (0, 1)", where="ledger reservation")
+        if self.event.unit not in (None, self.unit):
+            raise BadInput(
+                f"the event protects the unit {self.event.unit}, the reservation {self.unit}",
+                where="ledger reservation",
+            )
+        object.__setattr__(self, "event", self.event.stating(self.unit))
+
+    @property
+    def accounted(self) -> bool:
+        """Whether the release has any guarantee at all."""
+        return not self.event.is_unaccounted
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What makes two reservations the same release."""
+        return self.dataset, self.spec_hash, self.attempt
+
+
+class _Stored(TypeDecorator[Any]):
+    """A column of text that is read as a value, and cannot be read where the ledger is damaged."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, read: Callable[[str], Any], write: Callable[[Any], str] = str) -> None:
+        super().__init__()
+        self.read, self.write = read, write
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else self.write(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        try:
+            return self.read(value)
+        except (ValueError, TypeError) as error:
+            where = "an entry or budget of the privacy ledger"
+            raise LedgerDamaged("it cannot be read", where=where, fix=RESTORE) from error
+
+
+def _event(text: str) -> MechanismEvent:
+    return MechanismEvent.from_json(json.loads(text))
+
+
+class Base(MappedAsDataclass, DeclarativeBase):
+    """Root of the mapped classes. The columns' exact types and keys: `migrations`."""
+
+    type_annotation_map = {  # noqa: RUF012 - as SQLAlchemy declares it
+        PrivacyUnit: _Stored(PrivacyUnit),
+        NeighboringRelation: _Stored(NeighboringRelation),
+        State: _Stored(State),
+        MechanismEvent: _Stored(_event, canonical),
+    }
+
+
+class LedgerIdentity(Base, kw_only=True):
+    """What no other ledger has, in its one row: random, made with it, the same in its copies."""
+
+    __tablename__ = "ledger_identity"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+
+
+class Budget(Base, kw_only=True):
+    """What may be spent on one data set, or on several that may share people.
+
+    Attributes:
+        name: of the budget: that of the first data set registered with it.
+        unit, relation: what is protected, and which data sets are neighbours; None for made-up
+            data, where every unit may be tried.
+        epsilon, delta: the guarantee for everything released together; None: made-up data, on
+            which nothing needs a limit.
+        order: Rényi order of the filter, fixed here once and for all; ∞ adds (ε, δ).
+    """
+
+    __tablename__ = "budgets"
+
+    id: Mapped[int] = mapped_column(primary_key=True, init=False)
+    name: Mapped[str]
+    unit: Mapped[PrivacyUnit | None] = mapped_column(default=None)
+    relation: Mapped[NeighboringRelation | None] = mapped_column(default=None)
+    epsilon: Mapped[float | None] = mapped_column(default=None)
+    delta: Mapped[float | None] = mapped_column(default=None)
+    order: Mapped[float] = mapped_column("renyi_order", default=math.inf)
+    opened_at: Mapped[str] = mapped_column(default_factory=now)
+
+    @classmethod
+    def of_dataset(cls, db: Session, name: str) -> Budget:
+        """Return the budget of a registered data set.
+
+        Raises:
+            BadInput: it is not registered.
+        """
+        query = select(Budget).join(Dataset).where(Dataset.name == name)
+        budget = db.scalars(query).one_or_none()
+        if budget is None:
+            raise BadInput(
+                "it is not registered in the privacy ledger",
+                where=f"data set {name}",
+                fix="Declare its unit and budget first: confide ledger register.",
+            )
+        return budget
+
+    @property
+    def made_up(self) -> bool:
+        """Whether the data are made up, so that nothing is limited and nothing protected."""
+        return self.epsilon is None
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What is promised: two budgets with the same terms differ only by their names."""
+        return self.unit, self.relation, self.epsilon, self.delta, self.order
+
+    def refuse_foreign(self, reservation: Reservation) -> None:
+        """Refuse what cannot be added up with the rest of the budget.
+
+        Raises:
+            BadInput: another unit, or another neighbour relation.
+        """
+        if self.made_up or not reservation.accounted:
+            return
+        if reservation.unit is not self.unit:
+            raise BadInput(
+                f"its budget protects the unit {self.unit}, this release {reservation.unit}",
+                where=f"data set {reservation.dataset}",
+                fix="Guarantees for different units do not add up: use the budget's unit.",
+            )
+        if reservation.event.relation is not self.relation:
+            raise BadInput(
+                f"its budget is for {self.relation} neighbours, this release for "
+                f"{reservation.event.relation}",
+                where=f"data set {reservation.dataset}",
+                fix="Use a sampler with the budget's relation.",
+            )
+
+    def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:
+        """Refuse to give back a part of a plan that was composed as one release.
+
+        At α = ∞ a plan is charged the PLD of all its releases, which presumes that all were fixed
+        beforehand. To stop after looking at the first ones, and to pay for those alone, would make
+        a filter of PLDs, which is none. At a finite order charges add up release by release, and a
+        release that was never made costs nothing.
+
+        Raises:
+            BadInput: one of the plan's releases has begun.
+        """
+        begun = [e for e in plan if e.state in (State.RESERVED, State.SETTLED)]
+        if math.isinf(self.order) and begun:
+            raise BadInput(
+                f"{len(begun)} of its {len(plan)} releases have begun, and it was charged as one",
+                where=f"ledger plan {plan[0].plan_key}",
+                fix="It stays charged: at Rényi order infinity only an untouched plan is given "
+                "back.",
+            )
+
+
+class Dataset(Base, kw_only=True):
+    """A registered data set, and the budget that its releases are charged to."""
+
+    __tablename__ = "datasets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    budget_id: Mapped[int] = mapped_column(ForeignKey(Budget.id))
+    registered_at: Mapped[str] = mapped_column(default_factory=now)
+
+
+class Entry(Base, kw_only=True):
+    """One release in the ledger. `event` is the record; every ε is computed from it when asked.
+
+    Attributes:
+        number: the order of reservation.
+        seed_key: name of its privacy seed in the seed store.
+        seed_hash: salted hash of that seed; empty until it is bound.
+        manifest_hash: keyed digest of everything the seed was used with; empty until bound.
+        released_hash: digest of what was released, keyed by the seed; empty until it is settled,
+            and for a release without guarantee.
+        known_seed: the seed was not secret: not private.
+        whole_plan: registered together with all entries of the same plan_key before any ran.
+    """
+
+    __tablename__ = "entries"
+
+    number: Mapped[int] = mapped_column(primary_key=True, init=False)
+    id: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
+    budget_id: Mapped[int] = mapped_column(ForeignKey(Budget.id))
+    dataset: Mapped[str] = mapped_column(ForeignKey(Dataset.name))
+    unit: Mapped[PrivacyUnit]
+    event: Mapped[MechanismEvent]
+    delta: Mapped[float]
+    spec_hash: Mapped[str]
+    attempt: Mapped[int]
+    state: Mapped[State]
+    plan_key: Mapped[str]
+    whole_plan: Mapped[bool]
+    run: Mapped[str]
+    seed_key: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
+    seed_hash: Mapped[str] = mapped_column(default="")
+    manifest_hash: Mapped[str] = mapped_column(default="")
+    known_seed: Mapped[bool] = mapped_column(default=False)
+    reserved_at: Mapped[str] = mapped_column(default_factory=now)
+    settled_at: Mapped[str] = mapped_column(default="")
+    withdrawn_at: Mapped[str] = mapped_column(default="")
+    released_hash: Mapped[str] = mapped_column(default="")
+
+    @classmethod
+    def of(cls, reservation: Reservation, budget_id: int, *, whole_plan: bool) -> Entry:
+        """Return a new entry: planned if its plan is registered whole, reserved otherwise."""
+        return cls(
+            budget_id=budget_id,
+            dataset=reservation.dataset,
+            unit=reservation.unit,
+            event=reservation.event,
+            delta=reservation.delta,
+            spec_hash=reservation.spec_hash,
+            attempt=reservation.attempt,
+            state=State.PLANNED if whole_plan else State.RESERVED,
+            plan_key=reservation.plan_key,
+            whole_plan=whole_plan,
+            run=reservation.run,
+        )
+
+    def revive(self, reservation: Reservation, *, whole_plan: bool) -> None:
+        """Ask again for what was withdrawn: it is charged from now on, like a new entry."""
+        self.state = State.PLANNED if whole_plan else State.RESERVED
+        self.plan_key, self.whole_plan = reservation.plan_key, whole_plan
+        self.run = reservation.run
+        self.reserved_at, self.withdrawn_at = now(), ""
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What a reservation of this very release has, too."""
+        return self.dataset, self.spec_hash, self.attempt
+
+    @property
+    def accounted(self) -> bool:
+        """False for a release without guarantee: the operator's, not charged but listed."""
+        return not self.event.is_unaccounted
+
+    @property
+    def charged(self) -> bool:
+        """Whether it counts as spent: it has a guarantee, and was not withdrawn unread."""
+        return self.accounted and self.state is not State.WITHDRAWN
+
+    @property
+    def open(self) -> bool:
+        """Whether it holds some of the budget for a step that has not reported."""
+        return self.charged and self.state is not State.SETTLED
+
+    def is_bound_to(self, seed: PrivacySeed, manifest: bytes) -> bool:
+        """Return whether this seed was bound to the entry, for this very manifest."""
+        bound = (self.seed_hash, self.manifest_hash)
+        return bound == (seed.salted_hash(), manifest_hash(seed, manifest))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as plain JSON data, for reports and scripts."""
+        return {
+            "id": self.id,
+            "dataset": self.dataset,
+            "unit": self.unit.value,
+            "relation": self.event.relation.value,
+            "event": self.event.to_json(),
+            "delta": self.delta,
+            "spec_hash": self.spec_hash,
+            "attempt": self.attempt,
+            "state": self.state.value,
+            "accounted": self.accounted,
+            "plan_key": self.plan_key,
+            "whole_plan": self.whole_plan,
+            "run": self.run,
+            "seed_hash": self.seed_hash,
+            "known_seed": self.known_seed,
+            "reserved_at": self.reserved_at,
+            "settled_at": self.settled_at,
+            "withdrawn_at": self.withdrawn_at,
+            "released_hash": self.released_hash,
+        }
+
+    # --- what must agree with it
+
+    def refuse_different(self, reservation: Reservation) -> None:
+        """Refuse a reservation that is not the one the entry was made for.
+
+        Raises:
+            BadInput: same spec hash, other mechanism: the charge would not be that of the release.
+        """
+        asked = (reservation.unit, canonical(reservation.event), reservation.delta)
+        if asked != (self.unit, canonical(self.event), self.delta):
+            self._refuse(
+                "the same spec hash was reserved for another mechanism",
+                "A spec hash must determine the mechanism.",
+            )
+
+    def refuse_rebinding(self, seed_hash: str, manifest_hash: str) -> None:
+        """Refuse a second seed for one charge, or a second input for one noise.
+
+        Raises:
+            BadInput: the entry is bound to others.
+        """
+        for bound, given, what in (
+            (self.seed_hash, seed_hash, "its seed is not the one it began with"),
+            (self.manifest_hash, manifest_hash, "its inputs are not those it began with"),
+        ):
+            if bound and bound != given:
+                fix = "One charge pays for one noise: reserve a new attempt, which is charged."
+                self._refuse(what, fix)
+
+    def refuse_unrecorded(self) -> None:
+        """Refuse to make again what was released without a record: it could not be handed out.
+
+        Raises:
+            BadInput: an older version settled it, and kept no digest of what came out.
+        """
+        if self.state is State.SETTLED and self.accounted and not self.released_hash:
+            self._refuse(
+                "this was released before, and nothing tells any more what came out",
+                "Restore the output from a copy, or use another seed: a new charge.",
+            )
+
+    def refuse_other_release(self, released_hash: str) -> None:
+        """Refuse a second release under one noise and one charge.
+
+        Two models that share their noise and differ by the rounding of their sums, two histograms
+        that share it and differ by a word: the difference is the data's own, without noise.
+
+        Raises:
+            BadInput: something else came out before.
+        """
+        self.refuse_unrecorded()
+        if self.released_hash and self.released_hash != released_hash:
+            self._refuse(
+                "this was released before, and came out otherwise this time",
+                "Restore the output from a copy, or use another seed: a new charge.",
+            )
+
+    def _refuse(self, what: str, fix: str) -> None:
+        raise BadInput(what, where=f"ledger entry {self.id}", fix=fix)
+
+
+def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:
+    """Return the entries by what a reservation of the same release has, too."""
+    return {entry.identity: entry for entry in entries}
+
+
+class PrivateSource(Base, kw_only=True):
+    """A file or folder that was read as text of a private data set, and when for the first time."""
+
+    __tablename__ = "private_sources"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    dataset: Mapped[str] = mapped_column(ForeignKey(Dataset.name), primary_key=True)
+    read_at: Mapped[str] = mapped_column(default_factory=now)
+
+
+class PublicSource(Base, kw_only=True):
+    """A file or folder that the operator declared public.
+
+    Attributes:
+        digest: keyed, of its content, in hex.
+        label: what people call it; nothing depends on it.
+        known_private: declared in the knowledge that it had been read as private.
+    """
+
+    __tablename__ = "public_sources"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    label: Mapped[str]
+    declared_at: Mapped[str] = mapped_column(default_factory=now)
+    known_private: Mapped[bool]
+    _readings: Mapped[list[PrivateSource]] = relationship(
+        primaryjoin=lambda: PublicSource.digest == foreign(remote(PrivateSource.digest)),
+        order_by=PrivateSource.dataset,
+        viewonly=True,
+        lazy="selectin",
+        init=False,
+    )
+
+    @property
+    def private_in(self) -> tuple[str, ...]:
+        """The data sets that it was read as."""
+        return tuple(reading.dataset for reading in self._readings)
+
+    @property
+    def mark(self) -> str:
+        """The beginning of the digest, by which people name it."""
+        return self.digest[:_DIGEST_START]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the declaration counts: not if it was made before anybody read it as private."""
+        return self.known_private or not self.private_in
