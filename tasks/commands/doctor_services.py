@@ -118,7 +118,7 @@ def _ledger(deployment: Deployment) -> str:
 
 def _integrity(deployment: Deployment) -> str:
     from dp_core.privacy.seed_store import SeedStore
-    from tasks.releases.ledger_identity import confirm_store, open_ledger
+    from tasks.releases.ledger import confirm_store, open_ledger
     from tasks.storage import Store
 
     ledger = open_ledger(deployment)

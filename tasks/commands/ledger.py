@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _open() -> Ledger:
-    from tasks.releases.ledger_identity import open_ledger
+    from tasks.releases.ledger import open_ledger
 
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -282,7 +282,7 @@ def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[st
     from dp_core.privacy.ledger import Cost
     from dp_core.privacy.statement import total_epsilon
     from tasks.protocol.data_settings import MADE_UP
-    from tasks.releases.charge import refuse_another_standing
+    from tasks.releases.ledger import refuse_other_standing
 
     ledger = _open()
     budget = ledger.datasets().get(dataset)
@@ -290,7 +290,7 @@ def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[st
         # The run registers it, without a limit: nobody has to.
         cost = Cost(None, 0.0, True, 1.0, None, len(planned))
     else:
-        refuse_another_standing(budget, dataset, made_up=made_up)
+        refuse_other_standing(budget, dataset, made_up=made_up)
         cost = ledger.cost_of_plan(planned)
     delta = sum(release.delta for release in planned)
     return {

@@ -15,17 +15,15 @@ from itertools import count
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-from dp_core.privacy.ledger import Budget, Entry, Ledger, Reservation
-from dp_core.privacy.mechanisms import Unaccounted
+from dp_core.privacy.ledger import Entry, Ledger, Reservation
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.protocol import ReleaseRecord
-from tasks.releases.ledger_identity import open_ledger
+from tasks.releases.ledger import ledger_for
 from tasks.releases.plans import PlannedRelease, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.context import StepContext
 from tasks.runtime.messages import say
-
-MADE_UP = "synthetic-notes"  # the settings keep this name for the project's own notes
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,7 @@ class Charge:
             BadInput: something else was released under the same noise before.
         """
         self.ledger.settle(self.entry.id, self.seed.derive("released", content))
-        event, delta = self.entry.event, self.entry.delta
-        record = ReleaseRecord(
-            ledger_id=self.entry.id,
-            dataset=self.entry.dataset,
-            unit=self.entry.unit.value,
-            event=event.to_json(),
-            epsilon=epsilon_pld(event, delta),
-            epsilon_rdp=epsilon_rdp(event, delta),
-            delta=delta,
-            plan=self.entry.plan_key if self.entry.whole_plan else "",
-            declared_units=self.declared_units,
-            seed_known=self.seed.known,
-        )
-        self.bench.descends_from(record)
-        return record
+        return _recorded(self.bench, self.entry, self.declared_units, self.seed.known)
 
 
 def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
@@ -78,8 +62,15 @@ def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> 
             of it is not below one in the declared number of units.
     """
     refuse_large_deltas(planned.values())
-    datasets = dict.fromkeys(release.dataset for release in planned.values())
-    plans = {name: _plan_of(bench, name, planned) for name in datasets}
+    run = bench.context.run_key
+    plans: dict[str, list[Reservation]] = {}
+    for spec_hash, release in planned.items():
+        # data sets that share a budget are plans of their own
+        plan_key = f"{run} · {release.dataset}"
+        reservation = Reservation(
+            release.dataset, release.unit, release.event, release.delta, spec_hash, plan_key, run
+        )
+        plans.setdefault(release.dataset, []).append(reservation)
     entries: list[Entry] = []
     done: list[tuple[Ledger, str, str]] = []
     for name, reservations in plans.items():
@@ -93,25 +84,6 @@ def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> 
             raise
         done.append((ledger, name, reservations[0].plan_key))
     return entries
-
-
-def _plan_of(
-    bench: StepContext, dataset: str, planned: Mapping[str, PlannedRelease]
-) -> list[Reservation]:
-    run = bench.context.run_key
-    return [
-        Reservation(
-            dataset=dataset,
-            unit=release.unit,
-            event=release.event,
-            delta=release.delta,
-            spec_hash=spec_hash,
-            plan_key=f"{run} · {dataset}",  # data sets that share a budget are plans of their own
-            run=run,
-        )
-        for spec_hash, release in planned.items()
-        if release.dataset == dataset
-    ]
 
 
 def charge(
@@ -138,17 +110,10 @@ def charge(
     refuse_large_deltas([planned], bench.releases)
     ledger = ledger_for(bench, units.dataset)
     for attempt in count():
-        reservation = Reservation(
-            dataset=units.dataset,
-            unit=units.unit or planned.unit,
-            event=planned.event,
-            delta=planned.delta,
-            spec_hash=bench.spec_hash,
-            plan_key=bench.context.run_key,
-            run=bench.context.run_key,
-            attempt=attempt,
+        unit = units.unit or planned.unit
+        entry = ledger.reserve(
+            _reservation(bench, units.dataset, unit, planned.event, planned.delta, attempt)
         )
-        entry = ledger.reserve(reservation)
         if _may_continue(bench, entry, content):
             seed = ledger.seed(entry, bench.seeds, content)
             return Charge(bench, ledger, entry, seed, planned.declared_units)
@@ -167,26 +132,39 @@ def record_operator_use(
     if units.unit is None:
         raise BadInput("nobody has chosen its unit", where=units.dataset)
     unit = units.unit
-    entry = ledger.reserve(
-        Reservation(
-            dataset=units.dataset,
-            unit=unit,
-            event=Unaccounted(reason, unit=unit),
-            delta=0.0,
-            spec_hash=bench.spec_hash,
-            plan_key=bench.context.run_key,
-            run=bench.context.run_key,
-        )
-    )
+    event = Unaccounted(reason, unit=unit)
+    entry = ledger.reserve(_reservation(bench, units.dataset, unit, event, 0.0))
     ledger.settle(entry.id)
+    return _recorded(bench, entry)
+
+
+def _reservation(
+    bench: StepContext,
+    dataset: str,
+    unit: PrivacyUnit,
+    event: MechanismEvent,
+    delta: float,
+    attempt: int = 0,
+) -> Reservation:
+    run = bench.context.run_key
+    return Reservation(dataset, unit, event, delta, bench.spec_hash, run, run, attempt)
+
+
+def _recorded(
+    bench: StepContext, entry: Entry, declared_units: int = 0, seed_known: bool = False
+) -> ReleaseRecord:
+    """Return a settled release as a record, which the step's output carries from now on."""
     record = ReleaseRecord(
         ledger_id=entry.id,
-        dataset=units.dataset,
-        unit=unit.value,
+        dataset=entry.dataset,
+        unit=entry.unit.value,
         event=entry.event.to_json(),
-        epsilon=math.inf,
-        epsilon_rdp=None,
-        delta=0.0,
+        epsilon=epsilon_pld(entry.event, entry.delta) if entry.accounted else math.inf,
+        epsilon_rdp=epsilon_rdp(entry.event, entry.delta) if entry.accounted else None,
+        delta=entry.delta,
+        plan=entry.plan_key if entry.accounted and entry.whole_plan else "",
+        declared_units=declared_units,
+        seed_known=seed_known,
     )
     bench.descends_from(record)
     return record
@@ -200,68 +178,3 @@ def _may_continue(bench: StepContext, entry: Entry, content: bytes) -> bool:
     except BadInput:
         return False  # the seed is lost, and with it the noise that was begun
     return entry.is_bound_to(seed, content)
-
-
-def ledger_for(bench: StepContext, dataset: str) -> Ledger:
-    """Return the ledger, in which the data set is registered as what the run says it is.
-
-    A run registers nothing but the project's own notes: what is public, the operator says.
-
-    Raises:
-        BadInput: it is not registered; or registered as public and called private, or the other
-            way round; or the ledger is not the one that seeds and store remember.
-    """
-    ledger = refuse_unregistered(bench, dataset)
-    if dataset == MADE_UP and dataset not in ledger.datasets():
-        ledger.register_made_up(dataset)
-    return ledger
-
-
-def refuse_unregistered(bench: StepContext, dataset: str) -> Ledger:
-    """Check that the data set is registered as what the run says it is; only read the ledger.
-
-    The project's own notes may be registered later, by who may write.
-
-    Raises:
-        BadInput: as `ledger_for`.
-    """
-    ledger = open_ledger(bench.deployment, bench.store)
-    if dataset != MADE_UP:
-        standing = ledger.datasets().get(dataset)
-        refuse_another_standing(standing, dataset, made_up=bench.made_up)
-    return ledger
-
-
-def refuse_another_standing(budget: Budget | None, dataset: str, *, made_up: bool) -> None:
-    """Refuse a data set that is not registered as what a run says it is: private or public.
-
-    Raises:
-        BadInput: says which command the operator runs.
-    """
-    if dataset == MADE_UP and budget is not None:
-        return  # no file is ever read under that name as private: tasks/releases/declarations.py
-    if budget is None and made_up:
-        raise BadInput(
-            f"nobody has registered the data set {dataset} as public, as this run calls it",
-            where="ledger",
-            fix=f"If it is, the operator says so: confide ledger register {dataset} --public",
-        )
-    if budget is None:
-        raise BadInput(
-            f"the data set {dataset} has no privacy budget yet",
-            where="ledger",
-            fix=f"Set one: confide ledger register {dataset} --unit … --epsilon … --delta …",
-        )
-    if made_up and not budget.made_up:
-        raise BadInput(
-            f"the data set {dataset} is registered as private, but this run calls it public",
-            where="ledger",
-            fix="A budget is declared once: leave all_public unset.",
-        )
-    if budget.made_up and not made_up:
-        raise BadInput(
-            f"the data set {dataset} is registered as made up or public, but this run calls it "
-            "private",
-            where="ledger",
-            fix="Give the private data set a name of its own.",
-        )

@@ -21,8 +21,8 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
-from tasks.releases.charge import MADE_UP, refuse_unregistered
-from tasks.releases.ledger_identity import open_ledger
+from tasks.protocol.data_settings import MADE_UP
+from tasks.releases.ledger import open_ledger, refuse_unregistered
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key
 from tasks.runtime.deployment import Deployment, is_full_disk
@@ -72,15 +72,12 @@ def record_sources(sources: Iterable[Source], bench: StepContext) -> None:
         BadInput: as `open_source`.
     """
     for source in sources:
-        folder = bench.durable / "source" / source.field
         ledger = _ledger(source, bench)
-        path = stage_source(source.uri, folder, field=source.field)
-        digest = keyed_digest(path, bench.content_key())
+        digest = _digest_elsewhere(source, bench.deployment)
         if source.public:
             _refuse_undeclared(digest, source, ledger)
         else:
             _remember(digest, source, ledger)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_if_changed(
@@ -109,11 +106,9 @@ def refuse_undeclared(sources: Iterable[Source], deployment: Deployment) -> None
     Raises:
         BadInput: names the first, and the command by which the operator declares it.
     """
+    ledger = Ledger.open(deployment.ledger)
     for source in sources:
-        with _aside(deployment) as folder:
-            path = stage_source(source.uri, folder, field=source.field)
-            digest = keyed_digest(path, content_key(deployment, _KEY))
-        _refuse_undeclared(digest, source, Ledger.open(deployment.ledger))
+        _refuse_undeclared(_digest_elsewhere(source, deployment), source, ledger)
 
 
 def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> PublicSource:
@@ -130,7 +125,7 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
             fix="Only files from elsewhere are public sources.",
         )
     key = content_key(deployment, _KEY)
-    with _aside(deployment) as folder:
+    with _temporary_folder(deployment) as folder:
         path = stage_source(uri, folder, field=where)
         files = entries(path, where) if path.is_dir() else []
         if any(file.name == STATEMENT for file in files):
@@ -147,8 +142,15 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
         )
 
 
+def _digest_elsewhere(source: Source, deployment: Deployment) -> str:
+    """Return the keyed digest of a source that is not read now: no copy of it stays here."""
+    with _temporary_folder(deployment) as folder:
+        path = stage_source(source.uri, folder, field=source.field)
+        return keyed_digest(path, content_key(deployment, _KEY))
+
+
 @contextmanager
-def _aside(deployment: Deployment) -> Iterator[Path]:
+def _temporary_folder(deployment: Deployment) -> Iterator[Path]:
     """Give a folder for copies of remote sources, and remove it: processes may share the home."""
     deployment.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="asked-", dir=deployment.work) as folder:
@@ -156,16 +158,17 @@ def _aside(deployment: Deployment) -> Iterator[Path]:
 
 
 def _is_among_ours(uri: str, deployment: Deployment) -> bool:
-    """Whether a place is in the deployment's store or home, or they are in it."""
+    """Whether a path is in the deployment's store or home, or they are in it."""
     if is_remote(uri):
         one, other = f"{uri.rstrip('/')}/", f"{deployment.store}/"
         return one.startswith(other) or other.startswith(one)
-    ours = [deployment.home]
+    folders = [deployment.home]
     if not is_remote(deployment.store):
-        ours.append(local_path(deployment.store))
-    place = local_path(uri).resolve()
+        folders.append(local_path(deployment.store))
+    path = local_path(uri).resolve()
     return any(
-        place.is_relative_to(own.resolve()) or own.resolve().is_relative_to(place) for own in ours
+        path.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(path)
+        for folder in folders
     )
 
 

@@ -24,7 +24,7 @@ from tasks.protocol import (
     StepResult,
     SweepReportSpec,
 )
-from tasks.releases.ledger_identity import open_ledger
+from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.statements import as_releases, statement_of
 from tasks.report.model import (

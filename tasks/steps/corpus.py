@@ -17,8 +17,8 @@ from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.protocol import CorpusSpec, EntitiesSpec, StepResult
 from tasks.releases import declarations
-from tasks.releases.charge import ledger_for
 from tasks.releases.declarations import Opened, open_source
+from tasks.releases.ledger import ledger_for
 from tasks.runtime.context import StepContext, StepOutput
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient

@@ -13,8 +13,8 @@ from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
 from tasks.protocol import EntitiesSpec
-from tasks.releases.charge import refuse_unregistered
 from tasks.releases.declarations import open_source
+from tasks.releases.ledger import refuse_unregistered
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.steps.corpus import listed, refuse_if_changed
 

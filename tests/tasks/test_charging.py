@@ -15,8 +15,10 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol import ReleaseRecord
+from tasks.protocol.data_settings import MADE_UP
 from tasks.protocol.least_privilege import WITHHELD
-from tasks.releases.charge import MADE_UP, Charge, charge, record_operator_use, refuse_unregistered
+from tasks.releases.charge import Charge, charge, record_operator_use
+from tasks.releases.ledger import refuse_unregistered
 from tasks.releases.manifest import manifest
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits, operator_only

@@ -29,7 +29,7 @@ from tasks.protocol import (
     dp_bert_steps,
 )
 from tasks.releases.declarations import open_source, refuse_undeclared
-from tasks.releases.ledger_identity import MARK
+from tasks.releases.ledger import IDENTITY
 from tasks.releases.statements import DATA
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import CHECKOUT, Deployment
@@ -100,7 +100,7 @@ def run(home: Deployment, spec: StepSpec) -> int:
 def published(home: Deployment) -> list[Path]:
     """Return what lies in the store, and copies of sources that a refusal left behind."""
     store = [f for f in (home.home / "store").rglob("*") if f.is_file()]
-    store = [f for f in store if f != home.home / "store" / MARK]  # which ledger it belongs to
+    store = [f for f in store if f != home.home / "store" / IDENTITY]  # which ledger it belongs to
     return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
 
 

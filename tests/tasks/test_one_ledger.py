@@ -18,7 +18,7 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor, doctor_services
 from tasks.commands.backup import copied
 from tasks.releases.charge import charge, record_operator_use
-from tasks.releases.ledger_identity import MARK, open_ledger
+from tasks.releases.ledger import IDENTITY, open_ledger
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.context import StepContext
@@ -90,7 +90,7 @@ def test_the_store_remembers_uses_that_drew_no_seed(deployment: Deployment) -> N
     with pytest.raises(BadInput, match="name the entries of another ledger"):
         record_operator_use(bench_of(deployment), NOTES)
     store = Store(deployment.store, deployment.cache)
-    remembered = store.read(f"{deployment.store}/{MARK}")
+    remembered = store.read(f"{deployment.store}/{IDENTITY}")
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 
