@@ -457,7 +457,7 @@ class Ledger:
                 raise BadInput(
                     "what is released with a guarantee, and only that, has a digest", where=where
                 )
-            entry.refuse_other_release(released.hex())
+            entry.verify_reproduced_release(released.hex())
             if entry.state is State.RESERVED:
                 entry.state, entry.settled_at = State.SETTLED, now()
                 entry.released_hash = released.hex()

@@ -406,7 +406,7 @@ class Entry(Base, kw_only=True):
                 "Restore the output from a copy, or use another seed: a new charge.",
             )
 
-    def refuse_other_release(self, released_hash: str) -> None:
+    def verify_reproduced_release(self, released_hash: str) -> None:
         """Refuse a second release under one noise and one charge.
 
         Two models that share their noise and differ by the rounding of their sums, two histograms

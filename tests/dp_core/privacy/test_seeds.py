@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import Gate, run_at_once, run_until_killed
 
 from dp_core.errors import BadInput
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
-PATIENCE = 300.0  # seconds, on a machine with other things to do
 PARTS = st.one_of(st.binary(max_size=6), st.text(max_size=4), st.integers())
 
 
@@ -44,22 +44,13 @@ def test_creating_again_gives_the_same_seed_and_leaves_nothing_else(tmp_path: Pa
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["a.json"]
 
 
-def create_in_a_process(directory: Path, gate: Any, answers: Any) -> None:
+def create_in_a_process(directory: Path, gate: Gate) -> str:
     gate.wait()
-    answers.put(SeedStore(directory).create("contended").salted_hash())
+    return SeedStore(directory).create("contended").salted_hash()
 
 
 def test_many_processes_create_one_seed(tmp_path: Path, other_processes: ForkServerContext) -> None:
-    gate, answers = other_processes.Barrier(8), other_processes.Queue()
-    arguments = (tmp_path / "seeds", gate, answers)
-    processes = [
-        other_processes.Process(target=create_in_a_process, args=arguments) for _ in range(8)
-    ]
-    for process in processes:
-        process.start()
-    hashes = [answers.get(timeout=PATIENCE) for _ in processes]
-    for process in processes:
-        process.join(PATIENCE)
+    hashes = run_at_once(other_processes, create_in_a_process, [(tmp_path / "seeds",)] * 8)
     assert len(set(hashes)) == 1
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["contended.json"]
 
@@ -194,10 +185,7 @@ def test_a_kill_leaves_no_second_copy_of_a_seed(
     tmp_path: Path, other_processes: ForkServerContext, nameless: bool, after: bool
 ) -> None:
     folder = tmp_path / "seeds"
-    process = other_processes.Process(target=die_at_link, args=(folder, nameless, after))
-    process.start()
-    process.join(PATIENCE)
-    assert process.exitcode == -signal.SIGKILL
+    run_until_killed(other_processes, die_at_link, folder, nameless, after)
     if nameless:
         assert [f.name for f in folder.iterdir()] == ["a.json"] * after
         return

@@ -6,15 +6,19 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from alembic import command
+from processes import Gate
+from sqlalchemy import MetaData, Table, create_engine, select, text
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
-from dp_core.errors import BudgetExceeded
+from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
-from dp_core.privacy.ledger import Budget, Ledger, Reservation, privacy_filter
+from dp_core.privacy.ledger import Budget, Entry, Ledger, Reservation, privacy_filter
 from dp_core.privacy.ledger import ledger as ledger_module
+from dp_core.privacy.ledger.migrations import alembic_config
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
@@ -27,6 +31,8 @@ from dp_core.privacy.seed_store import SeedStore
 TRAINING = PoissonGaussian.single(0.01, 1.0, 500)
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
 GAUSSIAN = Gaussian(2.0)
+GOLDEN = Path(__file__).parent / "golden"
+BOOLEANS = ("whole_plan", "known_seed", "known_private")
 
 
 def reservation(
@@ -37,18 +43,46 @@ def reservation(
     return Reservation(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
 
+# --- ledgers of earlier versions
+
+
+def golden(version: int, folder: Path, url: str, name: str = "ledger") -> str:
+    """Make a ledger as that version left it, of the same kind as `url`; return its URL."""
+    file = folder / "old.db"
+    raw = create_engine(f"sqlite:///{file}").raw_connection()
+    raw.executescript((GOLDEN / f"{name}_v{version}.sql").read_text())
+    raw.close()
+    if url.startswith("sqlite"):
+        return f"sqlite:///{file}"
+    _copied(file, version, url)
+    return url
+
+
+def _copied(file: Path, version: int, url: str) -> None:
+    """Make another database of the same version with the same rows, as that release made it."""
+    tables = ["budgets", "datasets", "entries"]
+    if version >= 3:
+        tables += ["public_sources", "private_sources"]
+    with create_engine(url).begin() as db:
+        command.upgrade(alembic_config(db), str(version))
+        db.execute(text("DROP TABLE ledger_alembic_version"))  # earlier releases had none
+        db.execute(text("INSERT INTO ledger_schema (version) VALUES (:v)"), {"v": version})
+        metadata = MetaData()
+        metadata.reflect(bind=db, only=tables)
+        with create_engine(f"sqlite:///{file}").connect() as old:
+            for table in tables:
+                source = Table(table, MetaData(), autoload_with=old)
+                for row in old.execute(select(source).order_by(source.columns[0])).mappings():
+                    values = {k: bool(v) if k in BOOLEANS else v for k, v in row.items()}
+                    values.pop("number", None)  # PostgreSQL counts for itself
+                    db.execute(metadata.tables[table].insert().values(values))
+
+
 # --- what other processes do
 
 
-class Gate(Protocol):
-    """A barrier: whoever waits goes on when everybody waits."""
-
-    def wait(self) -> int:
-        """Wait for the others."""
-
-
 def _slow(decide: Callable[..., None]) -> Callable[..., None]:
-    """Hold on between decision and record: a missing lock must show."""
+    """Hold on between decision and record: a missing lock, or a transaction, must show."""
 
     @functools.wraps(decide)
     def decided(*arguments: Any) -> None:
@@ -81,6 +115,35 @@ def open_and_register(url: str, spec_hash: str, gate: Gate) -> str:
     opened = Ledger.open(url)
     opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return opened.reserve(reservation(spec_hash, GAUSSIAN)).id
+
+
+def register_run(url: str, name: str, gate: Gate) -> tuple[str, str]:
+    """Register a plan of two releases; return why it was refused, if it was."""
+    ledger = Ledger.open(url)
+    more: dict[str, Any] = {"plan_key": name, "run": name}
+    wanted = [reservation(f"{name}-{i}", Gaussian(1.0), **more) for i in range(2)]
+    gate.wait()
+    try:
+        ledger.register_plan(wanted)
+    except BudgetExceeded as error:
+        return name, str(error)
+    return name, ""
+
+
+def release_once(url: str, seeds: Path, content: bytes, gate: Gate) -> tuple[str, bytes | str]:
+    """Reserve, take the seed, wait until everybody has, settle; say what was handed out."""
+    Entry.verify_reproduced_release = _slow(  # type: ignore[method-assign]
+        Entry.verify_reproduced_release
+    )
+    ledger = Ledger.open(url)
+    entry = ledger.reserve(reservation("one", GAUSSIAN))
+    seed = ledger.seed(entry, SeedStore(seeds), b"manifest")
+    gate.wait()
+    try:
+        ledger.settle(entry.id, seed.derive("released", content))
+    except BadInput as error:
+        return seed.salted_hash(), str(error)
+    return seed.salted_hash(), content
 
 
 KILL_POINTS = (

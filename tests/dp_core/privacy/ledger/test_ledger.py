@@ -377,6 +377,36 @@ def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> N
         ledger.entry("unknown")
 
 
+# --- releases
+
+
+def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: Path) -> None:
+    seeds = SeedStore(tmp_path / "seeds")
+    entry = ledger.reserve(reservation())
+    ledger.seed(entry, seeds, b"manifest")
+    with pytest.raises(BadInput, match="has a digest"):
+        ledger.settle(entry.id)
+    assert ledger.entry(entry.id).state is State.RESERVED
+    free = ledger.reserve(reservation("free", Unaccounted("no privacy"), delta=0.0))
+    with pytest.raises(BadInput, match="has a digest"):
+        ledger.settle(free.id, b"digest")
+    assert ledger.settle(free.id).released_hash == ""
+    assert ledger.settle(free.id).state is State.SETTLED
+
+
+def test_what_an_older_version_settled_is_not_made_again(ledger: Ledger, tmp_path: Path) -> None:
+    seeds = SeedStore(tmp_path / "seeds")
+    entry = ledger.reserve(reservation())
+    ledger.seed(entry, seeds, b"manifest")
+    ledger.settle(entry.id, b"digest")
+    with ledger._database.transaction() as db:
+        db.execute(text("UPDATE entries SET released_hash = ''"))
+    with pytest.raises(BadInput, match=r"nothing tells any more what came out\. Restore"):
+        ledger.seed(entry, seeds, b"manifest")
+    with pytest.raises(BadInput, match="nothing tells any more"):
+        ledger.settle(entry.id, b"digest")
+
+
 # --- what the next run would cost
 
 

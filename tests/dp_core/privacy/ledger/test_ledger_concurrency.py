@@ -2,61 +2,38 @@
 
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
-from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ledger_examples import (
     GAUSSIAN,
-    Gate,
+    golden,
     open_and_register,
+    release_once,
     reservation,
     reserve_in_a_process,
     reserve_without_lock,
 )
+from processes import run_at_once
+from sqlalchemy import create_engine, text
 
-from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger.migrations import CURRENT
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 
 PROCESSES = 32
-PATIENCE = 300.0  # seconds, on a machine with other things to do
 
-
-Work = Callable[[str, str, Gate], str]
-
-
-def answer(work: Work, url: str, spec_hash: str, gate: Gate, answers: "Queue[str]") -> None:
-    """Run in the process: send back what `work` returns, or how it failed."""
-    try:
-        answers.put(work(url, spec_hash, gate))
-    except Exception as error:
-        answers.put(f"failed: {error!r}")
-        raise
-
-
-AtOnce = Callable[[Work, str, list[str]], list[str]]
+AtOnce = Callable[[Callable[..., str], str, list[str]], list[str]]
 
 
 @pytest.fixture
 def at_once(other_processes: ForkServerContext) -> AtOnce:
     """Run one process per spec hash, all at the same time, and return what each returned."""
-    return lambda work, url, spec_hashes: run_at_once(other_processes, work, url, spec_hashes)
-
-
-def run_at_once(
-    context: ForkServerContext, work: Work, url: str, spec_hashes: list[str]
-) -> list[str]:
-    gate, answers = context.Barrier(len(spec_hashes)), context.Queue()
-    processes = [
-        context.Process(target=answer, args=(work, url, spec_hash, gate, answers))
-        for spec_hash in spec_hashes
-    ]
-    for process in processes:
-        process.start()
-    returned = [answers.get(timeout=PATIENCE) for _ in processes]
-    for process in processes:
-        process.join(PATIENCE)
-    assert [p.exitcode for p in processes] == [0] * len(processes), returned
-    return returned
+    return lambda work, url, spec_hashes: run_at_once(
+        other_processes, work, [(url, spec_hash) for spec_hash in spec_hashes]
+    )
 
 
 def test_processes_that_race_for_the_last_entry_never_overspend(
@@ -104,3 +81,31 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
     assert remaining.capacity is not None
     assert remaining.spent is not None
     assert remaining.spent.rho > remaining.capacity.rho
+
+
+def test_processes_that_all_find_an_old_ledger_upgrade_it_once(
+    url: str, tmp_path: Path, at_once: AtOnce
+) -> None:
+    url = golden(1, tmp_path, url)
+    ids = at_once(open_and_register, url, [f"spec-{n % 4}" for n in range(PROCESSES)])
+    assert sorted(set(ids)) == sorted(e.id for e in Ledger.open(url).history("notes")[3:])
+    with create_engine(url).connect() as db:
+        assert db.execute(text("SELECT * FROM ledger_schema")).all() == [(CURRENT,)]
+        assert db.execute(text("SELECT count(*) FROM ledger_identity")).scalar() == 1
+
+
+def test_of_two_results_under_one_seed_exactly_one_is_accepted(
+    ledger: Ledger, url: str, tmp_path: Path, other_processes: ForkServerContext
+) -> None:
+    contents = [b"weights", b"weights, rounded otherwise"]
+    arguments: list[tuple[Any, ...]] = [(url, tmp_path / "seeds", c) for c in contents]
+    told = run_at_once(other_processes, release_once, arguments)
+    assert len({seed for seed, _ in told}) == 1  # one noise
+    accepted = [said for _, said in told if said in contents]
+    (refused,) = [said for _, said in told if said not in contents]
+    assert len(accepted) == 1
+    assert "came out otherwise" in refused
+    (entry,) = ledger.history("notes")
+    seed = SeedStore(tmp_path / "seeds").get(entry.seed_key)
+    assert entry.state is State.SETTLED
+    assert entry.released_hash == seed.derive("released", accepted[0]).hex()

@@ -1,20 +1,13 @@
 """kill -9 at each point of the protocol leaves a state that errs on the safe side."""
 
-import signal
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 from ledger_examples import KILL_POINTS, release_in_a_process
+from processes import PATIENCE, run_until_killed
 
 from dp_core.privacy.ledger import Ledger, State
-
-
-def run(processes: ForkServerContext, url: str, home: Path, kill_at: str) -> int | None:
-    process = processes.Process(target=release_in_a_process, args=(url, home, kill_at))
-    process.start()
-    process.join(300)
-    return process.exitcode
 
 
 def released(home: Path) -> list[str]:
@@ -26,7 +19,7 @@ def released(home: Path) -> list[str]:
 def test_a_kill_never_loses_a_charge_nor_redraws_noise(
     ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext
 ) -> None:
-    assert run(other_processes, url, tmp_path, point) == -signal.SIGKILL
+    run_until_killed(other_processes, release_in_a_process, url, tmp_path, point)
     entries = ledger.history("notes")
     out = released(tmp_path)
     # reserved before anything can be read or released; unknown counts as spent
@@ -39,7 +32,10 @@ def test_a_kill_never_loses_a_charge_nor_redraws_noise(
     assert seeds <= {"ledger", *(f"{entry.seed_key}.json" for entry in entries)}
     before = ledger.remaining("notes").spent
     # the retry finishes: one entry, one charge, and the noise that was drawn already
-    assert run(other_processes, url, tmp_path, "never") == 0
+    finished = other_processes.Process(target=release_in_a_process, args=(url, tmp_path, "never"))
+    finished.start()
+    finished.join(PATIENCE)
+    assert finished.exitcode == 0
     (entry,) = ledger.history("notes")
     assert entry.state is State.SETTLED
     assert not committed or (entry.id == entries[0].id)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
+from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, register_run, reservation
+from processes import run_at_once, run_until_killed
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
@@ -162,10 +163,7 @@ def test_a_kill_registers_or_withdraws_all_of_a_plan_or_nothing(
     ledger: Ledger, url: str, point: str, other_processes: ForkServerContext
 ) -> None:
     empty = ledger.remaining("notes").spent
-    process = other_processes.Process(target=change_in_a_process, args=(url, point))
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
+    run_until_killed(other_processes, change_in_a_process, url, point)
     expected = {
         "before the plan commits": [],
         "after the plan": [State.PLANNED] * 2,
@@ -186,32 +184,11 @@ def test_a_kill_registers_or_withdraws_all_of_a_plan_or_nothing(
 # --- two runs at once
 
 
-def register_in_a_process(url: str, name: str, gate: Any, answers: Any) -> None:
-    ledger = Ledger.open(url)
-    more: dict[str, Any] = {"plan_key": name, "run": name}
-    wanted = [reservation(f"{name}-{i}", Gaussian(1.0), **more) for i in range(2)]
-    gate.wait()
-    try:
-        ledger.register_plan(wanted)
-        answers.put((name, ""))
-    except BudgetExceeded as error:
-        answers.put((name, str(error)))
-
-
 def test_of_runs_that_race_for_a_budget_one_is_refused_with_the_reason(
     ledger: Ledger, url: str, other_processes: ForkServerContext
 ) -> None:
-    gate, answers = other_processes.Barrier(2), other_processes.Queue()
     names = ("dp_bert/a", "dp_bert/b")
-    running = [
-        other_processes.Process(target=register_in_a_process, args=(url, name, gate, answers))
-        for name in names
-    ]
-    for process in running:
-        process.start()
-    said = dict(answers.get(timeout=120) for _ in running)
-    for process in running:
-        process.join(60)
+    said = dict(run_at_once(other_processes, register_run, [(url, name) for name in names]))
     (refused,) = [name for name in names if said[name]]
     (admitted,) = set(names) - {refused}
     assert f"2 of {admitted}" in said[refused]

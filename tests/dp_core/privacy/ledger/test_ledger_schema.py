@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command, op
+from alembic import op
+from alembic.script import ScriptDirectory
 from golden.make_every_kind import told
-from ledger_examples import GAUSSIAN, HISTOGRAM, reservation
-from sqlalchemy import MetaData, Table, create_engine, inspect, select, text
+from ledger_examples import GAUSSIAN, GOLDEN, HISTOGRAM, golden, reservation
+from sqlalchemy import create_engine, inspect, text
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
@@ -16,8 +17,34 @@ from dp_core.privacy.ledger.models import Base
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import PrivacyUnit
 
-GOLDEN = Path(__file__).parent / "golden"
-BOOLEANS = ("whole_plan", "known_seed", "known_private")
+
+def versions(url: str) -> tuple[object, object]:
+    """Return what the two tables of versions hold."""
+    with create_engine(url).connect() as db:
+        return (
+            db.execute(text("SELECT version FROM ledger_schema")).scalar_one(),
+            db.execute(text("SELECT version_num FROM ledger_alembic_version")).scalar_one(),
+        )
+
+
+def test_the_newest_revision_is_the_current_version(url: str) -> None:
+    Ledger.open(url)
+    assert versions(url) == (CURRENT, str(CURRENT))
+    with create_engine(url).connect() as db:
+        scripts = ScriptDirectory.from_config(alembic_config(db))
+    assert scripts.get_current_head() == str(CURRENT)
+
+
+def test_a_database_of_other_programs_is_left_as_it_is(url: str) -> None:
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir()
+    with create_engine(url).begin() as db:
+        db.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        db.execute(text("INSERT INTO alembic_version VALUES ('of another program')"))
+    Ledger.open(url).register_dataset("notes", PrivacyUnit.PATIENT, 1.0, 1e-6)
+    with create_engine(url).connect() as db:
+        kept = db.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+    assert kept == "of another program"
 
 
 def test_opening_again_changes_nothing(url: str) -> None:
@@ -50,44 +77,11 @@ def test_the_migrations_lead_to_the_tables_that_the_code_uses(url: str) -> None:
     assert ["dataset", "spec_hash", "attempt"] in [u["column_names"] for u in unique]
 
 
-def _golden(version: int, folder: Path, name: str = "ledger") -> Path:
-    """Return a SQLite ledger as that version left it."""
-    file = folder / "old.db"
-    raw = create_engine(f"sqlite:///{file}").raw_connection()
-    raw.executescript((GOLDEN / f"{name}_v{version}.sql").read_text())
-    raw.close()
-    return file
-
-
-def _copied(file: Path, version: int, url: str) -> None:
-    """Make another database of the same version with the same rows, as that release made it."""
-    tables = ["budgets", "datasets", "entries"]
-    if version >= 3:
-        tables += ["public_sources", "private_sources"]
-    with create_engine(url).begin() as db:
-        command.upgrade(alembic_config(db), str(version))
-        db.execute(text("DROP TABLE ledger_alembic_version"))  # earlier releases had none
-        db.execute(text("INSERT INTO ledger_schema (version) VALUES (:v)"), {"v": version})
-        metadata = MetaData()
-        metadata.reflect(bind=db, only=tables)
-        with create_engine(f"sqlite:///{file}").connect() as old:
-            for table in tables:
-                source = Table(table, MetaData(), autoload_with=old)
-                for row in old.execute(select(source).order_by(source.columns[0])).mappings():
-                    values = {k: bool(v) if k in BOOLEANS else v for k, v in row.items()}
-                    values.pop("number", None)  # PostgreSQL counts for itself
-                    db.execute(metadata.tables[table].insert().values(values))
-
-
 @pytest.mark.parametrize("version", range(1, CURRENT + 1))
 def test_a_ledger_of_every_past_version_still_tells_what_was_spent(
     tmp_path: Path, version: int, url: str
 ) -> None:
-    file = _golden(version, tmp_path)
-    if url.startswith("sqlite"):
-        url = f"sqlite:///{file}"
-    else:
-        _copied(file, version, url)
+    url = golden(version, tmp_path, url)
     ledger = Ledger.open(url)
     remaining = ledger.remaining("notes")
     assert (remaining.budget.epsilon, remaining.budget.delta) == (8.0, 1e-5)
@@ -129,11 +123,7 @@ def _alike(found: Any, recorded: Any) -> bool:
 def test_every_kind_of_entry_costs_what_it_cost_when_it_was_recorded(
     tmp_path: Path, version: int, url: str
 ) -> None:
-    file = _golden(version, tmp_path, "every_kind")
-    if url.startswith("sqlite"):
-        url = f"sqlite:///{file}"
-    else:
-        _copied(file, version, url)
+    url = golden(version, tmp_path, url, "every_kind")
     recorded = json.loads((GOLDEN / f"every_kind_v{version}.json").read_text())
     found = told(Ledger.open(url))
     assert found.keys() == recorded.keys()
@@ -149,7 +139,7 @@ def test_every_kind_of_entry_costs_what_it_cost_when_it_was_recorded(
 def test_an_upgrade_that_breaks_off_leaves_the_old_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{_golden(1, tmp_path)}"
+    url = golden(1, tmp_path, "sqlite")
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt

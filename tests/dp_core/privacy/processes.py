@@ -1,0 +1,50 @@
+"""Functions that run in other processes, all at once or until they are killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerContext
+from typing import Any, Protocol
+
+PATIENCE = 300.0  # seconds, on a machine with other things to do
+
+
+class Gate(Protocol):
+    """A barrier: whoever waits goes on when everybody waits."""
+
+    def wait(self) -> int:
+        """Wait for the others."""
+
+
+def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], gate: Gate, answers: Any) -> None:
+    try:
+        answers.put(work(*arguments, gate))
+    except Exception as error:
+        answers.put(f"failed: {error!r}")
+        raise
+
+
+def run_at_once(
+    context: ForkServerContext, work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Call `work` with each of the arguments and one gate; return what each call returned."""
+    gate, answers = context.Barrier(len(arguments)), context.Queue()
+    processes = [
+        context.Process(target=_answer, args=(work, given, gate, answers)) for given in arguments
+    ]
+    for process in processes:
+        process.start()
+    returned = [answers.get(timeout=PATIENCE) for _ in processes]
+    for process in processes:
+        process.join(PATIENCE)
+    assert [p.exitcode for p in processes] == [0] * len(processes), returned
+    return returned
+
+
+def run_until_killed(context: ForkServerContext, work: Callable[..., Any], *arguments: Any) -> None:
+    """Call `work` in a process that must kill itself by SIGKILL."""
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
