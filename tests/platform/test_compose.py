@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 import yaml
 
@@ -207,6 +208,24 @@ def test_dependencies_come_before_code(file: Path) -> None:
     final = file.read_text().rpartition("\nFROM ")[2]
     code = [m.start() for m in re.finditer(r"^COPY (?!--from)", final, re.M)]
     assert all(final.index("COPY --from=environment") < start for start in code)
+
+
+@pytest.mark.parametrize(
+    ("image", "entries"),
+    [("airflow", ["dags"]), ("task", ["tasks.__main__", "tasks.cli", "tasks.steps"])],
+)
+def test_an_image_holds_the_modules_that_its_code_imports(image: str, entries: list[str]) -> None:
+    text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
+    copied = re.findall(r"^COPY ((?:dags|tasks|dp_core)\S*) ", text, re.M)
+    graph = grimp.build_graph("dags", "tasks", "dp_core")
+    modules = {m for m in graph.modules if m.startswith(tuple(entries))}
+    modules |= set().union(*(graph.find_upstream_modules(m) for m in modules))
+    parents = {m.rpartition(".")[0] for m in modules} - {""}
+    held = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in copied]
+    whole = tuple(f"{h}." for h, path in zip(held, copied, strict=True) if (ROOT / path).is_dir())
+    missing = {m for m in modules | parents if m not in held and not m.startswith(whole)}
+    assert missing == set()
+    assert not [path for path in copied if not (ROOT / path).exists()]
 
 
 def test_locks_do_not_mix_what_must_stay_apart() -> None:
