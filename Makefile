@@ -9,7 +9,6 @@ export PYTHONPATH := $(CURDIR)
 task := .venv/task/bin
 orchestrator := .venv/orchestrator/bin
 environments := scripts/python3.11 scripts/environments.py
-python_files := dp_core tasks dags tests benchmarks scripts
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

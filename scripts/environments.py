@@ -141,7 +141,7 @@ if __name__ == "__main__":
     for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         os.environ.pop(variable, None)  # they would change what is installed, or where
     match sys.argv[1:]:
-        case ["ensure", *names]:
+        case ["ensure", *names] if all((LOCKS / f"{name}.txt").exists() for name in names):
             for each in names:
                 ensure(each)
         case ["lock", *compile_options]:
