@@ -301,7 +301,10 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*TRAINING, "--epsilon=inf", "--steps=9"], "--epsilon: inf is not finite"),
         ([*TRAINING, "--epsilon=1", "--noise-multiplier=0"], "--noise-multiplier: 0"),
         ([*VOCABULARY, "--epsilon=inf"], "--epsilon: inf is not finite"),
-        ([*VOCABULARY, "--epsilon=1", "--tuple-words=0"], "--tuple-words: 0 is not from 1 to 1e+12"),
+        (
+            [*VOCABULARY, "--epsilon=1", "--tuple-words=0"],
+            "--tuple-words: 0 is not from 1 to 1e+12",
+        ),
         ([*REGISTER, "--epsilon=inf", "--delta=1e-5", "notes"], "--epsilon: inf is not finite"),
         ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not from"),
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "bad name"], "letters, digits, dots"),
