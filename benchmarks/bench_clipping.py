@@ -9,7 +9,7 @@ and peak memory. `sum` is the gradient sum of one micro-batch; `update` is anoth
 (where private) and AdamW: what a run pays when a batch is a single micro-batch; `accumulated` is an
 update of eight of them, in fewer rounds.
 
-The non-private step is the same model, forward pass, optimizer and compiled graph, without taps.
+The ordinary step is the same model, forward pass, optimizer and compiled graph, without clipping.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from rich.table import Table
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import fresh
 from dp_core.privacy.clipping.reference import ENGINES
+from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import MicroBatch
 from dp_core.training.devices import strategy_for
-from dp_core.training.trainer import AdamW, Clipping, Trainer
+from dp_core.training.trainer import AdamW, Trainer
 
 RESULT = ROOT / "benchmarks" / "results" / "clipping.json"
-ORDINARY, FAST = "non-private", ENGINES[0]
+ORDINARY, (FAST, *SLOW) = "non-private", ENGINES
 OPACUS = ROOT / ".venv" / "bench" / "bin" / "python"
 SEED = PrivacySeed.fixed(0)
 WARM_UP, SLOW_ROUNDS = 2, 2
@@ -63,14 +64,12 @@ Figures = dict[str, float]
 def trainer_of(engine: str, c: Case) -> Trainer:
     tf.config.experimental.enable_op_determinism()  # as training does
     config = BertConfig.of_size(vocab_size=c.words, hidden=c.hidden, layers=c.layers)
-    private = {} if engine == ORDINARY else {"engine": engine}
     return Trainer(
         strategy_for("cpu"),
         config,
         fresh(config, 0).parameters,
         AdamW(0.9, 0.999, 0.01),
-        Clipping(1.0) if private else None,
-        **private,
+        None if engine == ORDINARY else Clipper(1.0, engine=engine),
     )
 
 
@@ -96,7 +95,7 @@ def update(
     noise = UpdateNoise(SEED, b"benchmark", t, 1.0, 1.0) if private else None
     for _ in range(micro_batches):
         trainer.add(batch)
-    trainer.move(t=t, rate=1e-6, divisor=32.0, noise=noise)
+    trainer.apply_update(step=t, learning_rate=1e-6, divisor=32.0, noise=noise)
 
 
 def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> Figures:
@@ -191,7 +190,7 @@ def opacus(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
 def measure(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
     c = CASES[name]
     results = side_by_side(c, [FAST], rounds)
-    for engine in ENGINES[1:]:  # many times slower, so fewer rounds, each beside its own ordinary
+    for engine in SLOW:  # many times slower, so fewer rounds, each beside its own ordinary
         results[engine] = side_by_side(c, [engine], min(rounds, SLOW_ROUNDS))[engine]
         gc.collect()  # trainers and their graphs point at each other
     if with_memory:

@@ -26,18 +26,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from clocks import clocks
-from dp_core.training.batch_plan import BatchPlan, BatchPlanKey, write_update
 
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import fresh
-from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import BatchSource, masked_examples, private_batches
-from dp_core.training.config import TrainingConfig
+from dp_core.training.batches import BatchSource, PrivateBatches, masked_examples
 from dp_core.training.devices import strategy_for
-from dp_core.training.trainer import AdamW, Clipping, Trainer
+from dp_core.training.trainer import AdamW, Trainer
 
 RESULT = ROOT / "benchmarks" / "results" / "feeding.json"
 SEED, MANIFEST = PrivacySeed.fixed(0), b"benchmark"
@@ -68,46 +66,39 @@ def plan_for(store: TokenStore) -> ExecutionPlan:
     )
 
 
-def training_config(*, whole_words: bool = False) -> TrainingConfig:
-    return TrainingConfig(BATCH, ROUNDS + 1, 1e-3, micro_rows=MICRO, whole_words=whole_words)
+def batches(store: TokenStore, continuation: np.ndarray | None = None) -> BatchSource:
+    """Return units drawn by Poisson sampling, their rows masked."""
+    return PrivateBatches.of_plan(
+        plan_for(store),
+        SEED,
+        store,
+        micro_rows=MICRO,
+        devices=1,
+        examples=partial(masked_examples, continuation=continuation),
+    )
 
 
-def feeders(store: TokenStore, folder: Path) -> dict[str, BatchSource]:
-    """Return the ways to micro-batches: drawn and masked here, or read from files."""
-    plan = plan_for(store)
-    continuation = np.arange(WORDS) % 3 == 0  # a third of the pieces goes on with a word
-    drawn = {
-        name: private_batches(
-            store,
-            plan,
-            training_config(),
-            SEED,
-            devices=1,
-            examples=partial(masked_examples, continuation=words),
-        )
-        for name, words in (("pieces", None), ("whole words", continuation))
-    }
-    key = BatchPlanKey(SEED, MANIFEST, plan, training_config(), store.digest, 1)
-    for t in range(ROUNDS + 1):
-        write_update(folder, key, t, drawn["pieces"].update(t))
-    return {**drawn, "batch plan": BatchPlan(folder, key)}
+def feeders(store: TokenStore) -> dict[str, BatchSource]:
+    """Return micro-batches of masked pieces, and of masked words of which a third goes on."""
+    return {"pieces": batches(store), "whole words": batches(store, np.arange(WORDS) % 3 == 0)}
 
 
 def fed(source: BatchSource, t: int) -> np.ndarray:
     """Return rows per second of making update t: by the wall, and by the processor."""
     start, rows = clocks(), 0
-    for batch in source.update(t):
+    for batch in source.micro_batches(t):
         rows += int((batch.shares > 0).sum())
     return rows / (clocks() - start)
 
 
 def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
     """Return rows per second of one private update of a few micro-batches, as `fed`."""
-    batches = list(itertools.islice(source.update(t), 3))
+    batches = list(itertools.islice(source.micro_batches(t), 3))
     start = clocks()
     for batch in batches:
         trainer.add(batch)
-    trainer.move(t=t, rate=1e-6, divisor=BATCH, noise=UpdateNoise(SEED, MANIFEST, t, 1.0, 1.0))
+    noise = UpdateNoise(SEED, MANIFEST, t, 1.0, 1.0)
+    trainer.apply_update(step=t, learning_rate=1e-6, divisor=BATCH, noise=noise)
     return len(batches) * MICRO / (clocks() - start)
 
 
@@ -115,9 +106,7 @@ def peak(folder: Path) -> float:
     """Return the most MiB that opening a corpus and making one batch takes in Python and NumPy."""
     tracemalloc.start()
     store = TokenStore.open(folder)
-    for _ in private_batches(
-        store, plan_for(store), training_config(), SEED, devices=1, examples=masked_examples
-    ).update(0):
+    for _ in batches(store).micro_batches(0):
         pass
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -142,13 +131,13 @@ def main() -> None:
         config,
         fresh(config, 0).parameters,
         AdamW(0.9, 0.98, 0.01),
-        Clipping(1.0),
+        Clipper(1.0),
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = corpus(folder / "one", told.rows)
         corpus(folder / "eight", 8 * told.rows)
-        sources = feeders(store, folder / "plan")
+        sources = feeders(store)
         speeds: dict[str, list[np.ndarray]] = {name: [] for name in ("trainer", *sources)}
         for t in range(ROUNDS + 1):
             speed = {"trainer": eaten(trainer, sources["pieces"], t)}

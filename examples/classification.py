@@ -1,4 +1,8 @@
-"""Texts, or pairs of texts, as rows with one label each."""
+"""Classification of texts, or of pairs of texts, on the platform's training loop.
+
+An objective of its own, with a head of its own: everything else (units, plan, clipping, noise,
+checkpoints) is what pre-training uses.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,12 @@ from dp_core.models.bert import class_logits, class_row_losses
 from dp_core.models.hugging_face import load
 from dp_core.models.parameters import CLASSIFIER, HEADS, POOLER, Bert, initial_values
 from dp_core.nn.layers import Layers, Tensor
-from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Indices
 from dp_core.training.checkpoints import CheckpointPlace
 from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import single_device
 from dp_core.training.finetune import check_row_length, store_by_unit
-from dp_core.training.loop import Progress, fit
+from dp_core.training.loop import PrivateUpdates, Progress, UpdateRule, train
 from dp_core.training.objectives import Objective
 
 
@@ -142,15 +144,13 @@ def _column(values: Sequence[int]) -> NDArray[np.int32]:
 
 def finetune_classes(
     model: Path | Bert,
-    train: Sequence[LabelledText],
+    texts: Sequence[LabelledText],
     tokenizer: Tokenizer,
     *,
     labels: Sequence[str],
     units: Sequence[str] | None,
-    plan: ExecutionPlan | None,
-    training_config: TrainingConfig,
-    seed: PrivacySeed | None,
-    manifest: bytes,
+    updates: UpdateRule,
+    config: TrainingConfig,
     init_seed: int,
     max_length: int,
     checkpoints: CheckpointPlace,
@@ -159,7 +159,7 @@ def finetune_classes(
 ) -> Bert:
     """Train a classifier of whole rows: its pooler and output layer are fresh, all else goes on.
 
-    Formal guarantee, with a plan: as `pretrain`'s, for the plan's unit: the model is as private
+    Formal guarantee, with `PrivateUpdates`: theirs, for the plan's unit: the model is as private
     towards the texts, their labels and which of them there are as `plan.event()` says. The
     starting model must be public, or private under a budget of its own, which then adds up.
 
@@ -168,47 +168,42 @@ def finetune_classes(
 
     Args:
         model: the pre-trained model, or its folder; its heads are left behind.
-        train: texts with their classes.
+        texts: with their classes.
         tokenizer: of the model's vocabulary.
         labels: the classes in order of id, two or more; public where there is a plan.
         units: id of each text's privacy unit, with a plan; None without one.
-        plan: sampling, clip and noise; None trains ordinarily, in shuffled epochs.
-        training_config: the rest; with a plan, its `updates`, batches and `examples_per_step`.
-        seed: secret of the reservation; given exactly if there is a plan.
-        manifest: keyed digests of everything the noise is drawn for.
-        init_seed: public; fresh layers, and the order without a plan.
+        updates: the update rule, private or ordinary.
+        config: optimizer, and how the run is kept.
+        init_seed: public; fresh layers.
         max_length: pieces of a row; longer texts are cut. Public.
         checkpoints: where they are kept; private as the data is.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: as in `pretrain`; `operator` numbers.
+        progress: as in `loop.train`; `operator` numbers.
 
     Returns:
         The encoder with its classifier; `classes_of` uses it, and `weights.save` writes what
         `transformers` reads as `…ForSequenceClassification`.
 
     Raises:
-        BadInput: plan, training_config, model and texts do not fit together.
-        Unfinished: `training_config.stop_after_seconds` passed; run again, it goes on.
-        ConfideError: the weights stopped being finite, or a checkpoint could not be written.
+        BadInput: update rule, model and texts do not fit together.
+        Unfinished, ConfideError: as in `loop.train`.
     """
     start = load(model) if isinstance(model, Path) else model
-    _check(start, train, labels, units, plan, max_length)
+    _check(start, texts, labels, units, isinstance(updates, PrivateUpdates), max_length)
     store, objective = class_units(
-        class_rows(train, labels, tokenizer, max_length),
-        [str(i) for i in range(len(train))] if units is None else units,
+        class_rows(texts, labels, tokenizer, max_length),
+        [str(i) for i in range(len(texts))] if units is None else units,
         max_length=max_length,
         vocabulary=tokenizer.get_vocab_size(),
         pad=SpecialIds.of(tokenizer).pad,
     )
-    return fit(
+    return train(
         with_class_head(start, tuple(labels), init_seed),
         objective,
         store=store,
-        plan=plan,
-        training_config=training_config,
-        seed=seed,
-        manifest=manifest,
-        order_seed=init_seed,
+        updates=updates,
+        config=config,
+        seed=init_seed,
         checkpoints=checkpoints,
         device=device,
         progress=progress,
@@ -217,17 +212,17 @@ def finetune_classes(
 
 def _check(
     start: Bert,
-    train: Sequence[LabelledText],
+    texts: Sequence[LabelledText],
     labels: Sequence[str],
     units: Sequence[str] | None,
-    plan: ExecutionPlan | None,
+    private: bool,
     max_length: int,
 ) -> None:
-    if (units is None) != (plan is None):
+    if (units is not None) != private:
         raise BadInput("units belong to a plan, and a plan to units", where="fine-tuning")
-    if units is not None and len(units) != len(train):
+    if units is not None and len(units) != len(texts):
         raise BadInput("not one unit for each text", where="fine-tuning")
-    if plan is None and not train:
+    if not private and not texts:
         raise BadInput("there are no texts to train on", where="fine-tuning")
     if len(set(labels)) < max(2, len(labels)):
         raise BadInput("fewer than two classes, or one of them twice", where="labels")

@@ -1,32 +1,38 @@
-"""Which units take part in update t: a function of the seed and t, so any t can be resumed.
+"""Sampling laws: which units take part in an update, and which mechanism that makes of training.
 
-Every sampler draws from Philox4x64 under a key of its own for each t (or epoch): the first
-16 bytes of HMAC-SHA256(seed; "sampling", kind, t). Only raw 64-bit words are used and compared as
-integers, so no NumPy release can change a batch and no rate is off by more than 2⁻⁶⁴.
+A law owns its batches, its accounting event, its checks and its serialised form. To add one: a
+subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and its tests
+(tests/dp_core/privacy/test_batch_selection.py holds every law to the same claims).
 
-The size of the data set is private. Poisson sampling does not need it. The other samplers work on
-`declared_units` slots, of which the units fill the first and the rest stay empty: their
-probabilities are those of the declared, public size, whatever the true one is, and an empty slot
-is a unit like any other, whose gradient is 0.
+| law               | proven ε                                    | neighbours        |
+| ----------------- | ------------------------------------------- | ----------------- |
+| Poisson           | PLD of the subsampled Gaussian              | add or remove one |
+| truncated Poisson | PLD mixture with the probability of the cut | add or remove one |
+
+Batches are a function of seed and step, so training can be resumed at any step. Every draw is from
+Philox4x64 under a key of its own: the first 16 bytes of HMAC-SHA256(seed; "sampling", stream,
+step). Only raw 64-bit words are used and compared as integers, so no NumPy release can change a
+batch and no rate is off by more than 2⁻⁶⁴.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.errors import BadInput
-from dp_core.privacy.execution_plan import (
-    ExecutionPlan,
-    FixedSizeSampling,
-    PoissonSampling,
-    ShuffledSampling,
-    TruncatedPoissonSampling,
+from dp_core.errors import PlanError
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    Phases,
+    PoissonGaussian,
+    PrivacyUnit,
+    TruncatedPoissonGaussian,
 )
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -35,145 +41,152 @@ _CHUNK = 1 << 16  # units looked at together: memory is flat, the stream of word
 _WORD = 1 << 64
 
 
-class UnitSampler(Protocol):
-    """Tells, for each update, the units whose gradients are summed."""
+class SamplingLaw(ABC):
+    """How the units of an update are drawn, each at the plan's sampling rate for that update.
 
-    def batch(self, t: int) -> Indices:
-        """Return the sorted indices of the units of update `t` (from 0); may be empty."""
-
-
-def sampler_for(plan: ExecutionPlan, seed: PrivacySeed, n_units: int) -> UnitSampler:
-    """Return the sampler that the plan's accounting assumes.
-
-    Args:
-        plan: says how, and at which rate in each update.
-        seed: of the reservation.
-        n_units: true number of units; private, so no message may hold it.
-
-    Raises:
-        BadInput: more units than the plan declares.
+    The number of units is private: probabilities may depend on the declared bound alone.
     """
-    if n_units > plan.declared_units:
-        raise BadInput(
-            "the data set has more units than declared",
-            where="declared_units",
-            fix=f"The declared bound is {plan.declared_units}: declare a larger one.",
-        )
-    match plan.sampling:
-        case PoissonSampling():
-            return PoissonSampler(seed, n_units, plan.sampling_rate)
-        case TruncatedPoissonSampling(cap=cap):
-            return TruncatedPoissonSampler(seed, n_units, plan.sampling_rate, cap)
-        case FixedSizeSampling(batch=batch):
-            return FixedSizeSampler(seed, n_units, plan.declared_units, batch)
-        case ShuffledSampling(batch=batch):
-            return ShuffledSampler(
-                seed, n_units, plan.declared_units, batch, plan.batches_per_epoch
-            )
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def draw(self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int) -> Indices:
+        """Return the sorted indices of the units of update `step` (from 0); may be empty.
+
+        Args:
+            seed: of the reservation.
+            n_units: true number of units, at most the declared one.
+            sampling_rate: expected batch over declared units.
+            step: number of the update; draws of different steps are independent.
+        """
+
+    @abstractmethod
+    def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
+        """Return the mechanism that noised sums over these batches are."""
+
+    def largest_batch(self, declared_units: int) -> int | None:
+        """Return the most units that one update can have; None where only chance bounds it.
+
+        With a bound every update is padded to the same number of micro-batches.
+        """
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return kind and parameters as plain JSON data; `sampling_law` reads them."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
-class PoissonSampler:
-    """Every unit takes part with probability `rate(t)`, independently of all others."""
+class PoissonSampling(SamplingLaw):
+    """Each unit takes part with the sampling rate, independently of all others."""
 
-    seed: PrivacySeed
-    n_units: int
-    rate: Callable[[int], float]
+    kind: ClassVar[str] = "poisson"
 
-    def batch(self, t: int) -> Indices:
-        """Return the sorted indices of the units of update `t`. Time: O(n_units)."""
-        rate = Fraction(self.rate(t))
+    def draw(self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int) -> Indices:
+        """Return the sorted indices of the units drawn. Time: O(n_units)."""
+        rate = Fraction(sampling_rate)
         if rate >= 1:
-            return np.arange(self.n_units, dtype=np.int64)
+            return np.arange(n_units, dtype=np.int64)
         threshold = np.uint64(rate.numerator * _WORD // rate.denominator)
-        words = _words(self.seed, "poisson", t)
+        words = _words(seed, "poisson", step)
         chosen = [
-            start + np.flatnonzero(words(min(_CHUNK, self.n_units - start)) < threshold)
-            for start in range(0, self.n_units, _CHUNK)
+            start + np.flatnonzero(words(min(_CHUNK, n_units - start)) < threshold)
+            for start in range(0, n_units, _CHUNK)
         ]
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
 
+    def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
+        """Return the Poisson-subsampled Gaussian mechanism."""
+        return PoissonGaussian(phases, unit=unit)
+
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampler:
+class TruncatedPoissonSampling(SamplingLaw):
     """Poisson sampling, of which a uniformly chosen `cap` stay where more were drawn.
 
-    The cut is global and by unit: a cap for each shard costs far more privacy.
+    The cut is global, by unit, over all devices and micro-batches of an update together: a cap for
+    each shard is another mechanism, and costs far more privacy.
     """
 
-    seed: PrivacySeed
-    n_units: int
-    rate: Callable[[int], float]
+    kind: ClassVar[str] = "truncated-poisson"
     cap: int
 
-    def batch(self, t: int) -> Indices:
-        """Return the sorted indices of the at most `cap` units of update `t`."""
-        drawn = PoissonSampler(self.seed, self.n_units, self.rate).batch(t)
+    def __post_init__(self) -> None:
+        if self.cap < 1:
+            raise PlanError(f"{self.cap} is below 1", where="plan.sampling.cap")
+
+    def draw(self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int) -> Indices:
+        """Return the sorted indices of the at most `cap` units that stay."""
+        drawn = PoissonSampling().draw(seed, n_units, sampling_rate, step)
         if len(drawn) <= self.cap:
             return drawn
-        return drawn[_subset(len(drawn), self.cap, _words(self.seed, "truncation", t))]
+        return drawn[_subset(len(drawn), self.cap, _words(seed, "truncation", step))]
+
+    def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
+        """Return the mixture over whether the batch was cut, which depends on `declared_units`."""
+        return TruncatedPoissonGaussian(declared_units, self.cap, phases, unit=unit)
+
+    def largest_batch(self, declared_units: int) -> int:
+        """Return the cap."""
+        return min(self.cap, declared_units)
+
+
+SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
+    law.kind: law for law in (PoissonSampling, TruncatedPoissonSampling)
+}
+
+
+def sampling_law(kind: str, **parameters: Any) -> SamplingLaw:
+    """Return the sampling law of this kind: what `SamplingLaw.to_json` wrote.
+
+    Raises:
+        PlanError: no such law, or parameters that are not its own.
+    """
+    if kind not in SAMPLING_LAWS:
+        known = ", ".join(SAMPLING_LAWS)
+        raise PlanError(f"{kind!r} is not one of {known}", where="plan.sampling.kind")
+    try:
+        return SAMPLING_LAWS[kind](**parameters)
+    except TypeError:
+        given = ", ".join(parameters) or "none"
+        raise PlanError(
+            f"{kind} sampling has other parameters than these: {given}", where="plan.sampling"
+        ) from None
 
 
 @dataclass(frozen=True)
-class FixedSizeSampler:
-    """Each update takes `size` of the slots, uniformly without replacement, afresh."""
+class BatchSampler:
+    """The batches of one run.
 
-    seed: PrivacySeed
-    n_units: int
-    slots: int
-    size: int
-
-    def batch(self, t: int) -> Indices:
-        """Return the sorted indices of the units in the chosen slots (at most `size`)."""
-        chosen = _subset(self.slots, self.size, _words(self.seed, "fixed-size", t))
-        return chosen[chosen < self.n_units]
-
-
-@dataclass(frozen=True)
-class ShuffledSampler:
-    """Each epoch deals a new permutation of the slots into `per_epoch` disjoint batches.
-
-    What is left sits the epoch out, so that no unit takes part twice in one.
+    Attributes:
+        law: how they are drawn.
+        seed: of the reservation.
+        n_units: true number of units; private, so no message may hold it.
+        sampling_rate: of each update.
     """
 
+    law: SamplingLaw
     seed: PrivacySeed
     n_units: int
-    slots: int
-    size: int
-    per_epoch: int
+    sampling_rate: Callable[[int], float]
 
-    def batch(self, t: int) -> Indices:
-        """Return the sorted indices of the units in the slots dealt to update `t`."""
-        epoch, place = divmod(t, self.per_epoch)
-        order = _permutation(self.slots, _words(self.seed, "shuffle", epoch))
-        dealt = np.sort(order[place * self.size : (place + 1) * self.size])
-        return dealt[dealt < self.n_units]
+    def batch(self, step: int) -> Indices:
+        """Return the sorted indices of the units of update `step` (from 0); may be empty."""
+        return self.law.draw(self.seed, self.n_units, self.sampling_rate(step), step)
 
 
-def _words(seed: PrivacySeed, kind: str, t: int) -> Callable[[int], NDArray[np.uint64]]:
-    key = np.frombuffer(seed.derive("sampling", kind, t)[:16], dtype="<u8")
+def _words(seed: PrivacySeed, stream: str, step: int) -> Callable[[int], NDArray[np.uint64]]:
+    key = np.frombuffer(seed.derive("sampling", stream, step)[:16], dtype="<u8")
     return np.random.Philox(key=key).random_raw
 
 
 def _subset(population: int, size: int, words: Callable[[int], NDArray[np.uint64]]) -> Indices:
-    """Return a uniform subset of `size` out of range(population), sorted: the smallest words win.
+    """Return a uniform subset of `size` < `population` indices, sorted: the smallest words win.
 
     A tie across the border would favour an index, so everything is then drawn again.
     """
-    if size >= population:
-        return np.arange(population, dtype=np.int64)
     while True:
         drawn = words(population)
         order = np.argpartition(drawn, (size - 1, size))
         if drawn[order[size - 1]] != drawn[order[size]]:
             return np.sort(order[:size])
-
-
-def _permutation(size: int, words: Callable[[int], NDArray[np.uint64]]) -> Indices:
-    """Return a uniform permutation of range(size): the order of distinct random words."""
-    while True:
-        drawn = words(size)
-        order = np.argsort(drawn, kind="stable")
-        ranked = drawn[order]
-        if not np.any(ranked[1:] == ranked[:-1]):
-            return order

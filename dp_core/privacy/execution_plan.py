@@ -1,11 +1,6 @@
-"""The ways in which a batch of units may be drawn, and what is proven for each.
+"""The execution plan of a private training: it makes sampler, clipper, noise and accounting event.
 
-| sampling            | proven ε                                     | neighbours        |
-| ------------------- | -------------------------------------------- | ----------------- |
-| Poisson             | PLD of the subsampled Gaussian               | add or remove one |
-| truncated Poisson   | PLD mixture with the probability of the cut  | add or remove one |
-| fixed size          | profile of sampling without replacement      | replace one       |
-| shuffled epochs     | one unamplified Gaussian per epoch           | zero out one      |
+What is charged and what is done come from the same object, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -15,110 +10,59 @@ import hashlib
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dp_core.errors import PlanError
+import numpy as np
+
+from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.composition import refuse_large_delta
-from dp_core.privacy.mechanisms import (
-    FixedSizeGaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
-)
+from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
+from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 
+if TYPE_CHECKING:  # what a run costs is told without TensorFlow and Numba
+    from dp_core.nn.layers import Tensor, Variables
+    from dp_core.privacy.clipping.book_keeping import ClippedSum, UnitLosses
+    from dp_core.privacy.noise_addition import UpdateNoise
 
-@dataclass(frozen=True)
-class PoissonSampling:
-    """Each unit enters each batch independently, at the plan's rate for that update."""
+ClippingStyle = Literal["flat", "automatic"]
+ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6  # below, ε is in the thousands; above, nothing is learned
 
-    kind: ClassVar[str] = "poisson"
-
-    def check_batch(self, expected_batch: float) -> None:
-        """Accept any expected batch: the rate follows from it."""
-
-
-@dataclass(frozen=True)
-class TruncatedPoissonSampling:
-    """Poisson, then a uniform subset of `cap` units when more were drawn.
-
-    The cut is global, by unit, over all shards of an update together: a cap per shard is another
-    mechanism, and a far worse one.
-    """
-
-    kind: ClassVar[str] = "truncated-poisson"
-    cap: int
-
-    def __post_init__(self) -> None:
-        if self.cap < 1:
-            raise PlanError(f"{self.cap} is below 1", where="plan.sampling.cap")
-
-    def check_batch(self, expected_batch: float) -> None:
-        """Accept any expected batch: the accounting covers every cap."""
-
-
-@dataclass(frozen=True)
-class FixedSizeSampling:
-    """Each batch is a uniform subset of exactly `batch` of the units, drawn afresh."""
-
-    kind: ClassVar[str] = "fixed-size"
-    batch: int
-
-    def check_batch(self, expected_batch: float) -> None:
-        """Refuse an expected batch that is not the batch."""
-        _check_same(self.batch, expected_batch)
-
-
-@dataclass(frozen=True)
-class ShuffledSampling:
-    """Each epoch is a fresh permutation of the units, cut into whole batches."""
-
-    kind: ClassVar[str] = "shuffled"
-    batch: int
-
-    def check_batch(self, expected_batch: float) -> None:
-        """Refuse an expected batch that is not the batch."""
-        _check_same(self.batch, expected_batch)
-
-
-def _check_same(batch: int, expected_batch: float) -> None:
-    if batch < 1 or batch != expected_batch:
-        raise PlanError(
-            f"batches of {batch} units, but the schedule says {expected_batch:g}",
-            where="plan.sampling.batch",
-        )
-
-
-Sampling = PoissonSampling | TruncatedPoissonSampling | FixedSizeSampling | ShuffledSampling
-
-
-HALF = 0.5  # a unit adds +1/2 or -1/2 to the count, an absent one 0: sensitivity 1/2
+COUNT_SENSITIVITY = 0.5  # a unit adds +1/2 or -1/2 to the count, an absent one 0
 RANGE = 1e4  # the clip norm stays within this factor of its start: weights stay finite
 
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """How the clip norm is learned.
+    """Adaptive clipping: the clip norm follows a quantile of the gradient norms.
+
+    Andrew et al. 2021 (arXiv:1905.03871).
 
     Attributes:
         quantile: γ, the share of units that should be within the clip norm.
         count_noise: σ_b, standard deviation of the noise on Σ(bᵢ − 1/2), in units, where bᵢ is 1
             for a unit within the clip norm. The authors take a twentieth of the batch.
-        rate: η, how fast the clip norm follows: C ← C·exp(−η(share − γ)).
+        learning_rate: η, how fast the clip norm follows: C ← C·exp(−η(share − γ)).
     """
 
     quantile: float
     count_noise: float
-    rate: float = 0.2
+    learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        _refuse(not 0 < self.quantile < 1, f"{self.quantile} is not in (0, 1)", "quantile")
-        for name in ("count_noise", "rate"):
+        _refuse_if(
+            not 0 < self.quantile < 1, f"{self.quantile} is not in (0, 1)", "adaptive.quantile"
+        )
+        for name in ("count_noise", "learning_rate"):
             value = getattr(self, name)
-            _refuse(not (math.isfinite(value) and value > 0), f"{value} is not above 0", name)
+            _refuse_if(
+                not (math.isfinite(value) and value > 0),
+                f"{value} is not above 0",
+                f"adaptive.{name}",
+            )
 
     def gradient_noise_multiplier(self, noise_multiplier: float) -> float:
         """Return z_Δ, the noise that gradients get, of the update's noise multiplier z.
@@ -131,12 +75,12 @@ class AdaptiveClipping:
         Raises:
             PlanError: the count alone would spend all of z and more.
         """
-        left = noise_multiplier**-2 - (self.count_noise / HALF) ** -2
-        _refuse(
+        left = noise_multiplier**-2 - (self.count_noise / COUNT_SENSITIVITY) ** -2
+        _refuse_if(
             left <= 0,
             f"{self.count_noise} is not above half the noise multiplier {noise_multiplier}: the "
             "count alone would spend more than the update may",
-            "count_noise",
+            "adaptive.count_noise",
         )
         return float(left**-0.5)
 
@@ -150,7 +94,7 @@ class AdaptiveClipping:
             noised: Σ(bᵢ − 1/2) over the units drawn, plus a draw of N(0, `count_noise`²).
             expected_batch: of this update, in units.
         """
-        return HALF + noised / expected_batch
+        return COUNT_SENSITIVITY + noised / expected_batch
 
     def next_norm(self, clip_norm: float, share: float, first: float) -> float:
         """Return the clip norm of the next update: post-processing of a noised share.
@@ -160,20 +104,108 @@ class AdaptiveClipping:
             share: from `share_within`.
             first: clip norm of the first update.
         """
-        moved = math.log(clip_norm / first) - self.rate * (share - self.quantile)
+        moved = math.log(clip_norm / first) - self.learning_rate * (share - self.quantile)
         bound = math.log(RANGE)
         return first * math.exp(min(max(moved, -bound), bound))
 
 
-def _refuse(wrong: bool, what: str, where: str) -> None:
-    if wrong:
-        raise PlanError(what, where=f"plan.adaptive.{where}")
+class Clipper:
+    """Clips each unit's gradient and adds the results up: the query to which noise is added.
+
+    Attributes:
+        clip_norm: bound C on one unit's gradient in the update at hand.
+
+    Args:
+        clip_norm: of the first update.
+        style: `flat` or `automatic`; see `dp_core.privacy.clipping.book_keeping`.
+        engine: how the clipped sum is computed; all engines give the same sum.
+        adaptive: how the clip norm is learned from noised counts; None keeps it.
+
+    Raises:
+        PlanError: no such style or engine, or a clip norm to be learned that has no effect.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        style: ClippingStyle = "flat",
+        engine: ClippingEngine = "book-keeping",
+        adaptive: AdaptiveClipping | None = None,
+    ) -> None:
+        for value, known, where in (
+            (style, get_args(ClippingStyle), "clipping"),
+            (engine, get_args(ClippingEngine), "engine"),
+        ):
+            _refuse_if(value not in known, f"{value!r} is not one of {', '.join(known)}", where)
+        _refuse_if(
+            adaptive is not None and style != "flat",
+            "automatic clipping has no clip norm to learn",
+            "clipping",
+        )
+        self.clip_norm, self._first = clip_norm, clip_norm
+        self._style, self._engine, self._adaptive = style, engine, adaptive
+
+    def sensitivity(self, relation: NeighboringRelation) -> float:
+        """Return the most by which the sums of neighbouring data sets differ, in ℓ₂ norm."""
+        return relation.sensitivity_factor * self.clip_norm
+
+    def clipped_grad_sum(
+        self,
+        unit_losses: UnitLosses,
+        parameters: Variables,
+        units: int,
+        clip_norm: Tensor,
+        precision: str = "float32",
+    ) -> ClippedSum:
+        """Return Σᵤ clip(gradientᵤ, C); arguments and guarantee are the engines'."""
+        from dp_core.privacy.clipping.book_keeping import CLIP_FACTORS
+        from dp_core.privacy.clipping.reference import ENGINES
+
+        factors = CLIP_FACTORS[self._style]
+        return ENGINES[self._engine](
+            unit_losses, parameters, units, clip_norm, clip_factors=factors, precision=precision
+        )
+
+    def learn_clip_norm(
+        self, count: float, seed: PrivacySeed, manifest: bytes, step: int, expected_batch: float
+    ) -> None:
+        """Set the next update's clip norm, if it is learned, from this update's noised count.
+
+        Only the noised count is used; its cost is in the plan's noise multiplier.
+
+        Args:
+            count: Σ (1{norm ≤ C} − 1/2) over the units of the update, without noise.
+            seed: of the reservation.
+            manifest: what the noise is drawn for.
+            step: number of the update.
+            expected_batch: of the update, in units.
+        """
+        if self._adaptive is None:
+            return
+        noised = noised_count(count, seed, manifest, step, self._adaptive.count_noise)
+        share = self._adaptive.share_within(noised, expected_batch)
+        self.clip_norm = self._adaptive.next_norm(self.clip_norm, share, self._first)
 
 
-NoisePlacement = Literal["update", "per-draw"]
-Denominator = Literal["expected", "realised"]
+def noised_count(
+    count: float, seed: PrivacySeed, manifest: bytes, step: int, stddev: float
+) -> float:
+    """Return a count plus N(0, stddev²), on a lattice as noised sums are.
 
-LEAST_NOISE, MOST_NOISE = 1e-2, 1e6  # below, ε is in the thousands; above, nothing is learned
+    Args:
+        count: Σ (bᵢ − 1/2).
+        seed: of the reservation.
+        manifest: what the noise is drawn for.
+        step: number of the update.
+        stddev: σ_b, in units.
+    """
+    from dp_core.privacy.noise_addition import lattice_scale, noise_key, noised_mean
+
+    key = noise_key(seed, manifest, step, "units within the clip norm")
+    noised = np.empty(1, np.float32)
+    scale = lattice_scale(stddev / COUNT_SENSITIVITY, COUNT_SENSITIVITY, values=1)
+    noised_mean(np.array([count], np.float32), key, 0, scale, 1.0, noised)
+    return float(noised[0])
 
 
 @dataclass(frozen=True)
@@ -184,56 +216,79 @@ class BatchPhase:
     expected_batch: float
 
 
+def growing_batches(first: int, last: int, steps: int) -> tuple[BatchPhase, ...]:
+    """Return a schedule whose batches grow from `first` by equal factors, then stay at `last`.
+
+    In the manner of Anil et al. 2021 (arXiv:2108.01624), whose numbers these are not: three phases
+    over the first 3/8 of the updates, then a fourth.
+
+    Args:
+        first: expected batch of the first phase.
+        last: expected batch of the last one.
+        steps: of the whole run.
+
+    Raises:
+        BadInput: there are too few updates.
+    """
+    phases, over = 3, 3 * steps // 8
+    if over < phases:
+        raise BadInput(
+            f"{steps} updates are too few for batches that grow",
+            where="schedule",
+            fix="Make 8 updates or more.",
+        )
+    ends = [round(over * (i + 1) / phases) for i in range(phases)]
+    sizes = [round(first * (last / first) ** (i / phases)) for i in range(phases)]
+    lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    grown = [BatchPhase(n, size) for n, size in zip(lengths, sizes, strict=True)]
+    return (*grown, BatchPhase(steps - over, last))
+
+
 @dataclass(frozen=True)
 class ExecutionPlan:
     """A DP-SGD run: g̃ = (Σ clip(gᵢ, C) + N(0, (σC)²)) / B, one gᵢ per sampled *unit*.
 
-    *Formal guarantee.* If updates follow the plan, `event()` describes the mechanism, and its ε
-    (see `accounting`) holds for `unit` under `relation`, for everything that training releases.
+    Formal guarantee: training with the plan's sampler, clipper and noise is the mechanism that
+    `event()` describes, and its ε (see `accounting`) holds for `unit` under `relation`, for
+    everything that training releases. The denominator B is the *expected* batch: the realised one
+    depends on who was drawn.
+
+    Noise is drawn once an update. Hoory et al. 2021 (Eq. 3) add σ/√(P·T) in each of P shards and T
+    micro-batches, which sums to the same law.
 
     Attributes:
         unit: what is protected as a whole.
-        declared_units: public upper bound on the number of units (the number of
-            slots where `needs_exact_units`).
+        declared_units: public upper bound on the number of units.
         sampling: how batches are drawn.
         clip_norm: bound C on one unit's gradient, summed over the unit's rows; with `adaptive`,
             that of the first update.
-        noise_multiplier: *effective* σ of one whole update, in units of C; with `adaptive`, of
-            gradients and count together.
+        noise_multiplier: σ of one whole update, in units of C; with `adaptive`, of gradients and
+            count together.
         schedule: phases of updates with their expected batch.
         delta: δ at which ε is stated.
-        shards: parallel shards P. accumulation: micro-batches T summed in time for an update.
-        noise_placement: "update": one draw after the cross-device sum (default). "per-draw":
-            each of the P·T micro-batches adds its own σ/√(P·T) (paper mode; Hoory 2021, Eq. 3).
         examples_per_step: rows of a sampled unit that one update reads; clipped together.
         max_examples_per_unit: rows of a unit that the store keeps (None: the store bounds them).
-        denominator: what sums are divided by; only the expected batch is private.
-        amplification: the sampling whose ε is claimed; None means the one that is run.
+        clipping: style of clipping.
+        engine: how clipped sums are computed.
         adaptive: how C is learned from noised counts; None keeps it.
-        noise_multiplier_per_draw_stated: what the trainer was told each draw adds, if someone
-            else computed it; it must agree.
 
     Raises:
-        PlanError: the parts contradict each other.
+        PlanError: a part is impossible, or parts contradict each other.
     """
 
     unit: PrivacyUnit
     declared_units: int
-    sampling: Sampling
+    sampling: SamplingLaw
     clip_norm: float
     noise_multiplier: float
     schedule: tuple[BatchPhase, ...]
     delta: float
-    shards: int = 1
-    accumulation: int = 1
-    noise_placement: NoisePlacement = "update"
     examples_per_step: int = 1
     max_examples_per_unit: int | None = None
-    denominator: Denominator = "expected"
-    amplification: str | None = None
-    noise_multiplier_per_draw_stated: float | None = None
+    clipping: ClippingStyle = "flat"
+    engine: ClippingEngine = "book-keeping"
     adaptive: AdaptiveClipping | None = None
-    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", PrivacyUnit(self.unit))
@@ -241,56 +296,40 @@ class ExecutionPlan:
         self._check_numbers()
         ends = itertools.accumulate(phase.steps for phase in self.schedule)
         object.__setattr__(self, "_ends", tuple(ends))
-        self._check_noise()
-        self._check_claims()
-
-    # --- constructors: the usual ways to state a plan
+        self.clipper()
+        self.gradient_noise_multiplier()  # refuses a count that takes all of the noise
 
     @classmethod
-    def poisson(
-        cls,
-        *,
-        unit: PrivacyUnit,
-        declared_units: int,
-        expected_batch: float,
-        steps: int,
-        noise_multiplier: float,
-        clip_norm: float,
-        delta: float,
-        **more: Any,
-    ) -> ExecutionPlan:
-        """Return a plan with Poisson sampling at rate expected_batch / declared_units."""
-        return cls(
-            unit=unit,
-            declared_units=declared_units,
-            sampling=PoissonSampling(),
-            schedule=(BatchPhase(steps, expected_batch),),
-            noise_multiplier=noise_multiplier,
-            clip_norm=clip_norm,
-            delta=delta,
-            **more,
-        )
+    def poisson(cls, *, expected_batch: float, steps: int, **fields: Any) -> ExecutionPlan:
+        """Return a plan with Poisson sampling and batches of one expected size.
 
-    # --- what the trainer executes
+        Args:
+            expected_batch: in units.
+            steps: number of updates.
+            fields: the others of the plan.
+        """
+        schedule = (BatchPhase(steps, expected_batch),)
+        return cls(sampling=PoissonSampling(), schedule=schedule, **fields)
 
     @property
     def steps(self) -> int:
         """Number of updates, over all phases."""
         return self._ends[-1]
 
-    def expected_batch(self, t: int) -> float:
-        """Return the denominator B of update t (0-based), in units."""
-        if not 0 <= t < self.steps:
-            raise IndexError(f"update {t} is outside 0..{self.steps - 1}")
-        return self.schedule[bisect.bisect_right(self._ends, t)].expected_batch
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighbouring relation of the guarantee."""
+        return self.event().relation
 
-    def sampling_rate(self, t: int) -> float:
-        """Return the rate q at which each unit enters update t: expected batch / declared."""
-        return self.expected_batch(t) / self.declared_units
+    def expected_batch(self, step: int) -> float:
+        """Return the denominator B of update `step` (from 0), in units."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"update {step} is outside 0..{self.steps - 1}")
+        return self.schedule[bisect.bisect_right(self._ends, step)].expected_batch
 
-    def noise_draws(self) -> int:
-        """Return how many independent noise draws make up one update's noise."""
-        return self.shards * self.accumulation if self.noise_placement == "per-draw" else 1
+    def sampling_rate(self, step: int) -> float:
+        """Return the rate q at which each unit enters an update: expected batch / declared."""
+        return self.expected_batch(step) / self.declared_units
 
     def gradient_noise_multiplier(self) -> float:
         """Return σ of an update's gradients: the plan's, or more where a count shares it."""
@@ -298,65 +337,63 @@ class ExecutionPlan:
             return self.noise_multiplier
         return self.adaptive.gradient_noise_multiplier(self.noise_multiplier)
 
-    def noise_multiplier_per_draw(self) -> float:
-        """Return σ of each draw on the gradients: the draws of one update sum to all of it."""
-        return self.gradient_noise_multiplier() / math.sqrt(self.noise_draws())
+    # --- the parts of a run
 
-    @property
-    def needs_exact_units(self) -> bool:
-        """Whether batches must be drawn from exactly `declared_units` slots.
+    def sampler(self, seed: PrivacySeed, n_units: int) -> BatchSampler:
+        """Return the sampler of a run.
 
-        True for fixed-size and shuffled batches: with fewer slots each unit would be drawn more
-        often than is accounted. Units fill the first slots; the rest stay empty.
+        Args:
+            seed: of the reservation.
+            n_units: true number of units; private, so no message may hold it.
+
+        Raises:
+            BadInput: more units than the plan declares.
         """
-        return isinstance(self.sampling, FixedSizeSampling | ShuffledSampling)
+        if n_units > self.declared_units:
+            raise BadInput(
+                "the data set has more units than declared",
+                where="declared_units",
+                fix=f"The declared bound is {self.declared_units}: declare a larger one.",
+            )
+        return BatchSampler(self.sampling, seed, n_units, self.sampling_rate)
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Whole batches in one pass over `declared_units`; the remainder sits the epoch out."""
-        return int(self.declared_units // self.schedule[0].expected_batch)
+    def clipper(self) -> Clipper:
+        """Return the clipper of a run, before its first update."""
+        return Clipper(self.clip_norm, self.clipping, self.engine, self.adaptive)
 
-    # --- what is charged
+    def noise(self, seed: PrivacySeed, manifest: bytes, step: int, clipper: Clipper) -> UpdateNoise:
+        """Return the noise on the clipped sum of one update, of deviation σC.
 
-    @property
-    def relation(self) -> NeighboringRelation:
-        """The neighbouring relation of the guarantee."""
-        return self.event().relation
+        Args:
+            seed: of the reservation; all noise is drawn from it.
+            manifest: what the noise is drawn for.
+            step: number of the update.
+            clipper: at that update.
+        """
+        from dp_core.privacy.noise_addition import UpdateNoise
+
+        relation = self.relation
+        multiplier = self.gradient_noise_multiplier() / relation.sensitivity_factor
+        return UpdateNoise(seed, manifest, step, multiplier, clipper.sensitivity(relation))
 
     def event(self) -> MechanismEvent:
         """Return the mechanism that executing this plan is."""
-        sigma = self.noise_multiplier
-        match self.sampling:
-            case PoissonSampling():
-                return PoissonGaussian(self._phases(self.declared_units), unit=self.unit)
-            case TruncatedPoissonSampling(cap=cap):
-                phases = self._phases(self.declared_units)
-                return TruncatedPoissonGaussian(self.declared_units, cap, phases, unit=self.unit)
-            case FixedSizeSampling():
-                return FixedSizeGaussian(self.declared_units, self._phases(1), unit=self.unit)
-            case ShuffledSampling():
-                epochs = math.ceil(self.steps / self.batches_per_epoch)
-                return ShuffledGaussian(sigma, epochs, unit=self.unit)
-
-    def _phases(self, divisor: int) -> tuple[tuple[float, float, int], ...]:
-        return tuple(
-            (phase.expected_batch / divisor, self.noise_multiplier, phase.steps)
+        phases = tuple(
+            (phase.expected_batch / self.declared_units, self.noise_multiplier, phase.steps)
             for phase in self.schedule
         )
+        return self.sampling.event(self.declared_units, phases, self.unit)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON data."""
         body = {k: v for k, v in asdict(self).items() if k != "_ends"}
-        body["sampling"] = {"kind": self.sampling.kind, **asdict(self.sampling)}
         body["schedule"] = [asdict(phase) for phase in self.schedule]
-        return body | {"unit": self.unit.value}
+        return body | {"sampling": self.sampling.to_json(), "unit": self.unit.value}
 
     def digest(self) -> str:
         """Return SHA-256 over the whole plan, in hex: part of the run's manifest."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-    # --- what cannot be built
 
     def _check_numbers(self) -> None:
         _refuse_if(self.declared_units < 1, "declared_units must be 1 or more", "declared_units")
@@ -371,12 +408,11 @@ class ExecutionPlan:
             f"{self.noise_multiplier:g} is not from {LEAST_NOISE:g} to {MOST_NOISE:g}",
             "noise_multiplier",
         )
-        for name in ("shards", "accumulation", "examples_per_step"):
-            _refuse_if(getattr(self, name) < 1, f"{getattr(self, name)} is below 1", name)
-        kept = self.max_examples_per_unit
+        rows, kept = self.examples_per_step, self.max_examples_per_unit
+        _refuse_if(rows < 1, f"{rows} is below 1", "examples_per_step")
         _refuse_if(
-            kept is not None and kept < self.examples_per_step,
-            f"{self.examples_per_step} rows a step, but a unit keeps {kept}",
+            kept is not None and kept < rows,
+            f"{rows} rows a step, but a unit keeps {kept}",
             "examples_per_step",
         )
         _refuse_if(not self.schedule, "a schedule needs at least one phase", "schedule")
@@ -388,38 +424,6 @@ class ExecutionPlan:
                 f"{self.declared_units} declared units: the sampling rate would pass 1",
                 "schedule",
             )
-            self.sampling.check_batch(phase.expected_batch)
-
-    def _check_noise(self) -> None:
-        self.gradient_noise_multiplier()  # refuses a count that takes all of the noise
-        _refuse_if(
-            self.noise_placement not in ("update", "per-draw"),
-            "unknown placement",
-            "noise_placement",
-        )
-        stated, each = self.noise_multiplier_per_draw_stated, self.noise_multiplier_per_draw()
-        _refuse_if(
-            stated is not None and not math.isclose(stated, each, rel_tol=1e-9),
-            f"each of {self.noise_draws()} draws would add σ={stated}, which makes the update's "
-            f"σ={(stated or 0) * math.sqrt(self.noise_draws()):.6g}, not the plan's "
-            f"{self.gradient_noise_multiplier():.6g}: noise of all shards and micro-batches "
-            "counts once each",
-            "noise_multiplier_per_draw_stated",
-        )
-
-    def _check_claims(self) -> None:
-        _refuse_if(
-            self.denominator != "expected",
-            "dividing by the realised batch makes every gradient depend on who else was drawn, "
-            "which no accounting here covers: divide by the expected batch",
-            "denominator",
-        )
-        claimed = self.amplification or self.sampling.kind
-        _refuse_if(
-            claimed != self.sampling.kind,
-            f"the ε of {claimed} sampling does not hold for {self.sampling.kind} batches",
-            "amplification",
-        )
 
 
 def _refuse_if(wrong: bool, what: str, where: str) -> None:

@@ -35,6 +35,14 @@ class NeighboringRelation(StrEnum):
     ZERO_OUT = "zero-out-one"  # one unit's contribution is replaced by nothing; n is public
     REPLACE = "replace-one"  # one unit becomes any other; n is public
 
+    @property
+    def sensitivity_factor(self) -> int:
+        """Most by which neighbours' sums differ, where each unit adds a vector of norm 1 or less.
+
+        Replacing a unit takes one such vector away and adds another.
+        """
+        return 2 if self is NeighboringRelation.REPLACE else 1
+
     def describe(self, unit: str = "unit") -> str:
         """Return in words by what neighbouring data sets differ."""
         return {

@@ -212,10 +212,9 @@ class Checkpoints:
                 self._place.delete(_name(update))
 
 
-def run_digest(manifest: bytes, *parts: object) -> str:
-    """Return what ties a checkpoint to its run: SHA-256 of the manifest and the settings."""
-    text = json.dumps([str(p) for p in parts]).encode()
-    return hashlib.sha256(hashlib.sha256(manifest).digest() + text).hexdigest()
+def run_digest(*settings: object) -> str:
+    """Return what ties a checkpoint to its run: SHA-256 of everything that the run is, in words."""
+    return hashlib.sha256(json.dumps([str(s) for s in settings]).encode()).hexdigest()
 
 
 def _name(update: int) -> str:

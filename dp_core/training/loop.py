@@ -1,51 +1,172 @@
-"""What a run says about itself while it goes on: about once a second, and at points of its curve.
+"""The training loop: update by update, from the last checkpoint, for every model and objective.
 
-Where the points lie follows from the number of updates alone, and what is said there holds for the
-updates since the point before. So a run that was killed and went on says what an undisturbed one
-says, and nothing of it tells how fast the training goes.
+An update rule says what an update is: `PrivateUpdates` carries out an execution plan,
+`OrdinaryUpdates` trains without privacy in shuffled epochs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.data.token_store import TokenStore
-from dp_core.errors import ConfideError, Unfinished
+from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
-from dp_core.privacy.execution_plan import HALF, ExecutionPlan
-from dp_core.privacy.noise_addition import UpdateNoise, lattice_scale, noise_key, noised_mean
+from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import (
     BatchSource,
-    MicroBatch,
-    ordinary_batches,
+    Examples,
+    OrdinaryBatches,
+    PrivateBatches,
     prefetch,
-    private_batches,
     stream,
 )
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, run_digest
-from dp_core.training.config import TrainingConfig, check_model, check_plan, check_words
+from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import strategy_for
 from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import AdamW, Clipping, Trainer
+from dp_core.training.trainer import AdamW, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
-_STATE = "since-the-last-point"
+_COUNTS = "since-the-last-point"
+_AHEAD = 8  # micro-batches made in advance
+
+
+class UpdateRule(Protocol):
+    """What an update of a run is: its batches, and what is done with their gradient sum."""
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of the run."""
+
+    def identity(self) -> object:
+        """Return what tells this run from others with the same model and configuration."""
+
+    def clipper(self) -> Clipper | None:
+        """Return the clipper of a run, before its first update; None does not clip."""
+
+    def batches(
+        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+    ) -> BatchSource:
+        """Return the micro-batches of every update."""
+
+    def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
+        """Make update `step` (from 0) from what was added to the trainer."""
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """DP-SGD by an execution plan.
+
+    Formal guarantee: the weights after every update are those of the mechanism `plan.event()`, in
+    real arithmetic, as long as `seed` stays secret and is used for nothing else.
+
+    Attributes:
+        plan: makes sampler, clipper and noise.
+        seed: secret of the reservation; everything random is drawn from it.
+        manifest: keyed digests of everything the noise is drawn for.
+    """
+
+    plan: ExecutionPlan
+    seed: PrivacySeed = field(repr=False)
+    manifest: bytes = field(repr=False)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of the plan."""
+        return self.plan.steps
+
+    def identity(self) -> object:
+        """Return the digests of manifest and plan."""
+        return hashlib.sha256(self.manifest).hexdigest(), self.plan.digest()
+
+    def clipper(self) -> Clipper:
+        """Return the plan's clipper."""
+        return self.plan.clipper()
+
+    def batches(
+        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+    ) -> BatchSource:
+        """Return micro-batches of the units that the plan's sampler draws.
+
+        Raises:
+            BadInput: the store has more units than the plan declares.
+        """
+        return PrivateBatches.of_plan(
+            self.plan, self.seed, store, micro_rows=micro_rows, devices=devices, examples=examples
+        )
+
+    def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
+        """Add the plan's noise to the clipped sum and divide by the expected batch."""
+        clipper, batch = trainer.clipper, self.plan.expected_batch(step)
+        assert clipper is not None  # noqa: S101 - narrows the type
+        noise = self.plan.noise(self.seed, self.manifest, step, clipper)
+        trainer.apply_update(step=step, learning_rate=learning_rate, divisor=batch, noise=noise)
+        if self.plan.adaptive:
+            count = trainer.take_count_within()
+            clipper.learn_clip_norm(count, self.seed, self.manifest, step, batch)
+
+
+@dataclass(frozen=True)
+class OrdinaryUpdates:
+    """AdamW without privacy, in shuffled epochs over the rows.
+
+    Attributes:
+        updates: number of updates.
+        batch_rows: rows that an update reads.
+        seed: public; order of rows, and masks.
+    """
+
+    updates: int
+    batch_rows: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{getattr(self, name)} is below 1", where=name)
+
+    def identity(self) -> object:
+        """Return the three numbers."""
+        return self
+
+    def clipper(self) -> None:
+        """Return None: gradients are not clipped."""
+
+    def batches(
+        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+    ) -> BatchSource:
+        """Return micro-batches of the rows, of even size: little padding."""
+        parts = math.ceil(self.batch_rows / (micro_rows * devices))
+        rows = math.ceil(self.batch_rows / (parts * devices)) * devices
+        return OrdinaryBatches(store, self.seed, rows, self.batch_rows, examples=examples)
+
+    def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
+        """Divide the sum by the number of rows."""
+        trainer.apply_update(
+            step=step, learning_rate=learning_rate, divisor=self.batch_rows, noise=None
+        )
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is. `loss`, `batch` and `clipped` are `operator` numbers in private training.
+
+    What is reported at the points of the curve follows from the number of updates alone: a run
+    that was stopped and resumed reports what an undisturbed one does, and nothing of it tells how
+    fast the training goes.
 
     Attributes:
         update: updates done.
@@ -67,18 +188,18 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A look at the weights on the way. In private training they are released ones.
+class EvaluationHook:
+    """Called with the weights during training. In private training these are released.
 
     Attributes:
         at: numbers of updates done, fixed beforehand: a point that followed the clock would tell
             how fast, and so on how many units, the training goes.
-        look: given (updates done, weights by name). A run that goes on may look once more at
-            where it goes on from, and sees the same.
+        evaluate: given (updates done, weights by name). A run that is resumed may evaluate once
+            more where it goes on from, and sees the same.
     """
 
     at: frozenset[int]
-    look: Callable[[int, Arrays], None]
+    evaluate: Callable[[int, Arrays], None]
 
 
 def curve_points(updates: int) -> list[int]:
@@ -86,23 +207,28 @@ def curve_points(updates: int) -> list[int]:
     return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
 
 
-class Reporter:
-    """Gathers counts and reports them: reading them waits for the devices.
+class ProgressReporter:
+    """Adds up the trainer's counts and reports them: reading them waits for the devices.
 
     Args:
         trainer: that counts.
         updates: of the whole run.
-        progress: is told.
+        points: numbers of updates done at which the curve has a point.
+        progress: is called.
     """
 
     def __init__(
-        self, trainer: Trainer, updates: int, progress: Callable[[Progress], None]
+        self,
+        trainer: Trainer,
+        updates: int,
+        points: Collection[int],
+        progress: Callable[[Progress], None],
     ) -> None:
         self._trainer, self._updates, self._progress = trainer, updates, progress
-        self._points, self._at = frozenset(curve_points(updates)), time.monotonic()
+        self._points, self._at = frozenset(points), time.monotonic()
         self._begin(0)
 
-    def tell(self, done: int, clip_norm: float, *, last: bool) -> None:
+    def report(self, done: int, clip_norm: float, *, last: bool) -> None:
         """Report, if this is a point of the curve, or it is time, or the run ends here."""
         now, at_point = time.monotonic(), done in self._points
         if not at_point and not last and now - self._at < REPORT_SECONDS:
@@ -128,11 +254,11 @@ class Reporter:
         """Return what a checkpoint needs: the counts since the last point."""
         self._read()
         counts = (self._since, self._loss, self._units, self._clipped)
-        return {_STATE: np.array(counts, np.float64)}
+        return {_COUNTS: np.array(counts, np.float64)}
 
     def restore(self, state: Arrays) -> None:
         """Set what `state` returned."""
-        since, loss, units, clipped = state[_STATE].tolist()
+        since, loss, units, clipped = state[_COUNTS].tolist()
         self._since, self._loss = int(since), loss
         self._units, self._clipped = int(units), int(clipped)
 
@@ -146,150 +272,79 @@ class Reporter:
         self._clipped += tallies.clipped
 
 
-_CLIP_NORM_STATE = "clip-norm"
-
-
-class PrivateUpdates:
-    """The plan as it is carried out. The clip norm is state of the run, kept in checkpoints.
-
-    Args:
-        plan: what is accounted.
-        seed: of the reservation; all noise is drawn from it.
-        manifest: what the noise is drawn for.
-    """
-
-    def __init__(self, plan: ExecutionPlan, seed: PrivacySeed, manifest: bytes) -> None:
-        self._plan, self._seed, self._manifest = plan, seed, manifest
-        self.clip_norm = plan.clip_norm
-
-    def clipping(self, style: str) -> Clipping:
-        """Return how the first update clips; `add` says what changes."""
-        return Clipping(self.clip_norm, style)
-
-    def add(self, trainer: Trainer, batch: MicroBatch) -> None:
-        """Add a micro-batch of the update at hand, clipped."""
-        trainer.add(batch, self.clip_norm)
-
-    def move(self, trainer: Trainer, t: int, rate: float) -> None:
-        """Make update t: noise on the sum, divided by the expected batch; learn the clip norm."""
-        multiplier = self._plan.gradient_noise_multiplier()
-        noise = UpdateNoise(self._seed, self._manifest, t, multiplier, self.clip_norm)
-        trainer.move(t=t, rate=rate, divisor=self._plan.expected_batch(t), noise=noise)
-        self._learn(trainer, t)
-
-    def state(self) -> Arrays:
-        """Return what a checkpoint needs."""
-        return {_CLIP_NORM_STATE: np.array([self.clip_norm], np.float64)}
-
-    def restore(self, state: Arrays) -> None:
-        """Set what `state` returned."""
-        self.clip_norm = float(state[_CLIP_NORM_STATE][0])
-
-    def _learn(self, trainer: Trainer, t: int) -> None:
-        """Set the next clip norm from how many units of update t were within this one.
-
-        Only the noised count is seen, whose cost is in the plan's noise multiplier.
-        """
-        adaptive = self._plan.adaptive
-        if adaptive is None:
-            return
-        noised = noised_count(
-            trainer.noised_below(0.0), self._seed, self._manifest, t, adaptive.count_noise
-        )
-        share = adaptive.share_within(noised, self._plan.expected_batch(t))
-        self.clip_norm = adaptive.next_norm(self.clip_norm, share, self._plan.clip_norm)
-
-
-def noised_count(count: float, seed: PrivacySeed, manifest: bytes, t: int, stddev: float) -> float:
-    """Return update t's count plus N(0, stddev²), on a lattice as noised sums are.
-
-    Args:
-        count: Σ (bᵢ − 1/2).
-        seed: of the reservation.
-        manifest: what the noise is drawn for.
-        t: number of the update.
-        stddev: σ_b, in units.
-    """
-    key = noise_key(seed, manifest, t, "units within the clip norm")
-    noised = np.empty(1, np.float32)
-    scale = lattice_scale(stddev / HALF, HALF, values=1)
-    noised_mean(np.array([count], np.float32), key, 0, scale, 1.0, noised)
-    return float(noised[0])
-
-
-_AHEAD = 8  # micro-batches made in advance
-
-
-def fit(
+def train(
     start: Model[C],
     objective: Objective,
     *,
     store: TokenStore,
-    plan: ExecutionPlan | None,
-    training_config: TrainingConfig,
-    seed: PrivacySeed | None,
-    manifest: bytes,
-    order_seed: int,
+    updates: UpdateRule,
+    config: TrainingConfig,
+    seed: int,
     checkpoints: CheckpointPlace,
     device: str,
     progress: Callable[[Progress], None],
-    probe: Probe | None = None,
+    points: Collection[int] | None = None,
+    hook: EvaluationHook | None = None,
 ) -> Model[C]:
-    """Train a model on the rows of a store, going on from a checkpoint if there is one.
+    """Train a model on the rows of a store, resuming from a checkpoint if there is one.
 
-    Guarantee, arguments and errors are those of `pretrain`, apart from:
+    On one machine the same arguments give the same weights, bit for bit, however often the run
+    was stopped. On another kind of processor, or with other threads, sums may round otherwise:
+    who runs a released training again must compare (the noise is the same).
 
     Args:
         start: the model before the first update; every parameter of it is trained.
         objective: what the rows teach.
-        order_seed: public; order and masks without a plan, and part of the run's identity.
+        store: the rows, by unit.
+        updates: the update rule, private or ordinary.
+        config: optimizer, and how the run is kept.
+        seed: public, part of the run's identity.
+        checkpoints: where they are kept. Of private training, treat them as private: moments are
+            functions of the released weights, but the run may not be finished.
+        device: cpu, gpu, tpu or mock-tpu:N.
+        progress: called at the points of the curve, and about once a second; a resumed run may
+            report the point it goes on from once more.
+        points: of the curve; `curve_points` if None.
+        hook: called with the weights at some updates.
+
+    Raises:
+        BadInput: model, store and update rule do not fit together, or the checkpoints belong to
+            another run.
+        Unfinished: `config.stop_after_seconds` passed; run again, it goes on.
+        ConfideError: the weights stopped being finite, or a checkpoint could not be written.
     """
-    deadline = time.monotonic() + (training_config.stop_after_seconds or math.inf)
-    check_plan(plan, training_config, seed)
-    check_model(start.config, store)
+    deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
+    _check_model(start.config, store)
     # With the noise fixed by its key, sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
-    private = PrivateUpdates(plan, seed, manifest) if plan and seed else None
     trainer = Trainer(
         strategy_for(device),
         start.config,
         start.parameters,
-        AdamW(training_config.beta1, training_config.beta2, training_config.weight_decay),
-        private.clipping(training_config.clipping) if private else None,
-        engine=training_config.engine,
-        precision=training_config.precision,
+        AdamW(config.beta1, config.beta2, config.weight_decay),
+        updates.clipper(),
+        precision=config.precision,
         row_losses=objective.row_losses,
     )
-    settings = (
-        sorted(training_config.identity().items()),
-        start.config,
-        order_seed,
-        objective.name,
+    batches = updates.batches(
+        store,
+        micro_rows=config.micro_rows,
+        devices=trainer.devices,
+        examples=objective.examples,
     )
-    run = run_digest(manifest, *settings, plan and plan.digest())
-    dealt = (order_seed, trainer.devices, objective)
-    source = _batches(plan, seed, store, training_config, *dealt)
-    kept = Checkpoints(checkpoints, run, training_config.keep_checkpoints)
-    _Run(trainer, private, training_config, kept, progress, deadline, probe).to_its_end(source)
+    settings = (sorted(config.identity().items()), start.config, seed, objective.name)
+    run = run_digest(updates.identity(), *settings)
+    if points is None:
+        points = curve_points(updates.updates)
+    reporter = ProgressReporter(trainer, updates.updates, points, progress)
+    kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
+    _Run(trainer, updates, config, kept, reporter, deadline, hook).to_its_end(batches)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
-        raise ConfideError("the weights are not finite", where="training", fix="Lower the rate.")
+        raise ConfideError(
+            "the weights are not finite", where="training", fix="Lower the learning rate."
+        )
     return Model(start.config, weights, start.labels)
-
-
-def _batches(
-    plan: ExecutionPlan | None,
-    seed: PrivacySeed | None,
-    store: TokenStore,
-    training_config: TrainingConfig,
-    order_seed: int,
-    devices: int,
-    objective: Objective,
-) -> BatchSource:
-    made = objective.examples
-    if plan and seed:
-        return private_batches(store, plan, training_config, seed, devices=devices, examples=made)
-    return ordinary_batches(store, training_config, order_seed, devices=devices, examples=made)
 
 
 class _Run:
@@ -298,159 +353,136 @@ class _Run:
     def __init__(
         self,
         trainer: Trainer,
-        private: PrivateUpdates | None,
-        training_config: TrainingConfig,
+        updates: UpdateRule,
+        config: TrainingConfig,
         checkpoints: Checkpoints,
-        progress: Callable[[Progress], None],
+        reporter: ProgressReporter,
         deadline: float,
-        probe: Probe | None,
+        hook: EvaluationHook | None,
     ) -> None:
-        self._trainer, self._private, self._training_config = trainer, private, training_config
-        self._checkpoints, self._deadline, self._probe = checkpoints, deadline, probe
-        self._reporter = Reporter(trainer, training_config.updates, progress)
-        self._done = self._kept = self._resume()
+        self._trainer, self._updates, self._config = trainer, updates, config
+        self._checkpoints, self._reporter = checkpoints, reporter
+        self._deadline, self._hook = deadline, hook
+        self._done = self._saved = self._resume()
 
     def to_its_end(self, batches: BatchSource) -> None:
-        if self._done:  # it may have ended after the checkpoint and before it could say so
-            self._tell(last=self._done == self._training_config.updates)
-        for t, batch in prefetch(
-            stream(batches, self._done, self._training_config.updates), _AHEAD
-        ):
-            if batch is None:
-                self._move(t)
-                self._look_up()
-            elif self._private is None:
+        total = self._updates.updates
+        if self._done:  # it may have ended after the checkpoint and before it could report
+            self._report(last=self._done == total)
+        for step, batch in prefetch(stream(batches, self._done, total), _AHEAD):
+            if batch is not None:
                 self._trainer.add(batch)
-            else:
-                self._private.add(self._trainer, batch)
+                continue
+            learning_rate = self._config.learning_rate_at(step, total)
+            self._updates.apply_update(self._trainer, step, learning_rate)
+            self._done = step + 1
+            self._between_updates()
 
-    def _move(self, t: int) -> None:
-        rate = self._training_config.rate(t)
-        if self._private is None:
-            rows = self._training_config.batch_at(t) * self._training_config.examples_per_step
-            self._trainer.move(t=t, rate=rate, divisor=rows, noise=None)
-        else:
-            self._private.move(self._trainer, t, rate)
-        self._done = t + 1
-
-    def _look_up(self) -> None:
-        """Keep, report, stop: what there is to do between two updates."""
-        ends = self._done == self._training_config.updates
+    def _between_updates(self) -> None:
+        """Save a checkpoint, report, stop: as it is due."""
+        ends = self._done == self._updates.updates
         late = not ends and time.monotonic() >= self._deadline
-        due = self._done - self._kept >= self._training_config.checkpoint_every
-        # What is looked at is kept first: a run that goes on does so from there, not beside it.
-        if ends or late or due or self._is_looked_at():
-            self._keep()
-        self._tell(last=ends or late)
+        due = self._done - self._saved >= self._config.checkpoint_every
+        # A checkpoint precedes every evaluation: a resumed run passes through what was evaluated.
+        if ends or late or due or self._is_evaluated():
+            arrays = self._trainer.state() | self._reporter.state()
+            self._checkpoints.save(Checkpoint(self._done, arrays))
+            self._saved = self._done
+        self._report(last=ends or late)
         if late:
             raise Unfinished(
-                f"time is up after {self._done} of {self._training_config.updates} updates",
+                f"time is up after {self._done} of {self._updates.updates} updates",
                 where="training",
                 fix="Run it again: it goes on from its checkpoint.",
             )
 
-    def _tell(self, *, last: bool) -> None:
-        if self._probe and self._is_looked_at():
-            self._probe.look(self._done, self._trainer.weights())
-        self._reporter.tell(self._done, self._clip_norm(), last=last)
+    def _report(self, *, last: bool) -> None:
+        if self._hook and self._is_evaluated():
+            self._hook.evaluate(self._done, self._trainer.weights())
+        clipper = self._trainer.clipper
+        clip_norm = math.inf if clipper is None else clipper.clip_norm
+        self._reporter.report(self._done, clip_norm, last=last)
 
-    def _is_looked_at(self) -> bool:
-        return self._probe is not None and self._done in self._probe.at
-
-    def _keep(self) -> None:
-        own = self._private.state() if self._private else {}
-        counts = self._reporter.state()
-        self._checkpoints.save(Checkpoint(self._done, self._trainer.state() | own | counts))
-        self._kept = self._done
+    def _is_evaluated(self) -> bool:
+        return self._hook is not None and self._done in self._hook.at
 
     def _resume(self) -> int:
         checkpoint = self._checkpoints.latest()
         if checkpoint is None:
             return 0
         self._trainer.restore(checkpoint.arrays)
-        if self._private:
-            self._private.restore(checkpoint.arrays)
         self._reporter.restore(checkpoint.arrays)
         return checkpoint.update
 
-    def _clip_norm(self) -> float:
-        return self._private.clip_norm if self._private else math.inf
+
+def _check_model(config: ModelConfig, store: TokenStore) -> None:
+    """Refuse a model that cannot read the rows."""
+    if store.vocabulary_size > config.vocab_size:
+        raise BadInput(
+            f"the store's vocabulary of {store.vocabulary_size} is larger than the model's of "
+            f"{config.vocab_size}",
+            where="model",
+            fix="Load the model with the store's vocabulary.",
+        )
+    if store.sequence_length > config.max_positions:
+        raise BadInput(
+            f"rows of {store.sequence_length} tokens, positions for {config.max_positions}",
+            where="model",
+        )
 
 
 def pretrain(
     *,
     model: Path | ModelConfig | AnyModel,
     store: TokenStore,
-    plan: ExecutionPlan | None,
-    training_config: TrainingConfig,
-    seed: PrivacySeed | None,
-    manifest: bytes,
+    updates: UpdateRule,
+    config: TrainingConfig,
     init_seed: int,
     checkpoints: CheckpointPlace,
     device: str,
     progress: Callable[[Progress], None],
     continuation: NDArray[np.bool_] | None = None,
     objective: Objective | None = None,
-    probe: Probe | None = None,
+    hook: EvaluationHook | None = None,
 ) -> AnyModel:
-    """Train a model on the rows of a token store, going on from a checkpoint if there is one.
-
-    Formal guarantee, with a plan: the weights after every update are those of DP-SGD with the
-    plan's sampling, clip norm and noise, so their privacy is that of `plan.event()`; in real
-    arithmetic, and as long as `seed` stays secret and is used for nothing else.
-
-    On one machine the same arguments give the same weights, bit for bit, however often the run
-    was stopped. On another kind of processor, or with other threads, sums may round otherwise:
-    who runs a released training again must compare (the noise is the same).
+    """Train a language model on the rows of a token store. Guarantee and errors are `train`'s.
 
     Args:
         model: folder of initial weights, a model, or the shape of a fresh one.
         store: the rows, by unit.
-        plan: sampling, clip and noise; None trains ordinarily, in shuffled epochs over the rows
-            and `training_config.batch_size · training_config.examples_per_step` rows an update.
-        training_config: the rest.
-        seed: secret of the reservation; given exactly if there is a plan.
-        manifest: keyed digests of everything the noise is drawn for.
-        init_seed: public; initial weights, and order and masks without a plan.
-        checkpoints: where they are kept. Of private training, treat them as private: moments are
-            functions of the released weights, but the run may not be finished.
+        updates: the update rule, private or ordinary.
+        config: optimizer, masking, and how the run is kept.
+        init_seed: public; initial weights.
+        checkpoints: where they are kept.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: called at the points of the curve, and about once a second; a run that goes on
-            may tell the point it goes on from once more.
-        continuation: (V,) true for pieces that go on with a word; needed by
-            `training_config.whole_words`.
-        objective: what rows teach; by the architecture if None: masked pieces, or the next.
-        probe: looks at the weights at some updates.
-
-    Raises:
-        BadInput: plan, training_config, model and store do not fit together, or the checkpoints
-            belong to another run.
-        Unfinished: `training_config.stop_after_seconds` passed; run again, it goes on.
-        ConfideError: the weights stopped being finite, or a checkpoint could not be written.
+        progress: as in `train`.
+        continuation: (V,) true for tokens that go on with a word; needed by `config.whole_words`.
+        objective: what rows teach; by the architecture if None: masked tokens, or the next.
+        hook: as in `train`.
     """
-    check_words(training_config, store, continuation)
-    initial = _initial(model, init_seed)
-    if objective is None:
-        objective = objective_for(
-            initial.config, continuation if training_config.whole_words else None
+    if config.whole_words and (
+        continuation is None or continuation.shape != (store.vocabulary_size,)
+    ):
+        raise BadInput(
+            "masking whole words needs the vocabulary's continuation pieces",
+            where="whole_words",
+            fix="Give one flag for each piece of the store's vocabulary.",
         )
-    return fit(
-        initial,
+    if isinstance(model, Path):
+        model = language_model(load_model(model))
+    elif not isinstance(model, Model):
+        model = fresh(model, init_seed)
+    if objective is None:
+        objective = objective_for(model.config, continuation if config.whole_words else None)
+    return train(
+        model,
         objective,
         store=store,
-        plan=plan,
-        training_config=training_config,
-        seed=seed,
-        manifest=manifest,
-        order_seed=init_seed,
+        updates=updates,
+        config=config,
+        seed=init_seed,
         checkpoints=checkpoints,
         device=device,
         progress=progress,
-        probe=probe,
+        hook=hook,
     )
-
-
-def _initial(model: Path | ModelConfig | AnyModel, init_seed: int) -> AnyModel:
-    if isinstance(model, Path):
-        return language_model(load_model(model))
-    return model if isinstance(model, Model) else fresh(model, init_seed)

@@ -1,4 +1,4 @@
-"""A micro-batch on one device as losses by unit, and their ordinary gradient."""
+"""Training objectives: what rows ask of a model, its losses by unit, and their gradient."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import Gpt2Config
-from dp_core.models.distil import distilled_row_losses
 from dp_core.models.gpt2 import causal_row_losses
-from dp_core.models.parameters import Bert, ModelConfig
+from dp_core.models.parameters import ModelConfig
 from dp_core.nn.layers import Layers, Tensor, embedding_sum
 from dp_core.training.batches import Examples, Indices, masked_examples
 
-# (layers, config, ids, lengths, positions, labels, weights) -> (M,), as `heads.mlm_row_losses`
+# (layers, config, ids, lengths, positions, labels, weights) -> (M,), as `mlm_row_losses`
 RowLosses = Callable[..., Tensor]
 Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: each (U, R, ...)
 
@@ -139,32 +138,6 @@ def masked_lm(continuation: Flags | None = None) -> Objective:
 def causal_lm() -> Objective:
     """GPT-2's: every ordinary piece, by what stands before it (Radford et al. 2019)."""
     return Objective("causal-lm", causal_examples, causal_row_losses)
-
-
-def distillation(
-    teacher: Bert,
-    *,
-    share: float = 0.5,
-    temperature: float = 2.0,
-    continuation: Flags | None = None,
-) -> Objective:
-    """DistilBERT's: masked pieces, and the teacher's own guesses of them (Sanh et al. 2019).
-
-    Each row's loss is a function of the row and of the teacher, so clipping covers it. The teacher
-    is read as a constant: it must be public, or released under a budget of its own.
-
-    Args:
-        teacher: with its MLM head, of the student's vocabulary.
-        share: of the teacher's guesses in the loss; the rest is the text's.
-        temperature: T ≥ 1, at which the guesses of both are compared.
-        continuation: as in `masked_lm`.
-
-    Raises:
-        BadInput: a share outside 0 to 1, or a temperature that is not positive.
-    """
-    examples = partial(masked_examples, continuation=continuation)
-    row_losses = distilled_row_losses(teacher, share, temperature)
-    return Objective(f"distillation-{share}-{temperature}", examples, row_losses)
 
 
 def causal_examples(store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:

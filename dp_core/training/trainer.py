@@ -1,14 +1,14 @@
-"""The compiled half of training: gradient sums of micro-batches, then one update.
+"""The compiled part of training: gradient sums of micro-batches, then one AdamW update.
 
 Each device adds the sums of its micro-batches to its own accumulators; an update adds them across
-devices, adds the noise ONCE, divides, and moves the weights. With noise keyed by variable and
-update alone, the layout (devices, micro-batches) cannot change what is drawn.
+devices, adds the noise ONCE, divides, and changes the weights. Noise is keyed by variable and
+update alone, so the layout (devices, micro-batches) cannot change what is drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
 from dp_core.nn.layers import Tensor, compute_type
-from dp_core.privacy.clipping.book_keeping import factors_named
-from dp_core.privacy.clipping.reference import engine_named
+from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise, noised_means
 from dp_core.training.batches import MicroBatch
 from dp_core.training.objectives import RowLosses, UnitBatch, ordinary_sum
@@ -30,7 +29,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdamW:
-    """The constants of the optimizer."""
+    """AdamW (Loshchilov and Hutter 2019): its constants, and the update of one variable."""
 
     beta1: float
     beta2: float
@@ -43,10 +42,10 @@ class AdamW:
         mean: Any,
         square: Any,
         gradient: Tensor,
-        rate: Tensor,
+        learning_rate: Tensor,
         step: Tensor,
     ) -> None:
-        """Move one variable, its two moments with it.
+        """Update one variable and its two moments.
 
         Args:
             name: of the parameter; biases and LayerNorm gains do not decay.
@@ -54,18 +53,18 @@ class AdamW:
             mean: tf.Variable, the decaying mean of the gradients.
             square: tf.Variable, the decaying mean of their squares.
             gradient: of the variable's shape.
-            rate: scalar, the learning rate.
+            learning_rate: scalar.
             step: scalar float32, number of this update, from 1.
         """
         if self.weight_decay and decays(name):
-            weight.assign_sub(rate * self.weight_decay * weight)
+            weight.assign_sub(learning_rate * self.weight_decay * weight)
         tf.raw_ops.ResourceApplyAdam(
             var=weight.handle,
             m=mean.handle,
             v=square.handle,
             beta1_power=tf.pow(self.beta1, step),
             beta2_power=tf.pow(self.beta2, step),
-            lr=rate,
+            lr=learning_rate,
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=EPSILON,
@@ -73,21 +72,8 @@ class AdamW:
         )
 
 
-_MEAN, _SQUARE = "adam-mean/", "adam-square/"
+_MEAN, _SQUARE, _CLIP_NORM = "adam-mean/", "adam-square/", "clip-norm"
 _TALLIES = 3  # sum of unit losses, units, clipped units
-
-
-@dataclass(frozen=True)
-class Clipping:
-    """How gradients are clipped.
-
-    Attributes:
-        clip_norm: C, for as long as `Trainer.add` is not told another.
-        style: how to clip, `flat` or `automatic` (`dp_core.privacy.clipping.book_keeping`).
-    """
-
-    clip_norm: float
-    style: str = "flat"
 
 
 @dataclass(frozen=True)
@@ -100,22 +86,21 @@ class Tallies:
 
 
 class Trainer:
-    """Weights, moments and accumulators on the devices of a strategy.
+    """Weights, moments and accumulators on the devices of a strategy; the clipper's state.
 
     Args:
         strategy: from `devices.strategy_for`.
         config: the model's shape.
         parameters: initial weights, by name.
         optimizer: the constants of AdamW.
-        clipping: how to clip; None trains without privacy.
-        engine: the way to the clipped sum, one of `clipping.engines.ENGINES`.
+        clipper: clips the units' gradients, at its clip norm of the moment; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
         row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), as
-            `heads.mlm_row_losses`.
+            `mlm_row_losses`.
 
     Raises:
-        BadInput: no such engine, precision or style of clipping.
+        BadInput: no such precision.
     """
 
     def __init__(
@@ -124,18 +109,15 @@ class Trainer:
         config: ModelConfig,
         parameters: Arrays,
         optimizer: AdamW,
-        clipping: Clipping | None,
+        clipper: Clipper | None,
         *,
-        engine: str = "book-keeping",
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
     ) -> None:
         compute_type(precision)
-        self._strategy, self._config = strategy, config
-        self._optimizer, self._clipping = optimizer, clipping
-        self._engine, self._precision = engine_named(engine), precision
-        self._factors = factors_named("flat" if clipping is None else clipping.style)
-        self._row_losses = row_losses
+        self._strategy, self._config, self._optimizer = strategy, config, optimizer
+        self._precision, self._row_losses = precision, row_losses
+        self.clipper = clipper
         self.names = list(parameters)
         with strategy.scope():
             self._weights = {n: tf.Variable(a, name=n) for n, a in parameters.items()}
@@ -143,13 +125,13 @@ class Trainer:
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
             self._sums = {n: _accumulator(a.shape) for n, a in parameters.items()}
             self._tallies = _accumulator((_TALLIES,))
-            self._below = _accumulator(())
+            self._within = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
         self._totals = tf.function(self._added_up, autograph=False)
-        self._move = tf.function(self._move_everywhere, autograph=False)
-        self._move_by_totals = tf.function(self._move_without_noise, autograph=False)
+        self._update = tf.function(self._update_everywhere, autograph=False)
+        self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
-        self._take_below = tf.function(lambda: self._take(self._below), autograph=False)
+        self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
 
     @property
     def devices(self) -> int:
@@ -161,16 +143,9 @@ class Trainer:
         """Number of traces of the gradient sum: 1, whatever the batches' realised sizes."""
         return int(self._add.experimental_get_tracing_count())
 
-    def add(self, batch: MicroBatch, clip_norm: float | None = None) -> None:
-        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices.
-
-        Args:
-            batch: the units.
-            clip_norm: C of this update, where it changes; `Clipping.clip_norm` if None. All
-                micro-batches of an update must have the same.
-        """
-        if clip_norm is None:
-            clip_norm = math.inf if self._clipping is None else self._clipping.clip_norm
+    def add(self, batch: MicroBatch) -> None:
+        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices."""
+        clip_norm = math.inf if self.clipper is None else self.clipper.clip_norm
         n = self.devices
         shares = [np.split(array, n) for array in batch.arrays()]
 
@@ -180,36 +155,35 @@ class Trainer:
         values = self._strategy.experimental_distribute_values_from_function(of_device)
         self._add(values, tf.constant(clip_norm, tf.float32))
 
-    def move(self, *, t: int, rate: float, divisor: float, noise: UpdateNoise | None) -> None:
-        """Make update t (from 0) from the accumulators, and empty them.
+    def apply_update(
+        self, *, step: int, learning_rate: float, divisor: float, noise: UpdateNoise | None
+    ) -> None:
+        """Make an update from the accumulators, and empty them.
 
         Args:
-            t: number of the update.
-            rate: learning rate.
+            step: number of the update, from 0.
+            learning_rate: of this update.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
             noise: of this update; None adds none.
         """
-        scalars = [tf.constant(x, tf.float32) for x in (rate, t + 1)]
+        scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
         if noise is None:
-            self._move_by_totals(*scalars, tf.constant(divisor, tf.float32))
+            self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
         else:
-            self._move(*scalars, noised_means(self._totals(), noise, divisor))
+            self._update(*scalars, noised_means(self._totals(), noise, divisor))
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
         loss, units, clipped = self._read().numpy()
         return Tallies(float(loss), round(float(units)), round(float(clipped)))
 
-    def noised_below(self, noise: float) -> float:
-        """Return Σ (1{norm ≤ C} − ½) over the units since the last call, plus `noise`.
+    def take_count_within(self) -> float:
+        """Return Σ (1{norm ≤ C} − ½) over the units since the last call, without noise.
 
         What adaptive clipping learns C from (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
-        remark 4 of section 2.3): one unit moves it by ½. The sum is exact for under 2²³ units.
-
-        Args:
-            noise: one draw with the plan's standard deviation for this count.
+        remark 4 of section 2.3): one unit changes it by ½. The sum is exact for under 2²³ units.
         """
-        return float(self._take_below().numpy()) + noise
+        return float(self._take_within().numpy())
 
     def weights(self) -> Arrays:
         """Return the weights as arrays."""
@@ -221,14 +195,17 @@ class Trainer:
             self.weights()
             | {_MEAN + n: v.numpy() for n, v in self._means.items()}
             | {_SQUARE + n: v.numpy() for n, v in self._squares.items()}
+            | ({_CLIP_NORM: np.array([self.clipper.clip_norm])} if self.clipper else {})
         )
 
-    def restore(self, state: Mapping[str, NDArray[np.float32]]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Set what `state` returned."""
         for n in self.names:
             self._weights[n].assign(state[n])
             self._means[n].assign(state[_MEAN + n])
             self._squares[n].assign(state[_SQUARE + n])
+        if self.clipper:
+            self.clipper.clip_norm = float(state[_CLIP_NORM][0])
 
     def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
@@ -249,23 +226,19 @@ class Trainer:
         sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
         for name in self.names:
             self._sums[name].assign_add(sums[name])
-        below = norms <= clip_norm
-        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, ~below))
+        within = norms <= clip_norm
+        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, ~within))
         self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
-        self._below.assign_add(tf.reduce_sum(tf.where(real, tf.cast(below, tf.float32) - 0.5, 0.0)))
+        counted = tf.where(real, tf.cast(within, tf.float32) - 0.5, 0.0)
+        self._within.assign_add(tf.reduce_sum(counted))
 
     def _gradient_sums(
         self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        if self._clipping is None:
+        if self.clipper is None:
             return ordinary_sum(unit_losses, self._weights, units, self._precision)
-        clipped = self._engine(
-            unit_losses,
-            self._weights,
-            units,
-            clip_norm,
-            factors_of=self._factors,
-            precision=self._precision,
+        clipped = self.clipper.clipped_grad_sum(
+            unit_losses, self._weights, units, clip_norm, self._precision
         )
         return clipped.sums, clipped.losses, clipped.norms
 
@@ -283,23 +256,24 @@ class Trainer:
                 for name in self.names
             }
 
-    def _move_without_noise(self, rate: Tensor, step: Tensor, divisor: Tensor) -> None:
+    def _update_without_noise(self, learning_rate: Tensor, step: Tensor, divisor: Tensor) -> None:
         sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-        self._move_everywhere(rate, step, {name: total / divisor for name, total in sums.items()})
+        means = {name: total / divisor for name, total in sums.items()}
+        self._update_everywhere(learning_rate, step, means)
 
-    def _move_everywhere(self, rate: Tensor, step: Tensor, gradients: dict[str, Tensor]) -> None:
+    def _update_everywhere(
+        self, learning_rate: Tensor, step: Tensor, gradients: dict[str, Tensor]
+    ) -> None:
         for name in self.names:
+
+            def apply(
+                weight: Any, mean: Any, square: Any, gradient: Tensor, name: str = name
+            ) -> None:
+                self._optimizer.apply(name, weight, mean, square, gradient, learning_rate, step)
+
             arguments = (self._means[name], self._squares[name], gradients[name])
-            self._strategy.extended.update(
-                self._weights[name], self._mover(name, rate, step), args=arguments
-            )
+            self._strategy.extended.update(self._weights[name], apply, args=arguments)
         self._strategy.run(self._empty)
-
-    def _mover(self, name: str, rate: Tensor, step: Tensor) -> Callable[..., None]:
-        def move(weight: Any, mean: Any, square: Any, gradient: Tensor) -> None:
-            self._optimizer.apply(name, weight, mean, square, gradient, rate, step)
-
-        return move
 
     def _empty(self) -> None:
         for name in self.names:

@@ -1,10 +1,8 @@
-"""What most jobs leave as it is: field names, noise placement, engine, optimizer."""
+"""What most jobs leave as it is: field names, engine, optimizer."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from tasks.protocol.fields import ADVANCED, THREE_FIELDS, setting
 from tasks.protocol.specs import Frozen
@@ -19,29 +17,6 @@ class AdvancedSettings(Frozen):
         "JSONL: fields",
         "Comma-separated names of the fields that hold text, document id and patient id.",
         pattern=THREE_FIELDS,
-    )
-    noise_placement: Literal["update", "per-draw"] = setting(
-        "update",
-        ADVANCED,
-        "Noise placement",
-        "update: once per update. per-draw: as in the paper (Eq. 3), each of P shards and T "
-        "micro-steps adds its share, σ/√(P·T), from streams of their own; the ε is the same.",
-    )
-    noise_shards: int = setting(
-        1,
-        ADVANCED,
-        "Noise: shards P",
-        "Over how many shards per-draw noise is spread; 1 otherwise.",
-        ge=1,
-        le=4096,
-    )
-    noise_micro_steps: int = setting(
-        1,
-        ADVANCED,
-        "Noise: micro-steps T",
-        "Over how many micro-steps of an update per-draw noise is spread; 1 otherwise.",
-        ge=1,
-        le=4096,
     )
     engine: Literal["book-keeping", "tensorflow-privacy", "naive"] = setting(
         "book-keeping",
@@ -114,10 +89,3 @@ class AdvancedSettings(Frozen):
         ge=0,
         le=100_000,
     )
-
-    @model_validator(mode="after")
-    def _noise_is_placed_somewhere(self) -> Self:
-        draws = self.noise_shards * self.noise_micro_steps
-        if self.noise_placement == "update" and draws > 1:
-            raise ValueError("noise_shards and noise_micro_steps belong to per-draw noise")
-        return self

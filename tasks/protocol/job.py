@@ -167,9 +167,6 @@ def pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> Pretra
         examples_per_step=s.examples_per_step,
         sampling=s.sampling,
         batch_cap=s.batch_cap,
-        noise_placement=s.noise_placement,
-        noise_shards=s.noise_shards,
-        noise_micro_steps=s.noise_micro_steps,
         clip_quantile=s.clip_quantile if s.clipping == "adaptive" else None,
     )
     return PretrainSpec.model_validate(

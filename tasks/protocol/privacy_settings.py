@@ -17,8 +17,6 @@ _ROUNDING = 1 + 1e-5  # what the accounting adds to a restated δ
 RELATIONS: dict[str, NeighboringRelation] = {
     "poisson": "add-or-remove-one",
     "truncated-poisson": "add-or-remove-one",
-    "fixed-size": "replace-one",
-    "shuffled": "zero-out-one",
 }
 
 
@@ -74,13 +72,12 @@ class PrivacySettings(Frozen):
     delta: float = setting(
         1e-6, PRIVACY, "Training: δ", "δ of the pre-training.", ge=LEAST_DELTA, le=0.01
     )
-    sampling: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = setting(
+    sampling: Literal["poisson", "truncated-poisson"] = setting(
         "poisson",
         PRIVACY,
         "Sampling",
-        "How batches are drawn, and so what ε is proven. poisson: least ε, add-or-remove one; "
-        "truncated-poisson: no batch above the cap, a little more ε; fixed-size: replace one; "
-        "shuffled: epochs, no amplification, several times the ε, zero-out one.",
+        "How batches are drawn, and so what ε is proven. poisson: least ε; truncated-poisson: no "
+        "batch above the cap, a little more ε. Neighbours: add or remove one.",
     )
     batch_cap: int = setting(
         0,

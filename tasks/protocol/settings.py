@@ -15,7 +15,7 @@ from tasks.protocol.advanced_settings import AdvancedSettings
 from tasks.protocol.data_settings import DataSettings
 from tasks.protocol.fields import AUDIT, CANARIES, DEVICE, IN_WORDS, NUMBERS, RUN, numbers, setting
 from tasks.protocol.finetune_settings import FinetuneSettings
-from tasks.protocol.privacy_settings import RELATIONS, PrivacySettings
+from tasks.protocol.privacy_settings import PrivacySettings
 from tasks.protocol.specs import CAUSAL
 from tasks.protocol.training_settings import TrainingSettings
 
@@ -103,8 +103,6 @@ class JobSettings(
         if self.first_batch_size:
             if self.first_batch_size > self.batch_size:
                 raise ValueError("first_batch_size is above batch_size")
-            if "poisson" not in self.sampling:
-                raise ValueError(f"first_batch_size: {self.sampling} batches have one size")
             if self.updates < 8:
                 raise ValueError("first_batch_size: fewer than 8 updates cannot grow")
         return self
@@ -140,12 +138,6 @@ class JobSettings(
             raise ValueError(
                 f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
                 f"{self.unit}, not {self.entities_unit}: choose {self.unit}, {elsewhere}"
-            )
-        if self.relation != RELATIONS["poisson"]:
-            raise ValueError(
-                f"sampling: the labels are charged to {self.private_dataset}, and {self.sampling} "
-                f"batches need a budget for {self.relation} neighbours, private fine-tuning one "
-                f"for {RELATIONS['poisson']}: choose poisson, {elsewhere}"
             )
 
     @property

@@ -191,11 +191,8 @@ class PrivacyPlan(Frozen):
     clip_norm: float
     delta: float
     examples_per_step: int
-    sampling: Literal["poisson", "truncated-poisson", "fixed-size", "shuffled"] = "poisson"
+    sampling: Literal["poisson", "truncated-poisson"] = "poisson"
     batch_cap: int = 0  # truncated-poisson only
-    noise_placement: Literal["update", "per-draw"] = "update"
-    noise_shards: int = 1
-    noise_micro_steps: int = 1
     clip_quantile: float | None = None  # adaptive clipping's; None keeps the clip norm
 
 

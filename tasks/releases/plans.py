@@ -12,19 +12,16 @@ from dataclasses import dataclass
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import refuse_large_delta
+from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
     ExecutionPlan,
-    FixedSizeSampling,
-    PoissonSampling,
-    Sampling,
-    ShuffledSampling,
-    TruncatedPoissonSampling,
+    growing_batches,
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
-from dp_core.training.config import TrainingConfig, growing
+from dp_core.training.config import TrainingConfig
 from dp_core.vocabulary.calibration import HistogramPlan, calibrate
 from tasks.protocol import (
     FinetuneSpec,
@@ -144,36 +141,45 @@ def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) 
         max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
     """
     assert spec.plan is not None  # noqa: S101 - narrows the type
-    return _plan(spec.plan, training_config_of(spec), max_examples_per_unit)
+    schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, spec.batch_size),)
+    if spec.first_batch_size:
+        schedule = growing_batches(spec.first_batch_size, spec.batch_size, spec.updates)
+    plan = _plan(spec.plan, schedule)
+    return dataclasses.replace(
+        plan,
+        max_examples_per_unit=max_examples_per_unit,
+        clipping=spec.clipping,
+        engine=spec.engine,
+    )
 
 
 def finetuning_plan(spec: FinetuneSpec) -> ExecutionPlan:
     """Return the plan of a private fine-tuning."""
     assert spec.plan is not None  # noqa: S101 - narrows the type
-    return _plan(spec.plan, finetuning_config(spec), None)
+    return _plan(spec.plan, (BatchPhase(spec.updates, spec.batch_size),))
 
 
-def _plan(
-    plan: PrivacyPlan, training_config: TrainingConfig, max_examples_per_unit: int | None
-) -> ExecutionPlan:
+def _plan(plan: PrivacyPlan, schedule: tuple[BatchPhase, ...]) -> ExecutionPlan:
     adaptive = None
     if plan.clip_quantile is not None:
-        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * training_config.batch_size)
+        count_noise = _COUNT_NOISE * schedule[-1].expected_batch
+        adaptive = AdaptiveClipping(plan.clip_quantile, count_noise)
     return ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.declared_units,
-        sampling=_sampling(plan, training_config.batch_size),
+        sampling=_sampling(plan),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
-        schedule=training_config.phases(),
+        schedule=schedule,
         delta=plan.delta,
-        shards=plan.noise_shards,
-        accumulation=plan.noise_micro_steps,
-        noise_placement=plan.noise_placement,
         examples_per_step=plan.examples_per_step,
-        max_examples_per_unit=max_examples_per_unit,
         adaptive=adaptive,
     )
+
+
+def _sampling(plan: PrivacyPlan) -> SamplingLaw:
+    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
+    return sampling_law(plan.sampling, **cap)
 
 
 def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
@@ -188,27 +194,12 @@ def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
 
 
 def training_config_of(spec: PretrainSpec) -> TrainingConfig:
-    """Return how a pre-training is done, apart from privacy."""
-    schedule: tuple[BatchPhase, ...] = ()
-    if spec.first_batch_size:
-        schedule = growing(
-            spec.first_batch_size,
-            spec.batch_size,
-            updates=spec.updates,
-            over=3 * spec.updates // 8,
-            phases=3,
-        )
+    """Return how a pre-training is done, apart from its batches."""
     return TrainingConfig(
-        batch_size=spec.batch_size,
-        updates=spec.updates,
         learning_rate=spec.learning_rate,
-        examples_per_step=spec.examples_per_step,
         decay_power=spec.decay_power,
         weight_decay=spec.weight_decay,
-        schedule=schedule,
         whole_words=spec.whole_words,
-        engine=spec.engine,
-        clipping=spec.clipping,
         precision=spec.precision,
         keep_checkpoints=spec.keep_checkpoints,
         stop_after_seconds=60 * spec.time_box_minutes or None,
@@ -216,25 +207,12 @@ def training_config_of(spec: PretrainSpec) -> TrainingConfig:
 
 
 def finetuning_config(spec: FinetuneSpec) -> TrainingConfig:
-    """Return how a private fine-tuning is done, apart from privacy."""
-    assert spec.plan is not None  # noqa: S101 - narrows the type
+    """Return how a fine-tuning is done, apart from its batches."""
+    if spec.plan is None:
+        # Not time-boxed: who stops says how many updates there are, and so how many sentences.
+        return TrainingConfig(learning_rate=spec.learning_rate, beta2=0.999)
     return TrainingConfig(
-        batch_size=spec.batch_size,
-        updates=spec.updates,
         learning_rate=spec.learning_rate,
-        examples_per_step=spec.plan.examples_per_step,
         keep_checkpoints=spec.keep_checkpoints,
         stop_after_seconds=60 * spec.time_box_minutes or None,
     )
-
-
-def _sampling(plan: PrivacyPlan, batch_size: int) -> Sampling:
-    match plan.sampling:
-        case "poisson":
-            return PoissonSampling()
-        case "truncated-poisson":
-            return TruncatedPoissonSampling(plan.batch_cap)
-        case "fixed-size":
-            return FixedSizeSampling(batch_size)
-        case "shuffled":
-            return ShuffledSampling(batch_size)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenizers import Tokenizer
+
 from dp_core.data.ner import Sentence, label_set, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.parameters import Bert
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately, tag
+from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import CAUSAL, FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
@@ -36,7 +39,6 @@ class _Tuned:
 
     model: Bert
     predictions: list[tuple[str, ...]]
-    losses: list[float]
     release: ReleaseRecord | None = None
 
 
@@ -64,10 +66,7 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
         if spec.plan
         else _freely(spec, bench, model, entities)
     )
-    releasable = not operator_only(bench.releases)
-    label = Dp if releasable and public else Operator
-    for epoch, loss in enumerate(tuned.losses, 1):
-        bench.measure("finetuning_loss", label(loss), epoch)
+    label = _label(bench, entities)
     scores = score([s.tags for s in read_part(entities.folder, "test")], tuned.predictions)
     bench.measure("f1", label(scores.micro.f1))
     bench.measure("precision", label(scores.micro.precision))
@@ -86,6 +85,11 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
     )
 
 
+def _label(bench: StepContext, entities: Input) -> type[Dp] | type[Operator]:
+    """Return the label of what is measured on the labels: all that was charged is known by now."""
+    return Operator if operator_only(bench.releases) or not fact(entities, "public") else Dp
+
+
 def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
     if not entities.facts["public"]:
@@ -93,26 +97,34 @@ def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Inpu
         record_operator_use(bench, private_units(entities), reason=reason)
         if len(label_set(read_part(entities.folder, "train"))) == 1:
             raise BadInput("the training part has no entity", where="entities_train")
-    outcome = finetune(
+    tokenizer, label = wordpiece.load(model.folder), _label(bench, entities)
+
+    def progress(now: Progress) -> None:
+        # In epochs: how many updates there are, or what share is one, says how many sentences.
+        epochs = spec.epochs * now.update // now.updates
+        if now.at_point:
+            bench.measure("finetuning_loss", label(now.loss), epochs)
+        bench.progress(epochs, spec.epochs)
+
+    trained = finetune(
         model.folder,
         read_part(entities.folder, "train"),
-        read_part(entities.folder, "test"),
-        wordpiece.load(model.folder),
+        tokenizer,
         epochs=spec.epochs,
         batch_size=spec.batch_size,
-        learning_rate=spec.learning_rate,
+        config=finetuning_config(spec),
         max_length=spec.sequence_length,
         seed=spec.seed,
+        checkpoints=bench.checkpoints("checkpoints"),
         device=spec.device,
-        # In epochs: how many updates there are, or what share is one, says how many sentences.
-        progress=lambda done, total: bench.progress(spec.epochs * done // total, spec.epochs),
+        progress=progress,
     )
-    return _Tuned(outcome.model, outcome.predictions, outcome.losses)
+    return _Tuned(trained, _tagged(trained, spec, entities, tokenizer))
 
 
 def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
-    plan, training_config = finetuning_plan(spec), finetuning_config(spec)
+    plan, config = finetuning_plan(spec), finetuning_config(spec)
     units = private_units(entities)
     content = manifest(
         kind="finetune",
@@ -120,7 +132,7 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         initial=sha256_of(model.folder / "model.safetensors"),
         vocabulary=sha256_of(model.folder / "vocab.txt"),
         plan=plan.to_json(),
-        training_config=training_config.identity(),
+        training_config=config.identity(),
         types=",".join(spec.entity_types),
         max_length=spec.sequence_length,
         seed=spec.seed,
@@ -138,10 +150,8 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         tokenizer,
         labels=tags_of_types(spec.entity_types),
         units=units_of_sentences(train, plan.unit),
-        plan=plan,
-        training_config=training_config,
-        seed=charged.seed,
-        manifest=content,
+        updates=PrivateUpdates(plan, charged.seed, content),
+        config=config,
         init_seed=spec.seed,
         max_length=spec.sequence_length,
         checkpoints=bench.checkpoints(f"checkpoints-{charged.entry.id}"),
@@ -149,9 +159,14 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         progress=Spending(bench, plan, spec.updates).tell,
     )
     release = charged.settle(weights_released(trained.parameters))
+    return _Tuned(trained, _tagged(trained, spec, entities, tokenizer), release)
+
+
+def _tagged(
+    model: Bert, spec: FinetuneSpec, entities: Input, tokenizer: Tokenizer
+) -> list[tuple[str, ...]]:
     test = read_part(entities.folder, "test")
-    guesses = tag(trained, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
-    return _Tuned(trained, guesses, [], release)
+    return tag(model, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
 
 
 def units_of_sentences(sentences: list[Sentence], unit: PrivacyUnit) -> list[str]:

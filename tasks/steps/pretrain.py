@@ -10,7 +10,16 @@ from dp_core.labels import Dp, Operator
 from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.training.loop import CURVE_POINTS, Probe, Progress, curve_points, pretrain
+from dp_core.training.loop import (
+    CURVE_POINTS,
+    EvaluationHook,
+    OrdinaryUpdates,
+    PrivateUpdates,
+    Progress,
+    UpdateRule,
+    curve_points,
+    pretrain,
+)
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.protocol import PretrainSpec
 from tasks.releases.charge import charge, record_operator_use
@@ -29,7 +38,7 @@ from tasks.steps.training_inputs import (
 from tasks.steps.training_outputs import Spending, model_facts, score, write_model
 from tasks.storage import sha256_of
 
-PROBES, PROBED_ROWS = 5, 256  # looks at the score on the way, and their cost
+EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 _UNDER_WAY = "_under_way"
 
@@ -39,7 +48,10 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, bench)
     units = None if spec.mode == "public" else private_units(inputs.rows)
-    plan, content, charged = None, b"", None
+    plan = charged = None
+    updates: UpdateRule = OrdinaryUpdates(
+        spec.updates, spec.batch_size * spec.examples_per_step, spec.seed
+    )
     if units is None:
         refuse_operator_ancestors(bench)
     elif spec.mode == "nonprivate":
@@ -48,6 +60,7 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
         plan = training_plan(spec, units.rows_kept)
         content = _manifest(spec, inputs, plan)
         charged = charge(bench, units, planned_release(spec), content=content)
+        updates = PrivateUpdates(plan, charged.seed, content)
     # Only now may the rows be read.
     store = inputs.train_store(spec, bench)
     start = _start(spec, bench, store, inputs)
@@ -55,17 +68,15 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
     model = pretrain(
         model=start,
         store=store,
-        plan=plan,
-        training_config=training_config_of(spec),
-        seed=charged.seed if charged else None,
-        manifest=content,
+        updates=updates,
+        config=training_config_of(spec),
         init_seed=spec.seed,
         checkpoints=bench.checkpoints(
             f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
         ),
         device=spec.device,
         progress=_Curve(spec, bench, plan),
-        probe=_public_curve(spec, bench, inputs, start.config) if plan else None,
+        hook=_public_curve(spec, bench, inputs, start.config) if plan else None,
         continuation=words,
     )
     record = charged.settle(weights_released(model.parameters)) if charged else None
@@ -129,10 +140,10 @@ def _start(
 
 def _public_curve(
     spec: PretrainSpec, bench: StepContext, inputs: TrainingInputs, config: ModelConfig
-) -> Probe | None:
-    """Return the probe of a private training: its score on public text, on the way.
+) -> EvaluationHook | None:
+    """Return the evaluation of a private training's weights on public text, on the way.
 
-    A look is as private as the weights that it looks at, provided that they are on the way to
+    A score is as private as the weights that it is of, provided that they are on the way to
     those that are released. Before the release it is the operator's: a training that is made
     again with the same noise may round otherwise, and is refused only at its end.
     """
@@ -140,13 +151,13 @@ def _public_curve(
     if store is None:
         return None
 
-    def look(done: int, weights: Arrays) -> None:
-        name, value = score(Model(config, weights), store, spec.seed, PROBED_ROWS)
+    def evaluate(done: int, weights: Arrays) -> None:
+        name, value = score(Model(config, weights), store, spec.seed, EVALUATED_ROWS)
         if math.isfinite(value):
             bench.measure(_CURVES[name] + _UNDER_WAY, Operator(value), done)
 
     points = curve_points(spec.updates)
-    return Probe(frozenset(points[:: -(CURVE_POINTS // PROBES)]), look)
+    return EvaluationHook(frozenset(points[:: -(CURVE_POINTS // EVALUATIONS)]), evaluate)
 
 
 def _publish_curve(bench: StepContext) -> None:

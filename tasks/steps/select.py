@@ -22,7 +22,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.loop import pretrain
+from dp_core.training.loop import PrivateUpdates, pretrain
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import PretrainSpec, SelectSpec
 from tasks.releases.charge import Charge, charge
@@ -135,10 +135,8 @@ def _best(
         trained = pretrain(
             model=initial.folder,
             store=store,
-            plan=plans[drawn],
-            training_config=training_config_of(one),
-            seed=training_seed(charged.seed, number),
-            manifest=content,
+            updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
+            config=training_config_of(one),
             init_seed=one.seed,
             checkpoints=bench.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,

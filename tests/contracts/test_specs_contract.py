@@ -67,7 +67,6 @@ def test_a_job_can_be_run_in_its_own_order() -> None:
 ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
-    "noise_shards", "noise_micro_steps",  # with per-draw noise only
     "clip_quantile",  # with adaptive clipping only
     "keep_checkpoints", "time_box_minutes",  # no weight depends on them
     # with private fine-tuning only
@@ -97,8 +96,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "public_model": {"public_model": "/bert"},
         "entities_unit": {"entities_unit": "example"},
         "jsonl_fields": {"jsonl_fields": "note,id,subject"},
-        "sampling": {"sampling": "shuffled"},
-        "noise_placement": {"noise_placement": "per-draw"},
+        "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
         "engine": {"engine": "naive"},
         "precision": {"precision": "bfloat16"},
         "clipping": {"clipping": "automatic"},
@@ -126,8 +124,6 @@ NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "not
 @pytest.mark.parametrize(
     ("together", "changed"),
     [
-        ({"noise_placement": "per-draw", "noise_shards": 2}, {"noise_shards": 4}),
-        ({"noise_placement": "per-draw", "noise_shards": 2}, {"noise_micro_steps": 4}),
         ({"clipping": "adaptive"}, {"clip_quantile": 0.7}),
         ({"sampling": "truncated-poisson", "batch_cap": 300}, {"batch_cap": 400}),
         (PRIVATE_LABELS, {"entities_declared_units": 200}),
@@ -177,8 +173,6 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
     [
         ({"sampling": "truncated-poisson"}, "batch_cap"),
         ({"batch_cap": 10}, "batch_cap"),
-        ({"sampling": "shuffled", "first_batch_size": 10}, "one size"),
-        ({"noise_shards": 2}, "per-draw"),
         ({"first_batch_size": 1000}, "above batch_size"),
         ({"delta": 1e-3}, "declared_units"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
@@ -189,7 +183,6 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         (dict(PRIVATE_LABELS, **NOTES), "entities_unit: the labels are charged to notes"),
         (dict(PRIVATE_LABELS, **NOTES), "entities_dataset"),
         (dict(PRIVATE_LABELS, **NOTES, entities_dataset="notes"), "unit is patient, not document"),
-        (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient", sampling="shuffled"), "sampling: "),
         (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient"), "entities_patients"),
         (dict(PRIVATE_LABELS, entities_dataset="labels", entities_unit="patient"), "name"),
         ({"entities_patients": "/p.csv"}, "takes no list of patients"),

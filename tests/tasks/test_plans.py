@@ -12,10 +12,10 @@ import pytest
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.labels import Labelled
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan, PoissonSampling
+from dp_core.privacy.batch_selection import PoissonSampling
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import (
-    FixedSizeGaussian,
     MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
@@ -56,8 +56,6 @@ SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]
         TruncatedPoissonGaussian,
         NeighboringRelation.ADD_REMOVE,
     ),
-    ({"sampling": "fixed-size"}, FixedSizeGaussian, NeighboringRelation.REPLACE),
-    ({"sampling": "shuffled"}, ShuffledGaussian, NeighboringRelation.ZERO_OUT),
 ]
 
 
@@ -127,12 +125,7 @@ def test_unlike_neighbours_have_no_total() -> None:
 def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
     settings: dict[str, Any], kind: type[MechanismEvent], relation: NeighboringRelation
 ) -> None:
-    grows = (
-        "size" not in settings.get("sampling", "") and relation is not NeighboringRelation.ZERO_OUT
-    )
-    grown = {"first_batch_size": 64} if grows else {}
-    spec = steps_of(**settings, **grown)["dp_pretraining"]
-    plan = training_plan(spec)
+    plan = training_plan(steps_of(**settings, first_batch_size=64)["dp_pretraining"])
     assert plan_until(plan, plan.steps) == dataclasses.replace(plan)
     epsilons = [
         epsilon_pld(plan_until(plan, t).event(), plan.delta)
@@ -141,14 +134,6 @@ def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] == epsilon_pld(plan.event(), plan.delta)
     assert isinstance(plan_until(plan, 3).event(), kind)
-
-
-def test_noise_of_shards_and_micro_steps_is_that_of_one_update() -> None:
-    spec = steps_of(noise_placement="per-draw", noise_shards=8, noise_micro_steps=4)
-    plan = training_plan(spec["dp_pretraining"])
-    assert plan.noise_draws() == 32
-    assert plan.noise_multiplier_per_draw() * math.sqrt(32) == pytest.approx(plan.noise_multiplier)
-    assert plan.event() == training_plan(steps_of()["dp_pretraining"]).event()
 
 
 def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
@@ -212,20 +197,18 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
     assert len(ledger.history("notes")) == 1 + 4
 
 
-@pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
+@pytest.mark.parametrize("relation", NeighboringRelation)
 def test_a_budget_holds_jobs_of_its_own_neighbours_only(
-    deployment: Deployment,
-    settings: dict[str, Any],
-    kind: type[MechanismEvent],
-    relation: NeighboringRelation,
+    deployment: Deployment, relation: NeighboringRelation
 ) -> None:
     ledger = _registered(deployment, 400.0, relation=relation)
-    budget.run(steps_of(**settings)["budget"], bench_of(deployment))
-    assert len(ledger.history("notes")) == 2
-    other = {"sampling": "shuffled"} if relation is not NeighboringRelation.ZERO_OUT else {}
-    with pytest.raises(BadInput, match="neighbours"):
-        budget.run(steps_of(**other)["budget"], bench_of(deployment, "other"))
-    assert len(ledger.history("notes")) == 2
+    if relation is NeighboringRelation.ADD_REMOVE:
+        budget.run(steps_of()["budget"], bench_of(deployment))
+        assert len(ledger.history("notes")) == 2
+    else:
+        with pytest.raises(BadInput, match="neighbours"):
+            budget.run(steps_of()["budget"], bench_of(deployment))
+        assert not ledger.history("notes")
 
 
 def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:

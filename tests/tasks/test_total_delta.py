@@ -29,8 +29,6 @@ LABELS = {
 TOO_MUCH: list[dict[str, Any]] = [
     {"vocabulary_delta": 0.01, "declared_units": 50_000},
     {"vocabulary_delta": 0.9e-4, "delta": 0.9e-4},  # each below 1/6000, not both
-    # replace-one: (1 + e⁸)·1e-7 = 3e-4
-    {"sampling": "fixed-size", "vocabulary_epsilon": 8},
     {**LABELS, "delta": 1e-4, "finetune_delta": 1e-4},  # charged to the same data set
 ]
 
@@ -43,7 +41,6 @@ def test_settings_are_refused_before_anything_starts(wrong: dict[str, Any]) -> N
 
 def test_the_defaults_and_their_like_are_admitted() -> None:
     JobSettings.model_validate(PRIVATE | LABELS | {"entities_patients": "/l/patients.csv"})
-    JobSettings.model_validate(PRIVATE | {"sampling": "fixed-size"})
     SweepSettings.model_validate(PRIVATE)
 
 
@@ -55,7 +52,7 @@ def test_all_points_of_a_sweep_are_released_together() -> None:
     SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model leaves
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
+@pytest.mark.parametrize("sampling", ["poisson"])
 def test_what_settings_reckon_is_no_less_than_what_is_charged(sampling: str) -> None:
     settings = JobSettings.model_validate(PRIVATE | {"sampling": sampling})
     charged = planned_release(steps_of(sampling=sampling)["vocabulary"]).delta

@@ -1,4 +1,4 @@
-"""What a layer rule owes the engine: norms by unit, and the clipped sum.
+"""Clipping rules of the layers: each unit's gradient norm, and the clipped sum.
 
 U units, T tokens of a unit: the rows of a unit are one long sequence, so that a unit has one
 gradient, one norm and one clip factor.
@@ -49,8 +49,8 @@ def whole(*tensors: Tensor) -> tuple[Part, ...]:
     return tuple(Part(0, tensor) for tensor in tensors)
 
 
-class Tap(Protocol):
-    """What one layer noted down in the forward pass.
+class LayerRecord(Protocol):
+    """What a layer recorded in the forward pass, and its rule.
 
     Law: for any (factors), `gradients(g).combine(factors, parts)` equals Σᵤ factorᵤ · ∂Lᵤ/∂θ, and
     `squared_norms` is at least Σ_θ ‖∂Lᵤ/∂θ‖², equal up to rounding. tests/dp_core/privacy/clipping
@@ -106,7 +106,7 @@ _LARGEST_PART = 8 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class LinearTap:
+class LinearRecord:
     """One linear layer's input and output, with N = U·T."""
 
     name: str
@@ -213,7 +213,7 @@ def weighted_sum(factors: Tensor, parts: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EmbeddingTap:
+class EmbeddingRecord:
     """The lookups' ids and their sum; M = U·R rows of S tokens, T = R·S.
 
     `kind` and `types` are None in a model without token types.
@@ -238,26 +238,26 @@ class EmbeddingTap:
         """(M, S, D) -> the units' gradients."""
         _, s, d = g.shape
         by_token = tf.reshape(g, (self.units, -1, d))  # (U, T, D)
-        by_place = tf.reduce_sum(tf.reshape(g, (self.units, -1, s, d)), axis=1)  # (U, S, D)
-        norms = squared_norms(sum_by_word(self.unit_ids(), by_token)) + squared_norms(by_place)
-        parts = [by_token, by_place]
+        by_position = tf.reduce_sum(tf.reshape(g, (self.units, -1, s, d)), axis=1)  # (U, S, D)
+        norms = squared_norms(sum_by_word(self.unit_ids(), by_token)) + squared_norms(by_position)
+        parts = [by_token, by_position]
         if self.kind is not None:
             kinds = tf.one_hot(tf.reshape(self.types, (self.units, -1)), self.table_rows[self.kind])
-            by_kind = tf.matmul(kinds, by_token, transpose_a=True)  # (U, types, D)
-            norms += squared_norms(by_kind)
-            parts.append(by_kind)
+            by_type = tf.matmul(kinds, by_token, transpose_a=True)  # (U, types, D)
+            norms += squared_norms(by_type)
+            parts.append(by_type)
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            by_token, by_place, *by_kind = (part.values for part in parts)
+            by_token, by_position, *by_type = (part.values for part in parts)
             weighted = tf.reshape(by_token * factors[:, None, None], (-1, d))  # (U·T, D)
             words = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
             unused = self.table_rows[self.position] - s
             sums = {
                 self.word: words,
-                self.position: tf.pad(weighted_sum(factors, by_place), ((0, unused), (0, 0))),
+                self.position: tf.pad(weighted_sum(factors, by_position), ((0, unused), (0, 0))),
             }
             if self.kind is not None:
-                sums[self.kind] = weighted_sum(factors, by_kind[0])
+                sums[self.kind] = weighted_sum(factors, by_type[0])
             return sums
 
         return UnitGradients(norms, whole(*parts), combine)
@@ -281,7 +281,7 @@ def sum_by_word(ids: Tensor, g: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerNormTap:
+class LayerNormRecord:
     """One LayerNorm's standardised input and its output, with N = U·T."""
 
     name: str
@@ -311,7 +311,7 @@ class LayerNormTap:
 
 
 @dataclass(frozen=True)
-class TiedProjectionTap:
+class TiedProjectionRecord:
     """The output projection's input and its logits, with N = U·K predictions."""
 
     table: str
@@ -344,7 +344,10 @@ class TiedProjectionTap:
 
 
 def cross_term(
-    lookup: EmbeddingTap, lookup_g: Tensor, projection: TiedProjectionTap, projection_g: Tensor
+    lookup: EmbeddingRecord,
+    lookup_g: Tensor,
+    projection: TiedProjectionRecord,
+    projection_g: Tensor,
 ) -> Tensor:
     """Return what the squared norm of the table's gradient has beyond the two parts': (U,).
 
@@ -352,9 +355,9 @@ def cross_term(
     by at most γ_D times their lengths, and terms are added over T, then over K (Higham 2002, 3.5).
 
     Args:
-        lookup: the embedding's tap.
+        lookup: the embedding's record.
         lookup_g: (M, S, D), its output's gradient.
-        projection: the projection's tap.
+        projection: the projection's record.
         projection_g: (N, V), its logits' gradient.
     """
     units = lookup.units

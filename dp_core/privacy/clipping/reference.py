@@ -1,7 +1,8 @@
-"""The clipped sum by its definition, one unit after the other: the oracle of the fast engine.
+"""Reference engines of the clipped gradient sum, slower than book-keeping.
 
-It knows no layer rules: automatic differentiation gives each unit's gradient, and whatever the
-model does with its parameters is covered. U times slower.
+`naive` computes it by its definition, one unit after the other: automatic differentiation gives
+each unit's gradient, so whatever the model does with its parameters is covered. U times slower.
+`tensorflow-privacy` is that library's vectorised DP-SGD.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import tensorflow as tf
 from dp_core.errors import BadInput
 from dp_core.nn.layers import Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import (
+    ClipFactors,
     ClippedSum,
-    Factors,
     UnitLosses,
     clipped_grad_sum,
     flat_factors,
@@ -41,10 +42,10 @@ def naive_clipped_grad_sum(
     units: int,
     clip_norm: float | Tensor,
     *,
-    factors_of: Factors = flat_factors,
+    clip_factors: ClipFactors = flat_factors,
     precision: str = "float32",
 ) -> ClippedSum:
-    """As `engine.clipped_grad_sum`, same arguments, same guarantee, same result up to rounding.
+    """As `book_keeping.clipped_grad_sum`: same arguments and guarantee, same sum up to rounding.
 
     Losses that are `Separable` are computed in a loop of one graph; others U times in full.
     """
@@ -54,7 +55,7 @@ def naive_clipped_grad_sum(
         gradient, loss = _gradient_of(unit, unit_losses, parameters, precision)
         squared = tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradient])
         norm = tf.sqrt(squared)
-        factor = factors_of(norm, clip_norm)
+        factor = clip_factors(norm, clip_norm)
         sound = tf.math.is_finite(squared)
         return [tf.where(sound, factor * g, 0.0) for g in gradient], norm, loss
 
@@ -97,28 +98,28 @@ def _gradient_of(
     return [tf.convert_to_tensor(g) for g in gradients], loss
 
 
-_UNBOUNDED = 1e30  # stands for an infinite clip norm, which the toolbox multiplies by zero noise
+_UNBOUNDED = 1e30  # for an infinite clip norm, which the library would multiply by zero noise
 
 
-def toolbox_clipped_sum(
+def tensorflow_privacy_clipped_grad_sum(
     unit_losses: UnitLosses,
     parameters: Variables,
     units: int,
     clip_norm: float | Tensor,
     *,
-    factors_of: Factors = flat_factors,
+    clip_factors: ClipFactors = flat_factors,
     precision: str = "float32",
 ) -> ClippedSum:
-    """As `engine.clipped_grad_sum`, same arguments, same result up to rounding.
+    """As `book_keeping.clipped_grad_sum`, same arguments, same result up to rounding.
 
     The same guarantee too. The jacobian multiplies a unit's values by the zeros of other units'
     rows, and 0·NaN is NaN: so a micro-batch with a value that is not finite is clipped unit by
-    unit instead (`naive`), which keeps that unit to itself if `unit_losses` is `Separable`.
+    unit instead (naively), which keeps that unit to itself if `unit_losses` is `Separable`.
 
     Raises:
         BadInput: tensorflow-privacy is not installed, or clipping is to be other than flat.
     """
-    if factors_of is not flat_factors:
+    if clip_factors is not flat_factors:
         raise BadInput("clips flatly only", where="engine tensorflow-privacy")
     clip = tf.minimum(tf.cast(clip_norm, tf.float32), _UNBOUNDED)
     optimizer = _optimizer_class()(
@@ -128,26 +129,26 @@ def toolbox_clipped_sum(
         unconnected_gradients_to_zero=True,
         learning_rate=0.0,
     )
-    # The toolbox draws its noise, though it is multiplied by zero; where operations must be
+    # The library draws noise, though it is multiplied by zero; where operations must be
     # deterministic, TensorFlow refuses to draw without a seed.
     tf.random.set_seed(0)
-    names, noted = list(parameters), _Noted()
+    names, recorded = list(parameters), _Recorded()
 
     def losses() -> Tensor:
-        noted.losses = unit_losses(Layers(parameters, precision))
-        return noted.losses
+        recorded.losses = unit_losses(Layers(parameters, precision))
+        return recorded.losses
 
-    tape = _NotingTape(noted)
+    tape = _RecordingTape(recorded)
     pairs = optimizer._compute_gradients(losses, [parameters[n] for n in names], tape=tape)
     means = [mean for mean, _ in pairs]
     sums = {name: mean * float(units) for name, mean in zip(names, means, strict=True)}
-    vectorized = (sums, noted.norms, noted.losses)
+    vectorized = (sums, recorded.norms, recorded.losses)
 
     def one_by_one() -> tuple[dict[str, Tensor], Tensor, Tensor]:
         slow = naive_clipped_grad_sum(unit_losses, parameters, units, clip, precision=precision)
         return slow.sums, slow.norms, slow.losses
 
-    finite = tf.reduce_all(tf.math.is_finite(noted.norms))
+    finite = tf.reduce_all(tf.math.is_finite(recorded.norms))
     return ClippedSum(*tf.cond(finite, lambda: vectorized, one_by_one))
 
 
@@ -167,31 +168,31 @@ def _optimizer_class() -> Any:
     return module.VectorizedDPKerasSGDOptimizer
 
 
-class _Noted:
-    """What passes by on the optimizer's way and is not in its answer."""
+class _Recorded:
+    """Losses and norms, which the optimizer computes and does not return."""
 
     losses: Tensor
     norms: Tensor
 
 
-class _NotingTape(tf.GradientTape):  # type: ignore[misc]
-    """Notes the units' norms, which the optimizer keeps to itself."""
+class _RecordingTape(tf.GradientTape):  # type: ignore[misc]
+    """Records the units' gradient norms."""
 
-    def __init__(self, noted: _Noted) -> None:
+    def __init__(self, recorded: _Recorded) -> None:
         super().__init__(persistent=True, watch_accessed_variables=False)
-        self._noted = noted
+        self._recorded = recorded
 
     def jacobian(self, target: Tensor, sources: Sequence[Any], **options: Any) -> list[Tensor]:
         """(U,), variables -> for each variable, the units' gradients (U, ...)."""
         gradients: list[Tensor] = super().jacobian(target, sources, **options)
         flat = [tf.reshape(g, (g.shape[0], -1)) for g in gradients]
         squared = tf.add_n([tf.reduce_sum(tf.square(g), axis=1) for g in flat])  # (U,)
-        self._noted.norms = tf.sqrt(squared)
+        self._recorded.norms = tf.sqrt(squared)
         return gradients
 
 
-class Engine(Protocol):
-    """What every engine is: `engine.clipped_grad_sum` says what it promises."""
+class ClippingEngine(Protocol):
+    """A way to compute the clipped gradient sum, as `book_keeping.clipped_grad_sum` promises it."""
 
     def __call__(
         self,
@@ -200,28 +201,14 @@ class Engine(Protocol):
         units: int,
         clip_norm: float | Tensor,
         *,
-        factors_of: Factors = flat_factors,
+        clip_factors: ClipFactors = flat_factors,
         precision: str = "float32",
     ) -> ClippedSum:
         """Clip each unit's gradient and add them up."""
 
 
-_ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, ClippingEngine] = {
     "book-keeping": clipped_grad_sum,
-    "tensorflow-privacy": toolbox_clipped_sum,
+    "tensorflow-privacy": tensorflow_privacy_clipped_grad_sum,
     "naive": naive_clipped_grad_sum,
 }
-ENGINES = tuple(_ENGINES)
-
-
-def engine_named(name: str) -> Engine:
-    """Return `book-keeping`, `tensorflow-privacy` or `naive`.
-
-    Raises:
-        BadInput: no such engine.
-    """
-    if name not in _ENGINES:
-        raise BadInput(
-            f"{name!r} is no engine", where="engine", fix=f"Use one of {', '.join(ENGINES)}."
-        )
-    return _ENGINES[name]

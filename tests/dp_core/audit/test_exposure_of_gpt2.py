@@ -14,7 +14,7 @@ from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import Gpt2, fresh
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.config import TrainingConfig
-from dp_core.training.loop import pretrain
+from dp_core.training.loop import OrdinaryUpdates, pretrain
 
 PIECES, S, UNITS = 125, 12, 40
 CANDIDATES = list(range(5, PIECES))
@@ -56,12 +56,8 @@ def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Gpt2
     model = pretrain(
         model=SHAPE,
         store=store,
-        plan=None,
-        training_config=TrainingConfig(
-            batch_size=40, updates=300, learning_rate=0.01, examples_per_step=1, micro_rows=40
-        ),
-        seed=None,
-        manifest=b"m",
+        updates=OrdinaryUpdates(updates=300, batch_rows=40, seed=1),
+        config=TrainingConfig(learning_rate=0.01, micro_rows=40),
         init_seed=1,
         checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints") / "kept"),
         device="cpu",

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from scipy.special import erf
 
+from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits, mlm_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Bert, fresh
@@ -115,3 +116,16 @@ def test_a_rows_loss_is_the_mean_over_its_own_predictions(model):
     assert both == pytest.approx(np.mean(own), rel=1e-5)
     assert first == pytest.approx(own[0], rel=1e-5)
     assert none == 0
+
+
+def test_a_distilberts_epsilon_cannot_be_another():
+    with pytest.raises(BadInput, match="layer_norm_epsilon"):
+        BertConfig(
+            vocab_size=9,
+            hidden=8,
+            layers=1,
+            heads=1,
+            intermediate=8,
+            type_vocab=0,
+            layer_norm_epsilon=1e-5,
+        )

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from dp_core.models.bert import class_logits, mlm_logits, tag_logits
 from dp_core.models.config import Gpt2Config
-from dp_core.models.distil import student_of
 from dp_core.models.gpt2 import causal_logits
 from dp_core.models.hugging_face import (
     heads_of,
@@ -29,6 +28,7 @@ from dp_core.models.hugging_face import (
 from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel
 from dp_core.nn.layers import Layers
 from dp_core.vocabulary import wordpiece
+from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"

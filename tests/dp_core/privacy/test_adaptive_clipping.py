@@ -34,9 +34,6 @@ def test_the_papers_theorem_1():
     z_delta = adaptive.gradient_noise_multiplier(1.2)
     assert z_delta == pytest.approx((1.2**-2 - (2 * 3.0) ** -2) ** -0.5, rel=1e-12)
     assert z_delta > 1.2
-    assert plan(noise_placement="per-draw", shards=4).noise_multiplier_per_draw() == pytest.approx(
-        plan().gradient_noise_multiplier() / 2
-    )
 
 
 def test_the_event_is_that_of_the_joint_noise():
@@ -101,7 +98,7 @@ def test_the_clip_norm_settles_at_the_quantile():
 
 
 def test_the_clip_norm_stays_finite_whatever_the_noise_says():
-    adaptive = AdaptiveClipping(0.5, 1.0, rate=100.0)
+    adaptive = AdaptiveClipping(0.5, 1.0, learning_rate=100.0)
     assert adaptive.next_norm(0.5, 50.0, 0.5) == pytest.approx(0.5 / RANGE)
     assert adaptive.next_norm(0.5, -50.0, 0.5) == pytest.approx(0.5 * RANGE)
 
@@ -114,11 +111,11 @@ def test_the_clip_norm_stays_finite_whatever_the_noise_says():
         ({"count_noise": 0.0}, "count_noise"),
         ({"count_noise": 0.6}, "count_noise"),  # z/2: nothing would be left for the gradients
         ({"count_noise": 0.3}, "count_noise"),
-        ({"rate": math.nan}, "rate"),
+        ({"learning_rate": math.nan}, "learning_rate"),
     ],
 )
 def test_a_plan_that_cannot_be_earned_cannot_be_built(changes, where):
-    settings = {"quantile": 0.5, "count_noise": 5.0, "rate": 0.2} | changes
+    settings = {"quantile": 0.5, "count_noise": 5.0, "learning_rate": 0.2} | changes
     with pytest.raises(PlanError, match=f"plan.adaptive.{where}"):
         plan(adaptive=AdaptiveClipping(**settings))
 

@@ -4,22 +4,23 @@ from typing import Any
 
 import pytest
 
-from dp_core.errors import PlanError
+from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import (
+    AdaptiveClipping,
     BatchPhase,
     ExecutionPlan,
-    FixedSizeSampling,
-    ShuffledSampling,
-    TruncatedPoissonSampling,
+    growing_batches,
 )
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
+    MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
 )
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
 
 
 def plan(**changes: Any) -> ExecutionPlan:
@@ -69,42 +70,47 @@ def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
             p.expected_batch(outside)
 
 
-def test_noise_per_draw_adds_up_to_the_effective_noise() -> None:
-    once = plan(shards=8, accumulation=4)
-    each = plan(shards=8, accumulation=4, noise_placement="per-draw")
-    assert (once.noise_draws(), once.noise_multiplier_per_draw()) == (1, 1.2)
-    assert each.noise_draws() == 32
-    assert each.noise_draws() * each.noise_multiplier_per_draw() ** 2 == pytest.approx(1.2**2)
-    assert once.event() == each.event()
+@pytest.mark.parametrize(
+    ("relation", "factor"),
+    [
+        (NeighboringRelation.ADD_REMOVE, 1),
+        (NeighboringRelation.ZERO_OUT, 1),
+        (NeighboringRelation.REPLACE, 2),
+    ],
+)
+def test_the_clipper_knows_its_sensitivity(relation: NeighboringRelation, factor: int) -> None:
+    clipper = plan().clipper()
+    assert clipper.sensitivity(relation) == factor * 0.5
+    clipper.clip_norm = 0.1  # as learned
+    assert clipper.sensitivity(relation) == factor * 0.1
 
 
-def test_per_shard_noise_counted_once_is_refused_with_the_arithmetic() -> None:
-    with pytest.raises(PlanError, match=r"32 draws .* σ=6\.78823"):
-        plan(
-            shards=8,
-            accumulation=4,
-            noise_placement="per-draw",
-            noise_multiplier_per_draw_stated=1.2,
-        )
-    plan(
-        shards=8,
-        accumulation=4,
-        noise_placement="per-draw",
-        noise_multiplier_per_draw_stated=1.2 / 32**0.5,
-    )
+def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged() -> None:
+    p, seed = plan(), PrivacySeed.fixed(1)
+    clipper = p.clipper()
+    assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.5)
+    clipper.clip_norm = 0.1
+    assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.1)
 
 
-@pytest.mark.parametrize("sampling", [ShuffledSampling(256), FixedSizeSampling(256)])
-def test_a_poisson_epsilon_for_other_batches_is_refused(sampling: Any) -> None:
-    with_sampling(sampling)
-    with pytest.raises(PlanError, match="does not hold"):
-        with_sampling(sampling, amplification="poisson")
+class ReplaceOne(PoissonSampling):
+    """A law whose guarantee is for neighbours of which one unit is another."""
+
+    def event(self, declared_units: int, phases: Any, unit: PrivacyUnit) -> MechanismEvent:
+        return FixedSizeGaussian(declared_units, ((256, 1.2, 300),), unit=unit)
+
+
+def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> None:
+    """σ counts in clip norms; the rounding of the sum, in the distance of neighbouring sums."""
+    p = dataclasses.replace(plan(), sampling=ReplaceOne())
+    noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
+    assert noise.clip_norm == 2 * 0.5
+    assert noise.noise_multiplier * noise.clip_norm == 1.2 * 0.5
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"denominator": "realised"}, "expected batch"),
         ({"expected_batch": 4001}, "declared units"),
         ({"expected_batch": 0}, "above 0"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
@@ -113,13 +119,15 @@ def test_a_poisson_epsilon_for_other_batches_is_refused(sampling: Any) -> None:
         ({"delta": 0.0}, "delta"),
         ({"delta": 1 / 4000}, "publishing one unit whole"),
         ({"steps": 0}, "schedule"),
-        ({"shards": 0}, "shards"),
-        ({"accumulation": 0}, "accumulation"),
         ({"examples_per_step": 0}, "examples_per_step"),
         ({"examples_per_step": 9, "max_examples_per_unit": 8}, "keeps 8"),
-        ({"noise_placement": "per-shard"}, "placement"),
         ({"declared_units": 0}, "declared_units"),
-        ({"amplification": "shuffled"}, "does not hold"),
+        ({"clipping": "soft"}, "'soft' is not one of flat, automatic"),
+        ({"engine": "ghost"}, "'ghost' is not one of book-keeping"),
+        (
+            {"clipping": "automatic", "adaptive": AdaptiveClipping(0.5, 5.0)},
+            "no clip norm to learn",
+        ),
     ],
     ids=str,
 )
@@ -128,34 +136,16 @@ def test_inconsistent_plans_cannot_be_built(changes: dict[str, Any], reason: str
         plan(**changes)
 
 
-def test_batch_and_schedule_must_agree() -> None:
-    with pytest.raises(PlanError, match="schedule says 100"):
-        with_sampling(FixedSizeSampling(256), batch=100)
-    with pytest.raises(PlanError, match="schedule says 100"):
-        with_sampling(ShuffledSampling(256), batch=100)
-    with pytest.raises(PlanError, match="below 1"):
-        TruncatedPoissonSampling(0)
-
-
-def test_other_samplings_get_the_event_that_is_proven_for_them() -> None:
-    truncated = with_sampling(TruncatedPoissonSampling(300))
-    assert truncated.event() == TruncatedPoissonGaussian(
-        4000, 300, ((256 / 4000, 1.2, 300),), unit=PrivacyUnit.PATIENT
+def test_growing_batches_go_by_equal_factors_and_then_stay() -> None:
+    assert growing_batches(128, 1024, 24) == (
+        BatchPhase(3, 128),
+        BatchPhase(3, 256),
+        BatchPhase(3, 512),
+        BatchPhase(15, 1024),
     )
-    fixed = with_sampling(FixedSizeSampling(256))
-    assert fixed.event() == FixedSizeGaussian(4000, ((256, 1.2, 300),), unit=PrivacyUnit.PATIENT)
-    assert fixed.relation is NeighboringRelation.REPLACE
-    assert fixed.needs_exact_units
-    assert not truncated.needs_exact_units
-
-
-def test_shuffled_epochs_count_every_epoch_that_begins() -> None:
-    # 4000 // 256 = 15 whole batches an epoch; 300 updates are 20 epochs, 301 begin the 21st.
-    shuffled = with_sampling(ShuffledSampling(256))
-    assert shuffled.batches_per_epoch == 15
-    assert shuffled.event() == ShuffledGaussian(1.2, 20, unit=PrivacyUnit.PATIENT)
-    longer = dataclasses.replace(shuffled, schedule=(BatchPhase(301, 256),))
-    assert longer.event() == ShuffledGaussian(1.2, 21, unit=PrivacyUnit.PATIENT)
+    assert sum(phase.steps for phase in growing_batches(1024, 4096, 80)) == 80
+    with pytest.raises(BadInput, match="7 updates are too few"):
+        growing_batches(1, 2, 7)
 
 
 def test_the_digest_knows_every_field() -> None:
@@ -169,9 +159,8 @@ def test_the_digest_knows_every_field() -> None:
         {"noise_multiplier": 1.3},
         {"clip_norm": 0.6},
         {"delta": 2e-6},
-        {"shards": 2},
-        {"accumulation": 2},
-        {"noise_placement": "per-draw"},
+        {"clipping": "automatic"},
+        {"engine": "naive"},
         {"examples_per_step": 2},
         {"max_examples_per_unit": 8},
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,17 @@ import tensorflow as tf
 
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.config import BertConfig
+from dp_core.models.parameters import AnyModel
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import configure
+from dp_core.training.loop import PrivateUpdates, UpdateRule, pretrain
 
 configure("mock-tpu:2")
-tf.config.experimental.enable_op_determinism()  # as `fit` does, for the whole process
+tf.config.experimental.enable_op_determinism()  # as `train` does, for the whole process
 
 WORDS, LENGTH, UNITS = 40, 12, 24
 
@@ -62,15 +67,9 @@ def plan_of() -> Callable[..., ExecutionPlan]:
 
 
 @pytest.fixture(scope="session")
-def training_config_of() -> Callable[..., TrainingConfig]:
+def config_of() -> Callable[..., TrainingConfig]:
     def make(**changes: object) -> TrainingConfig:
-        settings: dict[str, object] = {
-            "batch_size": 9,
-            "updates": 4,
-            "learning_rate": 0.01,
-            "examples_per_step": 2,
-            "micro_rows": 8,
-        }
+        settings: dict[str, object] = {"learning_rate": 0.01, "micro_rows": 8}
         return TrainingConfig(**(settings | changes))  # type: ignore[arg-type]
 
     return make
@@ -79,3 +78,27 @@ def training_config_of() -> Callable[..., TrainingConfig]:
 @pytest.fixture()
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
+
+
+@pytest.fixture()
+def train(
+    store: TokenStore, config: BertConfig, config_of: Callable[..., TrainingConfig], folder: Path
+) -> Callable[..., Any]:
+    """Train the small model by a plan or another update rule."""
+
+    def run(updates: ExecutionPlan | UpdateRule, **changes: Any) -> AnyModel:
+        if isinstance(updates, ExecutionPlan):
+            updates = PrivateUpdates(updates, PrivacySeed.fixed(4), b"manifest")
+        settings = {
+            "model": config,
+            "store": store,
+            "updates": updates,
+            "config": config_of(),
+            "init_seed": 1,
+            "checkpoints": LocalFolder(folder),
+            "device": "cpu",
+            "progress": lambda progress: None,
+        }
+        return pretrain(**(settings | changes))
+
+    return run

@@ -1,29 +1,41 @@
-"""Fine-tuning learns what words alone tell, and repeats itself."""
+"""Fine-tuning, private or not: it learns, it repeats itself; in private, its shapes are public."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dp_core.data.ner import Sentence, score
+from dp_core.data.ner import Sentence, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
-from dp_core.models.hugging_face import save
+from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import fresh
-from dp_core.training.finetune import finetune
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.finetune import (
+    finetune,
+    finetune_privately,
+    rows_of,
+    tag,
+    tagging_units,
+    with_classifier,
+)
+from dp_core.training.loop import PrivateUpdates
 from dp_core.vocabulary import wordpiece
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
+LABELS = tags_of_types(["drug", "problem"])
+UPDATES, LENGTH = 60, 16
 
 
-def sentences(n, seed):
+def sentences(n, seed, document="note"):
     rng = np.random.default_rng(seed)
     drawn = [tuple(str(w) for w in rng.choice(list(KIND), rng.integers(2, 9))) for _ in range(n)]
-    return [Sentence(words, tuple(KIND[w] for w in words)) for words in drawn]
+    return [Sentence(w, tuple(KIND[x] for x in w), f"{document} {i}") for i, w in enumerate(drawn)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def pretrained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     tokenizer = wordpiece.learn(dict.fromkeys(KIND, 50), 80)
     config = BertConfig(
@@ -32,47 +44,178 @@ def folder(tmp_path_factory):
         layers=1,
         heads=2,
         intermediate=32,
-        max_positions=16,
+        max_positions=LENGTH,
+        type_vocab=getattr(request, "param", 2),
     )
     wordpiece.save(tokenizer, folder)
     save(fresh(config, 0), folder)
     return folder
 
 
-def run(folder, **changes):
-    settings = {"epochs": 6, "batch_size": 8, "learning_rate": 0.01, "max_length": 16, "seed": 1}
-    return finetune(
-        folder,
-        changes.pop("train", sentences(60, 0)),
-        sentences(20, 1),
-        wordpiece.load(folder),
-        **(settings | changes),
+@pytest.fixture()
+def run(plan_of, config_of, tmp_path):
+    def run(folder, train=None, name="a", updates=UPDATES, **changes):
+        train = sentences(60, 0) if train is None else train
+        plan = plan_of(
+            declared_units=60,
+            expected_batch=20,
+            steps=updates,
+            noise_multiplier=changes.pop("noise_multiplier", 0.01),
+            clip_norm=1.0,
+            examples_per_step=1,
+        )
+        settings = {
+            "labels": LABELS,
+            "units": [s.document_id for s in train],
+            "updates": PrivateUpdates(plan, PrivacySeed.fixed(3), b"m"),
+            "config": config_of(learning_rate=0.02, micro_rows=16),
+            "init_seed": 1,
+            "max_length": LENGTH,
+            "checkpoints": LocalFolder(tmp_path / name),
+        }
+        tokenizer = wordpiece.load(folder)
+        return finetune_privately(folder, train, tokenizer, **(settings | changes))
+
+    return run
+
+
+@pytest.mark.parametrize("pretrained", [2, 0], ids=["BERT", "DistilBERT"], indirect=True)
+def test_it_learns_under_little_noise(pretrained, run):
+    test = sentences(20, 1)
+    tags = tag(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
+    assert score([s.tags for s in test], tags).micro.f1 > 0.95
+
+
+def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
+    wrong = [Sentence(s.tokens, ("B-drug",) * len(s.tags), s.document_id) for s in sentences(60, 0)]
+    settings = {"noise_multiplier": 1000.0, "updates": 3}
+    right = run(pretrained, name="right", **settings)
+    other = run(pretrained, name="wrong", train=wrong, **settings)
+    start = with_classifier(load(pretrained), LABELS, 1)
+    first, told, untold = (m.parameters["tagger/kernel"] for m in (start, right, other))
+    assert np.abs(told - untold).max() < 0.1 * np.abs(told - first).max()
+
+
+def test_it_repeats_itself_and_its_model_is_kept_and_read(pretrained, run, tmp_path):
+    first, again = (run(pretrained, name=name, updates=2) for name in "ab")
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, again.parameters[name])
+    save(first, tmp_path / "saved")
+    read = load(tmp_path / "saved")
+    assert read.labels == LABELS
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, read.parameters[name])
+
+
+def test_tags_that_were_not_told_are_nobodys(pretrained, run):
+    """A tag that only one private note has must not become an output of the model."""
+    odd = [*sentences(5, 0), Sentence(("pain",), ("B-secret",), "note 9")]
+    model = run(pretrained, train=odd, updates=1)
+    assert model.labels == LABELS
+    assert model.parameters["tagger/kernel"].shape == (16, len(LABELS))
+
+
+def test_no_shape_depends_on_the_sentences(pretrained):
+    """The longest sentence of a private corpus is private: S and K come from outside."""
+    tokenizer = wordpiece.load(pretrained)
+    shapes = set()
+    for words in (2, 9):
+        long = [Sentence(("pain",) * words, ("O",) * words, "a")]
+        rows = rows_of(long, LABELS, tokenizer, LENGTH)
+        store, objective = tagging_units(
+            rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
+        )
+        made = objective.examples(store, np.array([0]), np.zeros(1, np.uint64))
+        shapes.add((made.input_ids.shape, made.positions.shape))
+    assert shapes == {((1, LENGTH), (1, LENGTH - 2))}
+
+
+def test_sentences_of_one_document_are_one_unit(pretrained):
+    tokenizer = wordpiece.load(pretrained)
+    train = sentences(4, 0)
+    rows = rows_of(train, LABELS, tokenizer, LENGTH)
+    store, objective = tagging_units(
+        rows,
+        ["b", "a", "b", "a"],
+        max_length=LENGTH,
+        vocabulary=tokenizer.get_vocab_size(),
+        pad=0,
     )
+    assert store.n_units == 2
+    expected = [[1, 3], [0, 2]]  # unit a, unit b
+    for unit, own in enumerate(expected):
+        numbers = np.array(store.rows_of(unit))
+        made = objective.examples(store, numbers, np.zeros(len(numbers), np.uint64))
+        for i, sentence in enumerate(own):
+            asked = made.weights[i] == 1
+            assert tuple(LABELS[t] for t in made.labels[i][asked]) == train[sentence].tags
+            pieces = made.input_ids[i][made.positions[i][asked]]
+            assert [tokenizer.id_to_token(p) for p in pieces] == list(train[sentence].tokens)
 
 
-def test_it_learns_and_repeats_itself(folder):
-    told = []
-    first = run(folder, progress=lambda done, total: told.append((done, total)))
-    assert score([s.tags for s in sentences(20, 1)], first.predictions).micro.f1 > 0.95
-    assert first.losses[-1] < first.losses[0] / 3
-    assert told == [(i + 1, 48) for i in range(48)]
-    again = run(folder)
-    assert again.predictions == first.predictions
-    for name, value in first.model.parameters.items():
-        np.testing.assert_array_equal(value, again.model.parameters[name])
-    assert first.model.labels == ("O", "B-drug", "I-drug", "B-problem", "I-problem")
-    assert not any(n.startswith("mlm/") for n in first.model.parameters)
+def test_the_old_heads_are_left_behind(pretrained):
+    model = with_classifier(load(pretrained), LABELS, 1)
+    assert not any(n.startswith("mlm/") for n in model.parameters)
+    again = with_classifier(model, ("O",), 1)
+    assert again.parameters["tagger/kernel"].shape == (16, 1)
 
 
-def test_the_tests_tags_are_not_looked_at(folder):
-    blind = [Sentence(s.tokens, ("O",) * len(s.tokens)) for s in sentences(20, 1)]
-    settings = {"epochs": 1, "batch_size": 8, "learning_rate": 0.01, "max_length": 16, "seed": 1}
-    tokenizer = wordpiece.load(folder)
-    seen = finetune(folder, sentences(60, 0), sentences(20, 1), tokenizer, **settings)
-    unseen = finetune(folder, sentences(60, 0), blind, tokenizer, **settings)
-    assert seen.predictions == unseen.predictions
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"units": ["a"]}, "one unit for each sentence"),
+        ({"labels": ("B-drug",)}, "not O"),
+        ({"max_length": 17}, "max_length"),
+        ({"max_length": 3}, "max_length"),
+    ],
+)
+def test_what_does_not_fit_is_refused(pretrained, run, changes, words):
+    with pytest.raises(BadInput, match=words):
+        run(pretrained, updates=1, **changes)
 
 
-def test_nothing_to_train_on_is_refused(folder):
+@pytest.fixture()
+def run_ordinary(config_of, tmp_path):
+    def run(folder, train=None, name="a", **changes):
+        settings = {
+            "epochs": 6,
+            "batch_size": 8,
+            "config": config_of(),
+            "max_length": LENGTH,
+            "seed": 1,
+            "checkpoints": LocalFolder(tmp_path / name),
+        }
+        train = sentences(60, 0) if train is None else train
+        return finetune(folder, train, wordpiece.load(folder), **(settings | changes))
+
+    return run
+
+
+def test_without_privacy_it_learns_and_repeats_itself(pretrained, run_ordinary):
+    points = []
+    first = run_ordinary(
+        pretrained, progress=lambda now: points.append(now) if now.at_point else None
+    )
+    tags = tag(first, sentences(20, 1), wordpiece.load(pretrained), max_length=LENGTH)
+    assert score([s.tags for s in sentences(20, 1)], tags).micro.f1 > 0.95
+    assert [(now.update, now.updates) for now in points] == [(8 * (i + 1), 48) for i in range(6)]
+    assert points[-1].loss < points[0].loss / 3
+    again = run_ordinary(pretrained, name="b")
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(value, again.parameters[name])
+    assert first.labels == ("O", "B-drug", "I-drug", "B-problem", "I-problem")
+    assert not any(n.startswith("mlm/") for n in first.parameters)
+
+
+def test_nothing_to_train_on_is_refused(pretrained, run_ordinary):
     with pytest.raises(BadInput, match="no sentences"):
-        run(folder, train=[])
+        run_ordinary(pretrained, train=[])
+
+
+def test_the_tests_tags_are_not_looked_at(pretrained, run_ordinary):
+    model, tokenizer = run_ordinary(pretrained, epochs=1), wordpiece.load(pretrained)
+    blind = [Sentence(s.tokens, ("O",) * len(s.tokens)) for s in sentences(20, 1)]
+    seen, unseen = (
+        tag(model, test, tokenizer, max_length=LENGTH) for test in (sentences(20, 1), blind)
+    )
+    assert seen == unseen

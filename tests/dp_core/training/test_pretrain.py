@@ -13,65 +13,40 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import loop as module
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.loop import pretrain
-
-SEED = PrivacySeed.fixed(4)
-
-
-def quiet(progress):
-    pass
-
-
-@pytest.fixture()
-def train(store, config, plan_of, training_config_of, folder):
-    def run(plan=None, training_config=None, **changes):
-        settings = {
-            "model": config,
-            "store": store,
-            "plan": plan,
-            "training_config": training_config or training_config_of(),
-            "seed": None if plan is None else SEED,
-            "manifest": b"manifest",
-            "init_seed": 1,
-            "checkpoints": LocalFolder(folder),
-            "device": "cpu",
-            "progress": quiet,
-        }
-        return pretrain(**(settings | changes))
-
-    return run
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
 
 
 def same(a, b):
     return all(np.array_equal(a.parameters[n], b.parameters[n]) for n in a.parameters)
 
 
-def test_without_a_plan_it_learns_the_language(train, store, training_config_of):
-    training_config = training_config_of(
-        updates=500, batch_size=24, examples_per_step=1, micro_rows=24
-    )
+def test_without_a_plan_it_learns_the_language(train, store, config_of):
     losses = []
-    model = train(training_config=training_config, progress=lambda p: losses.append(p.loss))
+    model = train(
+        OrdinaryUpdates(500, 24, seed=1),
+        config=config_of(micro_rows=24),
+        progress=lambda p: losses.append(p.loss),
+    )
     assert losses[-1] < 2.0 < np.log(34)
     # an odd word follows its even one: half of what is masked can be known from its neighbour
     assert mlm_accuracy(model, store, seed=0) > 0.35
 
 
 def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, plan_of, tmp_path):
-    plan = plan_of()
     models = [
-        train(plan, checkpoints=LocalFolder(tmp_path / str(i)), seed=PrivacySeed.fixed(seed))
+        train(
+            PrivateUpdates(plan_of(), PrivacySeed.fixed(seed), b"manifest"),
+            checkpoints=LocalFolder(tmp_path / str(i)),
+        )
         for i, seed in enumerate((4, 4, 5))
     ]
     assert same(models[0], models[1])
     assert not same(models[0], models[2])
 
 
-def test_a_run_that_fails_midway_ends_in_the_same_bits(
-    train, plan_of, training_config_of, tmp_path
-):
-    plan, training_config = plan_of(), training_config_of(checkpoint_every=1)
-    whole = train(plan, training_config, checkpoints=LocalFolder(tmp_path / "whole"))
+def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
+    plan, every = plan_of(), config_of(checkpoint_every=1)
+    whole = train(plan, config=every, checkpoints=LocalFolder(tmp_path / "whole"))
 
     class Stop(Exception):
         pass
@@ -81,36 +56,37 @@ def test_a_run_that_fails_midway_ends_in_the_same_bits(
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         patch.setattr(module, "REPORT_SECONDS", 0.0)
-        train(plan, training_config, progress=stop)
+        train(plan, config=every, progress=stop)
     told = []
-    assert same(whole, train(plan, training_config, progress=told.append))
+    assert same(whole, train(plan, config=every, progress=told.append))
     assert told[-1].update == 4
 
 
-def test_a_finished_run_is_not_run_again(train, plan_of, training_config_of):
+def test_a_finished_run_is_not_run_again(train, plan_of):
     first = train(plan_of())
     told = []
     assert same(first, train(plan_of(), progress=told.append))
     assert [p.update for p in told] == [4]  # it may have ended before it could say so
 
 
-def test_checkpoints_of_another_run_are_refused(train, plan_of, training_config_of):
+def test_checkpoints_of_another_run_are_refused(train, plan_of, config_of):
     train(plan_of())
-    for other in (
-        {"manifest": b"other"},
-        {"training_config": training_config_of(learning_rate=0.02)},
-        {"plan": plan_of(noise_multiplier=0.8)},
-        {"init_seed": 2},
+    for updates, changes in (
+        (PrivateUpdates(plan_of(), PrivacySeed.fixed(4), b"other"), {}),
+        (plan_of(noise_multiplier=0.8), {}),
+        (plan_of(), {"config": config_of(learning_rate=0.02)}),
+        (plan_of(), {"init_seed": 2}),
+        (OrdinaryUpdates(4, 18, seed=1), {}),
     ):
         with pytest.raises(BadInput, match="belongs to another run"):
-            train(**({"plan": plan_of()} | other))
+            train(updates, **changes)
 
 
-def test_an_empty_batch_takes_a_noisy_step(train, plan_of, training_config_of, config):
+def test_an_empty_batch_takes_a_noisy_step(train, plan_of, config):
     """At a rate of 10⁻⁹ no unit is ever drawn, and yet the noise moves the weights."""
     told = []
     plan = plan_of(declared_units=10**9, expected_batch=1, delta=1e-10)
-    model = train(plan, training_config_of(batch_size=1), progress=told.append)
+    model = train(plan, progress=told.append)
     assert told[-1].batch == 0
     assert np.isnan(told[-1].loss)
     start = fresh(config, 1).parameters
@@ -119,40 +95,27 @@ def test_an_empty_batch_takes_a_noisy_step(train, plan_of, training_config_of, c
         assert (value != start[name]).mean() > 0.99, name
 
 
-def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of, training_config_of):
+def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of):
     told = []
-    train(
-        plan_of(expected_batch=30, steps=2),
-        training_config_of(updates=2, batch_size=30),
-        progress=told.append,
-    )
+    train(plan_of(expected_batch=30, steps=2), progress=told.append)
     assert told[-1].batch == 24  # rate 1: all 24 units, though 30 are declared
     assert 0 < told[-1].clipped <= 1
 
 
 @pytest.mark.parametrize(
-    "changes,message",
+    "declared,changes,message",
     [
-        ({"seed": None}, "without a privacy seed"),
-        ({"plan": None}, "without a plan"),
-        ({"training_config": {"updates": 5}}, "the plan has 4, the training configuration 5"),
-        (
-            {"training_config": {"examples_per_step": 1}},
-            "the plan has 2, the training configuration 1",
-        ),
-        ({"config": {"vocab_size": 39}}, "larger than the model's"),
-        ({"config": {"max_positions": 11}}, "positions for 11"),
-        ({"declared_units": 23}, "more units than declared"),
+        (30, {"vocab_size": 39}, "larger than the model's"),
+        (30, {"max_positions": 11}, "positions for 11"),
+        (23, {}, "more units than declared"),
     ],
 )
-def test_what_does_not_fit_is_refused(train, plan_of, training_config_of, config, changes, message):
-    plan = plan_of(declared_units=changes.get("declared_units", 30))
-    settings = {
-        "plan": plan,
-        "seed": SEED,
-        "training_config": training_config_of(**changes.get("training_config", {})),
-    }
-    settings["model"] = dataclasses.replace(config, **changes.get("config", {}))
-    settings |= {k: v for k, v in changes.items() if k in ("seed", "plan")}
+def test_what_does_not_fit_is_refused(train, plan_of, config, declared, changes, message):
     with pytest.raises(BadInput, match=message):
-        train(**settings)
+        train(plan_of(declared_units=declared), model=dataclasses.replace(config, **changes))
+
+
+@pytest.mark.parametrize("field", ["updates", "batch_rows"])
+def test_ordinary_training_makes_one_update_of_one_row_or_more(field):
+    with pytest.raises(BadInput, match=field):
+        OrdinaryUpdates(**({"updates": 1, "batch_rows": 1, "seed": 0} | {field: 0}))

@@ -26,7 +26,7 @@ SCRIPT = """
     from dp_core.training import checkpoints as checkpoint_places
     from dp_core.training import loop as progress
     from dp_core.training.checkpoints import (LocalFolder)
-    from dp_core.training.loop import (pretrain)
+    from dp_core.training.loop import (PrivateUpdates, pretrain)
     from dp_core.training.config import (TrainingConfig)
     from dp_core.training.trainer import (Trainer)
 
@@ -48,7 +48,7 @@ SCRIPT = """
         setattr(owner, attribute, die)
 
     match place:
-        case "before the weights move": dying(Trainer, "move")
+        case "before the weights move": dying(Trainer, "apply_update")
         case "half a checkpoint": dying(checkpoint, "save_file", halve=True)
         case "before its name": dying(checkpoint_places, "_sync")
         case "before the old one goes": dying(checkpoint.Checkpoints, "_drop")
@@ -63,9 +63,8 @@ SCRIPT = """
     model = pretrain(
         model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                          max_positions=8),
-        store=writer.finish(), plan=plan,
-        training_config=TrainingConfig(4, 30, 0.01, checkpoint_every=3, micro_rows=4),
-        seed=PrivacySeed.fixed(0), manifest=b"m", init_seed=0,
+        store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
+        config=TrainingConfig(0.01, checkpoint_every=3, micro_rows=4), init_seed=0,
         checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
         progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
                                  flush=True))

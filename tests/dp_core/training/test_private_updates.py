@@ -1,68 +1,91 @@
-"""Each update has its own noise, of the plan's scale."""
+"""Each update has its own noise, of the plan's scale; the clip norm follows a noised count."""
 
 from __future__ import annotations
 
-import pytest
+import math
+from types import SimpleNamespace
 
-from dp_core.privacy.execution_plan import AdaptiveClipping
+import numpy as np
+import pytest
+from scipy import stats
+
+from dp_core.privacy.execution_plan import AdaptiveClipping, noised_count
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.loop import PrivateUpdates, noised_count
+from dp_core.training.loop import PrivateUpdates
 
 SEED = PrivacySeed.fixed(5)
+COUNT = 3.5  # Σ (bᵢ − ½), as the devices counted it
+ALPHA = 1e-7  # a right σ is rejected this rarely
 
 
-class Watched:
-    """Stands in for a trainer: notes down what it is told."""
-
-    def __init__(self):
-        self.added, self.moved = [], []
-
-    def add(self, batch, clip_norm):
-        self.added.append((batch, clip_norm))
-
-    def move(self, **what):
-        self.moved.append(what)
-
-
-@pytest.fixture()
-def updates(plan_of):
-    return PrivateUpdates(plan_of(), SEED, b"manifest")
+def carry_out(plan, steps, seed=SEED):
+    """Return the updates that a trainer is told to make, and the clip norms on the way."""
+    told, updates = [], PrivateUpdates(plan, seed, b"manifest")
+    trainer = SimpleNamespace(
+        clipper=updates.clipper(),
+        apply_update=lambda **what: told.append(what),
+        take_count_within=lambda: COUNT,
+    )
+    norms = []
+    for step in range(steps):
+        updates.apply_update(trainer, step, 0.1)
+        norms.append(trainer.clipper.clip_norm)
+    return told, norms
 
 
-def test_every_micro_batch_is_clipped_at_the_plans_norm(updates, plan_of):
-    trainer = Watched()
-    for batch in ("one", "two"):
-        updates.add(trainer, batch)
-    assert trainer.added == [("one", plan_of().clip_norm), ("two", plan_of().clip_norm)]
-
-
-def test_every_update_gets_the_noise_of_its_own_number(updates, plan_of):
-    trainer, plan = Watched(), plan_of()
-    for t in range(3):
-        updates.move(trainer, t, 0.1)
-    assert trainer.moved == [
+def test_every_update_gets_the_noise_of_its_own_number(plan_of):
+    plan = plan_of()
+    told, norms = carry_out(plan, 3)
+    assert told == [
         {
-            "t": t,
-            "rate": 0.1,
+            "step": t,
+            "learning_rate": 0.1,
             "divisor": plan.expected_batch(t),
             "noise": UpdateNoise(SEED, b"manifest", t, plan.noise_multiplier, plan.clip_norm),
         }
         for t in range(3)
     ]
+    assert norms == [plan.clip_norm] * 3
 
 
 def test_the_clip_norm_is_learned_from_the_noised_count(plan_of):
     """As accounted: the next norm is a function of count + N(0, σ_b²), noise and all."""
     adaptive = AdaptiveClipping(0.5, 3.0)
     plan = plan_of(adaptive=adaptive)
-    updates = PrivateUpdates(plan, SEED, b"manifest")
-    trainer, count, norm = Watched(), 1.5, plan.clip_norm
-    trainer.noised_below = lambda stddev: count
+    told, norms = carry_out(plan, 3)
+    norm = plan.clip_norm
     for t in range(3):
-        updates.move(trainer, t, 0.1)
-        seen = noised_count(count, SEED, b"manifest", t, 3.0)
-        assert abs(seen - count) > 1e-3
+        assert told[t]["noise"].clip_norm == pytest.approx(norm)
+        seen = noised_count(COUNT, SEED, b"manifest", t, 3.0)
+        assert abs(seen - COUNT) > 1e-3
         share = adaptive.share_within(seen, plan.expected_batch(t))
         norm = adaptive.next_norm(norm, share, plan.clip_norm)
-        assert updates.clip_norm == pytest.approx(norm, rel=1e-12)
+        assert norms[t] == pytest.approx(norm, rel=1e-12)
+
+
+def test_another_seed_and_another_update_learn_another_norm(plan_of):
+    """One count: whatever differs is noise, of the stated scale and drawn afresh."""
+    plan, shifts = plan_of(adaptive=AdaptiveClipping(0.5, 4.0, learning_rate=1.0)), []
+    for number in range(64):
+        _, (one, two) = carry_out(plan, 2, PrivacySeed.fixed(number))
+        shifts += [math.log(one / 0.5) * 9 + COUNT, math.log(two / one) * 9 + COUNT]
+    assert len(set(shifts)) > 100  # it lies on a grid: some may agree
+    scale = math.sqrt(sum(shift**2 for shift in shifts) / 128)
+    assert 2 / 3 * 4 < scale < 3 / 2 * 4  # χ² with 128 degrees: by chance under 10⁻⁷
+
+
+@pytest.mark.statistical
+def test_the_counts_noise_has_its_sigma():
+    sigma = 3.0
+    sample = np.array([noised_count(11.5, SEED, b"m", t, sigma) for t in range(400)]) - 11.5
+
+    def p_value(stddev):
+        below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
+        return 2 * min(below, 1 - below)
+
+    assert p_value(sigma) > ALPHA
+    assert stats.kstest(sample / sigma, "norm").pvalue > ALPHA
+    for wrong in (2 / 3, 3 / 2):
+        assert p_value(wrong * sigma) < ALPHA
+    assert noised_count(11.5, SEED, b"n", 0, sigma) != 11.5 + sample[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dp_core.data.ner import Sentence
-from dp_core.training.finetune import NO_LABEL, batch_of, epoch_order, rows_of, tags_of
+from dp_core.training.finetune import rows_of, tags_of
 from dp_core.vocabulary import wordpiece
 
 LABELS = ("O", "B-drug", "I-drug")
@@ -65,22 +65,3 @@ def test_an_unknown_tag_counts_as_outside(tokenizer):
 def test_special_tokens_written_in_text_are_text(tokenizer):
     (row,) = rows_of([sentence(["[SEP]", "pain"])], LABELS, tokenizer, 32)
     assert tokenizer.token_to_id("[SEP]") not in row.ids[1:-1]
-
-
-def test_batches_are_padded_to_a_common_multiple_of_eight(tokenizer):
-    rows = rows_of([sentence(["pain"]), sentence(["pain"] * 9)], LABELS, tokenizer, 64)
-    batch = batch_of(rows, 4, pad=0)
-    assert batch.ids.shape == batch.labels.shape == (4, 16)
-    assert batch.lengths.tolist() == [3, 11, 1, 1]
-    assert (batch.labels[2:] == NO_LABEL).all()
-    assert (batch.labels != NO_LABEL).sum() == 10
-
-
-def test_an_epoch_holds_every_row_once_in_batches_of_like_length(tokenizer):
-    sizes = np.random.default_rng(1).integers(1, 40, 60)
-    rows = rows_of([sentence(["pain"] * n) for n in sizes], LABELS, tokenizer, 64)
-    batches = epoch_order(rows, 8, np.random.default_rng(0))
-    assert sorted(i for b in batches for i in b) == list(range(len(rows)))
-    padded = sum(max(len(rows[i].ids) for i in b) * len(b) for b in batches)
-    assert padded < 1.3 * sum(len(r.ids) for r in rows)
-    assert batches != epoch_order(rows, 8, np.random.default_rng(1))

@@ -10,11 +10,12 @@ from scipy import stats
 
 from dp_core.errors import BadInput
 from dp_core.models.parameters import fresh
+from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import OrdinaryBatches
 from dp_core.training.devices import strategy_for
-from dp_core.training.trainer import AdamW, Clipping, Trainer
+from dp_core.training.trainer import AdamW, Trainer
 
 ADAMW = AdamW(0.9, 0.999, 0.01)
 SEED = PrivacySeed.fixed(0)
@@ -24,29 +25,29 @@ ALPHA = 1e-7  # a right σ is rejected this rarely
 class Recorder(AdamW):
     """An optimizer that replaces the weights by the gradient it is given."""
 
-    def apply(self, name, weight, mean, square, gradient, rate, step):
+    def apply(self, name, weight, mean, square, gradient, learning_rate, step):
         weight.assign(gradient)
 
 
-def trainer_of(config, *, device="cpu", optimizer=ADAMW, clipping=None):
-    return Trainer(strategy_for(device), config, fresh(config, 0).parameters, optimizer, clipping)
+def trainer_of(config, *, device="cpu", optimizer=ADAMW, clipper=None):
+    return Trainer(strategy_for(device), config, fresh(config, 0).parameters, optimizer, clipper)
 
 
 def batches_of(store, updates=3):
     source = OrdinaryBatches(store, seed=0, units=6, batch_rows=6)
-    return [batch for t in range(updates) for batch in source.update(t)]
+    return [batch for t in range(updates) for batch in source.micro_batches(t)]
 
 
 def flat(arrays):
     return np.concatenate([arrays[n].ravel() for n in sorted(arrays)]).astype(np.float64)
 
 
-def recorded(config, *, device="cpu", clipping, sigma=None, batches=(), divisor=1.0):
-    trainer = trainer_of(config, device=device, optimizer=Recorder(0, 0, 0), clipping=clipping)
-    noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, clipping.clip_norm)
+def recorded(config, *, device="cpu", clipper, sigma=None, batches=(), divisor=1.0):
+    trainer = trainer_of(config, device=device, optimizer=Recorder(0, 0, 0), clipper=clipper)
+    noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, clipper.clip_norm)
     for batch in batches:
         trainer.add(batch)
-    trainer.move(t=0, rate=0.1, divisor=divisor, noise=noise)
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=divisor, noise=noise)
     return flat(trainer.weights())
 
 
@@ -63,7 +64,7 @@ def test_noise_that_reaches_the_optimizer_has_the_plans_variance(config, device)
     noise = recorded(
         config,
         device=device,
-        clipping=Clipping(clip),
+        clipper=Clipper(clip),
         sigma=sigma,
         divisor=divisor,
     )
@@ -76,13 +77,13 @@ def test_noise_that_reaches_the_optimizer_has_the_plans_variance(config, device)
 
 
 def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config, store):
-    clipping = Clipping(0.5)
+    clipper = Clipper(0.5)
     batches = batches_of(store)
-    one = recorded(config, clipping=clipping, sigma=1.6, batches=batches)
-    two = recorded(config, device="mock-tpu:2", clipping=clipping, sigma=1.6, batches=batches)
-    silent = recorded(config, clipping=clipping, batches=batches)
-    noise = recorded(config, clipping=clipping, sigma=1.6)
-    noise_on_two = recorded(config, device="mock-tpu:2", clipping=clipping, sigma=1.6)
+    one = recorded(config, clipper=clipper, sigma=1.6, batches=batches)
+    two = recorded(config, device="mock-tpu:2", clipper=clipper, sigma=1.6, batches=batches)
+    silent = recorded(config, clipper=clipper, batches=batches)
+    noise = recorded(config, clipper=clipper, sigma=1.6)
+    noise_on_two = recorded(config, device="mock-tpu:2", clipper=clipper, sigma=1.6)
     np.testing.assert_array_equal(noise, noise_on_two)
     np.testing.assert_allclose(one, two, atol=2e-6)
     np.testing.assert_allclose(one, silent + noise, atol=2e-6)
@@ -91,19 +92,19 @@ def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config
 
 def test_a_clipped_sum_is_bounded_by_units_times_the_clip_norm(config, store):
     batches = batches_of(store, updates=1)
-    small = recorded(config, clipping=Clipping(0.01), batches=batches)
+    small = recorded(config, clipper=Clipper(0.01), batches=batches)
     assert 0.01 < np.linalg.norm(small) <= 0.06 * (1 + 1e-5)  # six units
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
 def test_infinite_clip_and_no_noise_is_ordinary_training(config, store, device):
-    private = trainer_of(config, device=device, clipping=Clipping(float("inf")))
+    private = trainer_of(config, device=device, clipper=Clipper(float("inf")))
     ordinary = trainer_of(config, device=device)
     for t in range(3):
         for trainer in (private, ordinary):
             for batch in batches_of(store):
                 trainer.add(batch)
-            trainer.move(t=t, rate=0.01, divisor=18.0, noise=None)
+            trainer.apply_update(step=t, learning_rate=0.01, divisor=18.0, noise=None)
     np.testing.assert_allclose(flat(private.weights()), flat(ordinary.weights()), atol=2e-4)
     start = flat(fresh(config, 0).parameters)
     assert np.abs(flat(ordinary.weights()) - start).max() > 0.01
@@ -112,10 +113,10 @@ def test_infinite_clip_and_no_noise_is_ordinary_training(config, store, device):
 def test_two_devices_train_as_one(config, store):
     results = []
     for device in ("cpu", "mock-tpu:2"):
-        trainer = trainer_of(config, device=device, clipping=Clipping(0.5))
+        trainer = trainer_of(config, device=device, clipper=Clipper(0.5))
         for batch in batches_of(store):
             trainer.add(batch)
-        trainer.move(t=0, rate=0.01, divisor=18.0, noise=None)
+        trainer.apply_update(step=0, learning_rate=0.01, divisor=18.0, noise=None)
         tallies = trainer.read_tallies()
         results.append((flat(trainer.state()), tallies.units, tallies.clipped, tallies.loss))
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-3)
@@ -125,10 +126,10 @@ def test_two_devices_train_as_one(config, store):
 
 
 def test_an_update_empties_the_accumulators(config, store):
-    trainer = trainer_of(config, optimizer=Recorder(0, 0, 0), clipping=Clipping(0.5))
+    trainer = trainer_of(config, optimizer=Recorder(0, 0, 0), clipper=Clipper(0.5))
     trainer.add(batches_of(store)[0])
-    trainer.move(t=0, rate=0.1, divisor=1.0, noise=None)
-    trainer.move(t=1, rate=0.1, divisor=1.0, noise=None)
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+    trainer.apply_update(step=1, learning_rate=0.1, divisor=1.0, noise=None)
     assert not flat(trainer.weights()).any()
     assert trainer.read_tallies().units == 6
     assert trainer.read_tallies().units == 0
@@ -144,7 +145,7 @@ def test_adamw_is_the_published_one(config):
         for t in range(1, 6):
             g = rng.standard_normal(w.shape).astype(np.float32)
             trainer._sums[name].assign(g)
-            trainer.move(t=t - 1, rate=0.05, divisor=1.0, noise=None)
+            trainer.apply_update(step=t - 1, learning_rate=0.05, divisor=1.0, noise=None)
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.astype(np.float64) ** 2
             step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
             w = w - 0.05 * (step + (0.01 * w if name.endswith("kernel") else 0))
@@ -153,32 +154,32 @@ def test_adamw_is_the_published_one(config):
 
 
 def test_nothing_is_traced_twice(config, store):
-    trainer = trainer_of(config, clipping=Clipping(0.5))
+    trainer = trainer_of(config, clipper=Clipper(0.5))
     batches = batches_of(store)
     for t, count in enumerate((3, 0, 1)):
         for batch in batches[:count]:
             trainer.add(batch)
         noise = UpdateNoise(SEED, b"m", t, 1.0 + t, 0.5)
-        trainer.move(t=t, rate=0.1 * t, divisor=1.0 + t, noise=noise)
+        trainer.apply_update(step=t, learning_rate=0.1 * t, divisor=1.0 + t, noise=noise)
         trainer.read_tallies()
     assert trainer._add.experimental_get_tracing_count() == 1
     assert trainer._totals.experimental_get_tracing_count() == 1
-    assert trainer._move.experimental_get_tracing_count() == 1
+    assert trainer._update.experimental_get_tracing_count() == 1
     assert trainer._read.experimental_get_tracing_count() == 1
 
 
 def sums_of(config, store, device="cpu", **options):
-    clipping = options.pop("clipping", Clipping(0.5))
+    clipper = options.pop("clipper", Clipper(0.5))
     trainer = Trainer(
         strategy_for(device),
         config,
         fresh(config, 0).parameters,
         Recorder(0, 0, 0),
-        clipping,
+        clipper,
         **options,
     )
     trainer.add(batches_of(store, updates=1)[0])
-    trainer.move(t=0, rate=0.1, divisor=1.0, noise=None)
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
     return flat(trainer.weights())
 
 
@@ -199,42 +200,37 @@ WITHOUT_TOOLBOX = pytest.mark.skipif(
 def test_every_engine_trains_alike(config, store, device, engine):
     fast = sums_of(config, store)
     assert np.linalg.norm(fast) > 0.5
-    np.testing.assert_allclose(sums_of(config, store, device, engine=engine), fast, atol=2e-5)
+    np.testing.assert_allclose(
+        sums_of(config, store, device, clipper=Clipper(0.5, engine=engine)), fast, atol=2e-5
+    )
 
 
-@pytest.mark.parametrize("clipping", [None, Clipping(0.5)], ids=["ordinary", "private"])
-def test_bfloat16_products_train_nearly_alike_on_any_layout(config, store, clipping):
-    exact = sums_of(config, store, clipping=clipping)
-    rough = sums_of(config, store, clipping=clipping, precision="bfloat16")
-    dealt = sums_of(config, store, "mock-tpu:2", clipping=clipping, precision="bfloat16")
+@pytest.mark.parametrize("clipper", [None, Clipper(0.5)], ids=["ordinary", "private"])
+def test_bfloat16_products_train_nearly_alike_on_any_layout(config, store, clipper):
+    exact = sums_of(config, store, clipper=clipper)
+    rough = sums_of(config, store, clipper=clipper, precision="bfloat16")
+    dealt = sums_of(config, store, "mock-tpu:2", clipper=clipper, precision="bfloat16")
     size = np.linalg.norm(exact)
     assert 1e-6 * size < np.linalg.norm(rough - exact) < 0.05 * size
     assert np.linalg.norm(dealt - rough) < 0.01 * size
 
 
-@pytest.mark.parametrize(
-    "options,words",
-    [
-        ({"engine": "ghost"}, "no engine"),
-        ({"precision": "float16"}, "no precision"),
-        ({"clipping": Clipping(1.0, "soft")}, "no way to clip"),
-    ],
-)
-def test_an_unknown_name_is_one_line(config, store, options, words):
-    with pytest.raises(BadInput, match=words):
-        sums_of(config, store, **options)
+def test_an_unknown_precision_is_one_line(config, store):
+    with pytest.raises(BadInput, match="no precision"):
+        sums_of(config, store, precision="float16")
 
 
 def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(config, store):
     optimizer = Recorder(0, 0, 0)
-    trainer = trainer_of(config, optimizer=optimizer, clipping=Clipping(0.5))
+    trainer = trainer_of(config, optimizer=optimizer, clipper=Clipper(0.5))
     sizes, scales = [], []
     for t, clip in enumerate((0.01, 0.02)):
-        trainer.add(batches_of(store, updates=1)[0], clip)
-        trainer.move(t=t, rate=0.1, divisor=1.0, noise=None)
+        trainer.clipper.clip_norm = clip
+        trainer.add(batches_of(store, updates=1)[0])
+        trainer.apply_update(step=t, learning_rate=0.1, divisor=1.0, noise=None)
         sizes.append(np.linalg.norm(flat(trainer.weights())))
         noise = UpdateNoise(SEED, b"m", t, 10.0, clip)
-        trainer.move(t=t, rate=0.1, divisor=1.0, noise=noise)
+        trainer.apply_update(step=t, learning_rate=0.1, divisor=1.0, noise=noise)
         scales.append(np.std(flat(trainer.weights())))
     assert sizes[1] > 1.5 * sizes[0]  # other weights by then, so not exactly twice
     assert sizes[1] <= 6 * 0.02 * (1 + 1e-5)
@@ -243,26 +239,27 @@ def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(c
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_the_count_below_the_clip_norm_is_of_real_units_and_noised(config, store, device):
-    trainer = trainer_of(config, device=device, clipping=Clipping(0.5))
+def test_the_count_below_the_clip_norm_is_of_real_units(config, store, device):
+    trainer = trainer_of(config, device=device, clipper=Clipper(0.5))
     batch = batches_of(store, updates=1)[0]
     real = int((batch.shares.sum(1) > 0).sum())
     for clip, share in ((1e6, 0.5), (1e-6, -0.5)):
-        trainer.add(batch, clip)
-        assert trainer.noised_below(0.25) == share * real + 0.25
-    assert trainer.noised_below(0.0) == 0.0
+        trainer.clipper.clip_norm = clip
+        trainer.add(batch)
+        assert trainer.take_count_within() == share * real
+    assert trainer.take_count_within() == 0.0
 
 
 def test_padding_is_nobody_within_the_clip_norm(config, store):
-    trainer = trainer_of(config, clipping=Clipping(1e6))
-    (batch,) = OrdinaryBatches(store, seed=0, units=6, batch_rows=4).update(0)
+    trainer = trainer_of(config, clipper=Clipper(1e6))
+    (batch,) = OrdinaryBatches(store, seed=0, units=6, batch_rows=4).micro_batches(0)
     assert (batch.shares.sum(1) > 0).sum() == 4
     trainer.add(batch)
-    assert trainer.noised_below(0.0) == 4 * 0.5
+    assert trainer.take_count_within() == 4 * 0.5
 
 
 def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, store):
-    half = sums_of(config, store, clipping=Clipping(0.5, "automatic"))
-    whole = sums_of(config, store, clipping=Clipping(1.0, "automatic"))
+    half = sums_of(config, store, clipper=Clipper(0.5, "automatic"))
+    whole = sums_of(config, store, clipper=Clipper(1.0, "automatic"))
     np.testing.assert_allclose(whole, 2 * half, atol=1e-5)
     assert np.linalg.norm(whole) <= 6

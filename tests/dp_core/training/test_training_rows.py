@@ -27,7 +27,7 @@ def test_every_update_chooses_rows_of_the_unit_without_repeating_one(store):
     units = np.arange(store.n_units)
     seen = [set() for _ in units]
     for t in range(40):
-        rows, real = choose_rows(store, units, 2, coins=5, t=t)
+        rows, real = choose_rows(store, units, 2, coins=5, step=t)
         for u in units:
             own = rows[u][real[u]].tolist()
             assert len(own) == len(set(own)) == min(2, len(store.rows_of(u)))
@@ -40,7 +40,7 @@ def test_rows_are_chosen_evenly(store):
     unit = np.array([3])  # has four rows
     counts = np.zeros(4)
     for t in range(2000):
-        rows, _ = choose_rows(store, unit, 2, coins=5, t=t)
+        rows, _ = choose_rows(store, unit, 2, coins=5, step=t)
         counts[rows[0] - store.rows_of(3)[0]] += 1
     assert np.abs(counts - 1000).max() < 130  # 5.8 standard deviations of √(2000/4)
 
@@ -52,7 +52,7 @@ def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
         PrivateBatches(store, Draws([], []), 1, 8, 2),
     )
     many._sampler = Draws([0, 3, 7, 9, 11, 20])
-    (alone,), (among,) = list(few.update(0)), list(many.update(0))
+    (alone,), (among,) = list(few.micro_batches(0)), list(many.micro_batches(0))
     for place, other in ((0, 2), (1, 4)):
         for a, b in zip(alone.arrays(), among.arrays(), strict=True):
             np.testing.assert_array_equal(a[place], b[other])
@@ -60,7 +60,7 @@ def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
 
 def test_masks_differ_between_updates_rows_and_secrets(store):
     def ids(coins, t):
-        (batch,) = PrivateBatches(store, Draws([3], [3]), coins, 1, 4).update(t)
+        (batch,) = PrivateBatches(store, Draws([3], [3]), coins, 1, 4).micro_batches(t)
         order = np.argsort(batch.labels.sum((0, 2)), kind="stable")
         return batch.positions, order
 
@@ -70,7 +70,7 @@ def test_masks_differ_between_updates_rows_and_secrets(store):
 
 def test_micro_batches_have_one_shape_and_nobody_is_left_out(store):
     units = [0, 1, 2, 5, 6, 9, 11, 13, 17, 20, 23]
-    batches = list(PrivateBatches(store, Draws(units), 1, 4, 2).update(0))
+    batches = list(PrivateBatches(store, Draws(units), 1, 4, 2).micro_batches(0))
     k = predictions_per_row(store.sequence_length)
     assert [b.ids.shape for b in batches] == [(4, 2, store.sequence_length)] * 3
     assert [b.positions.shape for b in batches] == [(4, 2, k)] * 3
@@ -84,7 +84,7 @@ def test_micro_batches_have_one_shape_and_nobody_is_left_out(store):
 
 
 def test_an_empty_draw_gives_no_micro_batch(store):
-    assert list(PrivateBatches(store, Draws([]), 1, 4, 2).update(0)) == []
+    assert list(PrivateBatches(store, Draws([]), 1, 4, 2).micro_batches(0)) == []
 
 
 def test_ordinary_epochs_read_every_row_once(store):
@@ -92,7 +92,7 @@ def test_ordinary_epochs_read_every_row_once(store):
     batches = OrdinaryBatches(store, seed=1, units=3, batch_rows=size)
     rows = []
     for t in range(2 * -(-store.n_rows // size)):
-        for batch in batches.update(t):
+        for batch in batches.micro_batches(t):
             real = batch.shares[:, 0] > 0
             plain = batch.ids[:, 0].copy()
             for m, (places, labels, weights) in enumerate(
@@ -110,8 +110,8 @@ def test_an_update_can_be_asked_for_out_of_order(store):
     fresh = OrdinaryBatches(store, 1, 3, 7)
     used = OrdinaryBatches(store, 1, 3, 7)
     for t in range(20):
-        list(used.update(t))
-    for a, b in zip(fresh.update(19), used.update(19), strict=True):
+        list(used.micro_batches(t))
+    for a, b in zip(fresh.micro_batches(19), used.micro_batches(19), strict=True):
         np.testing.assert_array_equal(a.ids, b.ids)
 
 

@@ -182,5 +182,7 @@ def test_a_kernel_used_twice_is_an_error_that_names_it():
         y = layers.linear("a", layers.linear("a", tf.ones((4, 3))))
         return tf.reduce_sum(tf.reshape(y, (2, -1)), axis=1)
 
-    with pytest.raises(PlanError, match=r"'a/(kernel|bias)' is shared by LinearTap and LinearTap"):
+    with pytest.raises(
+        PlanError, match=r"'a/(kernel|bias)' is shared by LinearRecord and LinearRecord"
+    ):
         clipped_grad_sum(losses, parameters, 2, 1.0)

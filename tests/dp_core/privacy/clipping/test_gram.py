@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from dp_core.privacy.clipping import layer_rules as linear
 from dp_core.privacy.clipping.layer_rules import (
-    EmbeddingTap,
-    LinearTap,
-    TiedProjectionTap,
+    EmbeddingRecord,
+    LinearRecord,
+    TiedProjectionRecord,
     cross_term,
     gram_squared_norms,
     rounding_factor,
@@ -66,14 +66,14 @@ def test_both_forms_of_the_linear_rule_are_the_definition(
     x = rng.standard_normal((units, tokens, d_in)).astype(np.float32)
     g = rng.standard_normal((units, tokens, d_out)).astype(np.float32)
     factors = np.array([0.5, 0.0, 2.0], np.float32)
-    tap = LinearTap("a", units, tf.constant(x.reshape(-1, d_in)), tf.constant(0.0))
+    record = LinearRecord("a", units, tf.constant(x.reshape(-1, d_in)), tf.constant(0.0))
     products = np.einsum("uti,utj->uij", x, g)
     biases = g.sum(1)
     norms = np.square(products).sum((1, 2)) + np.square(biases).sum(1)
-    for form in (tap._explicit, tap._implicit):
+    for form in (record._explicit, record._implicit):
         gradients = form(tf.constant(x), tf.constant(g))
         np.testing.assert_allclose(gradients.squared_norms, norms, rtol=2e-3)
-        if form == tap._explicit:
+        if form == record._explicit:
             assert len(gradients.parts) == {1: 4, 2: 3, 9: 2}[units_of_a_part]
         sums = gradients.combine(tf.constant(factors), gradients.parts)
         expected = np.einsum("u,uij->ij", factors, products)
@@ -91,10 +91,10 @@ def test_the_cross_term_is_a_bound_also_where_it_cancels():
     logits = np.zeros((units, tokens, words), np.float32)  # prediction k is all for word k
     np.put_along_axis(logits, ids[:, :, None], 1.0, axis=2)
     flat_ids = tf.constant(ids)
-    lookup = EmbeddingTap(
+    lookup = EmbeddingRecord(
         "word", "position", None, units, flat_ids, None, {"word": words}, tf.constant(g)
     )
-    projection = TiedProjectionTap(
+    projection = TiedProjectionRecord(
         "word", None, units, tf.constant(h.reshape(-1, width)), tf.constant(0.0)
     )
     cross = cross_term(

@@ -1,4 +1,4 @@
-"""Norms wait until the backward pass is some taps further; the graph says so to TensorFlow."""
+"""Norms wait until the backward pass is some records further; the graph says so to TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_norms_of_late_layers_wait_and_those_of_early_layers_do_not(
         for before in op.control_inputs
         if before.type not in ("ReadVariableOp", "NoOp")
     ]
-    taps = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, the head's
-    assert len({before.name for _, before in waits}) == taps - 14
+    records = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, the head's
+    assert len({before.name for _, before in waits}) == records - 14
     # Nothing of the backward pass itself waits.
     assert not [op.name for op, _ in waits if op.name.startswith("gradient_tape/")]

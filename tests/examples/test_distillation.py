@@ -1,18 +1,26 @@
-"""A student's first weights, and what its lessons cost."""
+"""Distillation: a student's first weights, its losses, and its training."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits, mlm_row_losses
 from dp_core.models.config import BertConfig
-from dp_core.models.distil import distilled_row_losses, divergence, student_of
 from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import Bert, fresh, parameter_shapes
 from dp_core.nn.layers import Layers
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.config import TrainingConfig
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
+from examples.distillation import distillation, distilled_row_losses, divergence, student_of
 
 CONFIG = BertConfig(vocab_size=20, hidden=8, layers=12, heads=2, intermediate=12, max_positions=8)
 IDS, LENGTHS = np.array([[2, 7, 8, 3], [2, 9, 3, 0]], np.int32), np.array([4, 3], np.int32)
@@ -101,14 +109,97 @@ def test_the_loss_is_a_mix_of_the_texts_and_the_teachers(teacher):
     )
 
 
-def test_a_distilberts_epsilon_cannot_be_another():
-    with pytest.raises(BadInput, match="layer_norm_epsilon"):
-        BertConfig(
-            vocab_size=9,
-            hidden=8,
-            layers=1,
-            heads=1,
-            intermediate=8,
-            type_vocab=0,
-            layer_norm_epsilon=1e-5,
+# --- training
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """24 units of one row each."""
+    rng = np.random.default_rng(0)
+    writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), 8, 20)
+    for unit in range(24):
+        writer.add_unit(f"unit {unit}", [[2, *rng.integers(6, 20, 5).tolist(), 3]])
+    return writer.finish()
+
+
+@pytest.fixture()
+def train(store, tmp_path):
+    def run(updates, **settings):
+        return pretrain(
+            store=store,
+            updates=updates,
+            config=TrainingConfig(learning_rate=0.01),
+            init_seed=1,
+            checkpoints=LocalFolder(tmp_path / "checkpoints"),
+            device="cpu",
+            progress=lambda progress: None,
+            **settings,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def stubborn() -> Bert:
+    """A teacher that says 7, whatever it reads."""
+    model = fresh(replace(CONFIG, layers=1), 0)
+    model.parameters["mlm/norm/gain"][:] = 0
+    model.parameters["mlm/bias"][7] = 4.0
+    return model
+
+
+def what_it_says(model, store) -> set[int]:
+    """First guesses at the second position of every row."""
+    ids, lengths = tf.constant(store.tokens[:].astype(np.int32)), tf.constant(store.lengths)
+    positions = tf.ones((store.n_rows, 1), tf.int32)
+    logits = mlm_logits(Layers(model.parameters), model.config, ids, lengths, positions)
+    return set(np.argmax(logits, 1).tolist())
+
+
+def test_a_student_comes_to_say_what_its_teacher_says(train, store, stubborn):
+    start = student_of(fresh(stubborn.config, 5))
+    student = train(
+        OrdinaryUpdates(60, 24, seed=1), model=start, objective=distillation(stubborn, share=1.0)
+    )
+    assert student.config.distilled
+    assert what_it_says(student, store) == {7}
+    assert what_it_says(start, store) != {7}
+
+
+def test_a_student_learns_privately(train, stubborn, tmp_path):
+    start = student_of(fresh(stubborn.config, 5))
+    save(start, tmp_path / "start")  # also from its folder
+    plan = ExecutionPlan.poisson(
+        unit="document",
+        declared_units=30,
+        expected_batch=9,
+        steps=4,
+        noise_multiplier=0.7,
+        clip_norm=0.5,
+        delta=1e-4,
+    )
+    model = train(
+        PrivateUpdates(plan, PrivacySeed.fixed(4), b"m"),
+        model=tmp_path / "start",
+        objective=distillation(stubborn, share=0.5),
+    )
+    for name, value in model.parameters.items():
+        assert (value != start.parameters[name]).mean() > 0.9, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"share": 1.5}, "not a share"), ({"temperature": 0.0}, "not positive")],
+)
+def test_a_distillation_that_makes_no_sense_is_refused(stubborn, changes, words):
+    with pytest.raises(BadInput, match=words):
+        distillation(stubborn, **changes)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(train, stubborn):
+    with pytest.raises(BadInput, match="different vocabularies"):
+        train(
+            OrdinaryUpdates(1, 4, seed=1),
+            model=stubborn.config.with_vocabulary(21),
+            objective=distillation(stubborn),
         )

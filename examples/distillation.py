@@ -1,17 +1,26 @@
-"""A student for a teacher: half the layers, no token types (Sanh et al. 2019, DistilBERT)."""
+"""Distillation on the platform's training loop: a student, and an objective with a teacher in it.
+
+Sanh et al. 2019 (arXiv:1910.01108), DistilBERT. `pretrain(objective=distillation(teacher))` trains
+the student, private or not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import MLM_BIAS, POSITION, TYPE, Bert, Model
 from dp_core.nn.layers import Layers, Tensor, cross_entropy, shape_of
+from dp_core.training.batches import masked_examples
+from dp_core.training.objectives import Objective
 
 
 def student_of(teacher: Bert, layers: int | None = None) -> Bert:
@@ -49,7 +58,7 @@ def student_of(teacher: Bert, layers: int | None = None) -> Bert:
 
 
 def distilled_row_losses(teacher: Bert, share: float, temperature: float) -> Callable[..., Tensor]:
-    """Return the row losses of a student, as `heads.mlm_row_losses` with a teacher's say in them.
+    """Return the row losses of a student, as `mlm_row_losses` with the teacher's guesses in them.
 
     A prediction costs (1 − share) · its cross-entropy + share · T² · KL(teacher ‖ student), both
     at temperature T (Hinton et al. 2015, arXiv:1503.02531); a row costs its predictions' mean.
@@ -95,3 +104,29 @@ def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """KL(p ‖ q) in nats of two softmaxes: (N, V), (N, V) -> (N,)."""
     p, q = tf.nn.log_softmax(p_logits), tf.nn.log_softmax(q_logits)
     return tf.reduce_sum(tf.exp(p) * (p - q), axis=1)
+
+
+def distillation(
+    teacher: Bert,
+    *,
+    share: float = 0.5,
+    temperature: float = 2.0,
+    continuation: NDArray[np.bool_] | None = None,
+) -> Objective:
+    """DistilBERT's: masked pieces, and the teacher's own guesses of them (Sanh et al. 2019).
+
+    Each row's loss is a function of the row and of the teacher, so clipping covers it. The teacher
+    is read as a constant: it must be public, or released under a budget of its own.
+
+    Args:
+        teacher: with its MLM head, of the student's vocabulary.
+        share: of the teacher's guesses in the loss; the rest is the text's.
+        temperature: T ≥ 1, at which the guesses of both are compared.
+        continuation: as in `masked_lm`.
+
+    Raises:
+        BadInput: a share outside 0 to 1, or a temperature that is not positive.
+    """
+    examples = partial(masked_examples, continuation=continuation)
+    row_losses = distilled_row_losses(teacher, share, temperature)
+    return Objective(f"distillation-{share}-{temperature}", examples, row_losses)

@@ -9,8 +9,11 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import fresh
+from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.config import TrainingConfig
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
 from dp_core.vocabulary import wordpiece
 from examples.classification import (
     LabelledText,
@@ -58,30 +61,24 @@ def start(tokenizer):
 
 
 @pytest.fixture()
-def run(start, tokenizer, plan_of, training_config_of, tmp_path):
+def run(start, tokenizer, tmp_path):
     def run(name="a", train=None, *, private=True, updates=UPDATES, noise=0.01, **changes):
         train = texts(120, 0) if train is None else train
-        plan = plan_of(
+        plan = ExecutionPlan.poisson(
+            unit="document",
             declared_units=120,
             expected_batch=40,
             steps=updates,
             noise_multiplier=noise,
             clip_norm=1.0,
-            examples_per_step=1,
+            delta=1e-4,
         )
+        rule = PrivateUpdates(plan, PrivacySeed.fixed(3), b"m")
         settings = {
             "labels": LABELS,
             "units": [str(i) for i in range(len(train))] if private else None,
-            "plan": plan if private else None,
-            "training_config": training_config_of(
-                batch_size=40,
-                updates=updates,
-                learning_rate=0.02,
-                examples_per_step=1,
-                micro_rows=64,
-            ),
-            "seed": PrivacySeed.fixed(3) if private else None,
-            "manifest": b"m",
+            "updates": rule if private else OrdinaryUpdates(updates, 40, seed=1),
+            "config": TrainingConfig(learning_rate=0.02),
             "init_seed": 1,
             "max_length": LENGTH,
             "checkpoints": LocalFolder(tmp_path / name),

@@ -1,0 +1,257 @@
+"""Sampling laws: every law's rate, independence and determinism, and what is its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.batch_selection import (
+    SAMPLING_LAWS,
+    BatchSampler,
+    PoissonSampling,
+    SamplingLaw,
+    TruncatedPoissonSampling,
+    sampling_law,
+)
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    TruncatedPoissonGaussian,
+)
+from dp_core.privacy.seed_store import PrivacySeed
+
+SEED, OTHER = PrivacySeed.fixed("sampling"), PrivacySeed.fixed("other")
+Inclusions = NDArray[np.float64]  # (steps, units): 1 where the unit took part
+
+
+def sampler(law: SamplingLaw, n_units: int, rate: float, seed: PrivacySeed = SEED) -> BatchSampler:
+    return BatchSampler(law, seed, n_units, lambda step: rate)
+
+
+def inclusions(batches: BatchSampler, steps: int) -> Inclusions:
+    taken = np.zeros((steps, batches.n_units))
+    for step in range(steps):
+        batch = batches.batch(step)
+        assert np.all(np.diff(batch) > 0)
+        taken[step, batch] = 1
+    return taken
+
+
+def plan(law: SamplingLaw, batch: float, declared: int = 100, **more: Any) -> ExecutionPlan:
+    return ExecutionPlan(
+        unit=PrivacyUnit.PATIENT,
+        declared_units=declared,
+        sampling=law,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        schedule=more.pop("schedule", (BatchPhase(50, batch),)),
+        delta=1e-6,
+        **more,
+    )
+
+
+def is_rate(taken: Inclusions, rate: float) -> bool:
+    """Test the number of inclusions against its binomial law."""
+    return bool(stats.binomtest(int(taken.sum()), taken.size, rate).pvalue > 1e-4)
+
+
+def has_binomial_sizes(taken: Inclusions, rate: float) -> bool:
+    """Test the variance of the batch size against n·q·(1−q)."""
+    steps, n = taken.shape
+    statistic = (steps - 1) * np.var(taken.sum(axis=1), ddof=1) / (n * rate * (1 - rate))
+    below = float(stats.chi2.cdf(statistic, steps - 1))
+    return 1e-4 < below < 1 - 1e-4
+
+
+def is_independent(a: Inclusions, b: Inclusions) -> bool:
+    """Test that no two columns of a and b correlate (Bonferroni over all pairs)."""
+    za, zb = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
+    r = za.T @ zb / len(za)
+    limit = stats.norm.isf(1e-4 / r.size) / math.sqrt(len(za))
+    return bool(np.max(np.abs(r)) < limit)
+
+
+def units_are_independent(taken: Inclusions) -> bool:
+    half = taken.shape[1] // 2
+    return is_independent(taken[:, :half], taken[:, half:])
+
+
+class SamplingLawConformance:
+    """What every sampling law must keep. A law's tests inherit it and state three things."""
+
+    law: SamplingLaw  # at rate 0.3 its cut, if it has one, must be out of reach for 40 units
+    event: MechanismEvent  # of 50 updates at rate 0.1 out of 100 declared units, σ = 1
+    digest: str  # of the batches of those updates, for 90 units
+
+    @pytest.mark.statistical
+    def test_each_unit_takes_part_at_the_rate_of_the_declared_bound(self) -> None:
+        """Of the declared number, not of the true one, which is private."""
+        schedule = (BatchPhase(3000, 30),)
+        batches = plan(self.law, 30, schedule=schedule).sampler(SEED, 40)
+        taken = inclusions(batches, 3000)
+        assert is_rate(taken, 0.3)
+        assert not is_rate(taken, 0.2)
+        assert not is_rate(taken, 0.45)
+
+    @pytest.mark.statistical
+    def test_units_are_independent_of_each_other_of_the_past_and_of_other_seeds(self) -> None:
+        taken = inclusions(sampler(self.law, 40, 0.3), 4000)
+        assert units_are_independent(taken)
+        assert is_independent(taken[1:], taken[:-1])
+        assert is_independent(taken, inclusions(sampler(self.law, 40, 0.3, OTHER), 4000))
+
+    def test_an_empty_batch_is_a_batch(self) -> None:
+        assert len(sampler(self.law, 0, 0.5).batch(0)) == 0
+        assert len(sampler(self.law, 30, 1e-12).batch(0)) == 0
+
+    def test_any_update_can_be_resumed_and_every_seed_differs(self) -> None:
+        here = plan(self.law, 10)
+        onward = [here.sampler(SEED, 100).batch(t) for t in range(50)]
+        for t in (49, 17, 0, 17):
+            assert np.array_equal(here.sampler(SEED, 100).batch(t), onward[t])
+        assert len({tuple(b) for b in onward}) == 50
+        other = here.sampler(OTHER, 100)
+        assert not any(np.array_equal(other.batch(t), onward[t]) for t in range(50))
+
+    def test_batches_do_not_change_between_releases(self) -> None:
+        """A changed batch would make a resumed run another mechanism than the one it began as."""
+        batches = plan(self.law, 10).sampler(SEED, 90)
+        drawn = np.concatenate([batches.batch(t) for t in range(50)]).astype("<i8")
+        assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == self.digest
+
+    def test_the_rate_follows_the_schedule_that_is_accounted(self) -> None:
+        schedule = (BatchPhase(40, 5), BatchPhase(40, 12))
+        here = plan(self.law, 0, schedule=schedule)
+        sizes = [len(here.sampler(SEED, 100).batch(t)) for t in range(80)]
+        assert abs(np.mean(sizes[:40]) - 5) < 5 * math.sqrt(5 / 40)
+        assert abs(np.mean(sizes[40:]) - 12) < 5 * math.sqrt(12 / 40)
+        assert [p[0] for p in here.event().phases] == [0.05, 0.12]  # type: ignore[attr-defined]
+
+    def test_the_declared_bound_admits_as_many_units_and_not_one_more(self) -> None:
+        here = plan(self.law, 10)
+        assert here.sampler(SEED, 100).batch(0).max() < 100
+        for more in (101, 200, 4321):
+            with pytest.raises(BadInput, match="more units than declared") as caught:
+                here.sampler(SEED, more)
+            assert str(more) not in str(caught.value)  # how many there are is private
+
+    def test_it_is_charged_as_the_mechanism_that_it_makes(self) -> None:
+        assert plan(self.law, 10).event() == self.event
+
+    def test_no_batch_is_larger_than_it_says(self) -> None:
+        largest = self.law.largest_batch(100)
+        sizes = [len(sampler(self.law, 100, 0.9).batch(t)) for t in range(200)]
+        assert largest is None or max(sizes) == largest
+
+    def test_it_is_kept_and_read(self) -> None:
+        assert sampling_law(**self.law.to_json()) == self.law
+        assert SAMPLING_LAWS[self.law.kind] is type(self.law)
+
+
+class TestPoisson(SamplingLawConformance):
+    law = PoissonSampling()
+    event = PoissonGaussian.single(0.1, 1.0, 50, unit=PrivacyUnit.PATIENT)
+    digest = "2d6c3602444d9b41"
+
+    @pytest.mark.statistical
+    @pytest.mark.parametrize("rate", [0.01, 0.3])
+    def test_it_has_the_rate_and_the_variance_of_batch_size(self, rate: float) -> None:
+        taken = inclusions(sampler(self.law, 2000, rate), 600)
+        assert is_rate(taken, rate)
+        assert has_binomial_sizes(taken, rate)
+        assert not is_rate(taken, rate * 2 / 3)
+        assert not is_rate(taken, rate * 3 / 2)
+
+    def test_at_rate_one_it_takes_everybody(self) -> None:
+        assert list(sampler(self.law, 5, 1.0).batch(0)) == [0, 1, 2, 3, 4]
+
+    def test_it_is_the_same_across_the_chunks_of_a_large_data_set(self) -> None:
+        n = (1 << 20) + 1000
+        batch = sampler(self.law, n, 0.01).batch(3)
+        assert np.array_equal(batch[batch < 5000], sampler(self.law, 5000, 0.01).batch(3))
+        assert abs(len(batch) - 0.01 * n) < 5 * math.sqrt(0.01 * n)
+        assert batch[-1] >= 1 << 20
+
+
+class TestTruncatedPoisson(SamplingLawConformance):
+    law = TruncatedPoissonSampling(35)
+    event = TruncatedPoissonGaussian(100, 35, ((0.1, 1.0, 50),), unit=PrivacyUnit.PATIENT)
+    digest = TestPoisson.digest  # nothing is cut
+
+    @pytest.mark.statistical
+    def test_the_cut_is_a_uniform_choice_among_those_drawn(self) -> None:
+        poisson = sampler(PoissonSampling(), 60, 0.3)
+        cut = sampler(TruncatedPoissonSampling(15), 60, 0.3)
+        stayed, drawn = np.zeros(60), np.zeros(60)
+        for t in range(4000):
+            before, after = poisson.batch(t), cut.batch(t)
+            assert len(after) == min(15, len(before))
+            assert np.all(np.diff(after) > 0)
+            assert np.isin(after, before).all()
+            if len(before) > 15:
+                stayed[after] += 1
+                drawn[before] += 1
+        expected = drawn * stayed.sum() / drawn.sum()
+        assert drawn.sum() > 10_000
+        assert stats.chisquare(stayed, expected).pvalue > 1e-4
+        # cutting off the highest indices, the usual mistake, would be seen
+        biased = np.where(np.arange(60) < 30, drawn * 0.99, drawn * 0.71)
+        assert stats.chisquare(biased * stayed.sum() / biased.sum(), expected).pvalue < 1e-9
+
+    def test_its_batches_do_not_change_between_releases_where_they_are_cut(self) -> None:
+        batches = plan(TruncatedPoissonSampling(8), 10).sampler(SEED, 90)
+        drawn = np.concatenate([batches.batch(t) for t in range(50)]).astype("<i8")
+        assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == "389d5f4f6ece5b9b"
+
+    def test_its_bound_is_the_cap_or_all_units(self) -> None:
+        assert [TruncatedPoissonSampling(c).largest_batch(100) for c in (8, 300)] == [8, 100]
+        with pytest.raises(PlanError, match="below 1"):
+            TruncatedPoissonSampling(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize(SamplingLaw):
+    """A law that is not Poisson's: right rate, but every batch has 12 of 40 units."""
+
+    kind = "fixed-size"
+
+    def draw(
+        self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int
+    ) -> NDArray[np.int64]:
+        return np.sort(np.random.default_rng(step).permutation(n_units)[:12])
+
+    def event(self, declared_units: int, phases: Any, unit: PrivacyUnit) -> MechanismEvent:
+        raise NotImplementedError
+
+
+@pytest.mark.statistical
+def test_the_tests_see_samplers_that_are_not_poisson() -> None:
+    fixed = inclusions(sampler(FixedSize(), 40, 0.3), 8000)
+    assert is_rate(fixed, 0.3)
+    assert not has_binomial_sizes(fixed, 0.3)
+    # one that takes units by pairs: right rate, dependent units
+    halves = inclusions(sampler(PoissonSampling(), 20, 0.3), 8000)
+    assert not units_are_independent(np.concatenate([halves, halves], axis=1))
+
+
+@pytest.mark.parametrize(
+    "written,message",
+    [
+        ({"kind": "shuffled"}, "'shuffled' is not one of poisson, truncated-poisson"),
+        ({"kind": "poisson", "cap": 3}, "other parameters than these: cap"),
+        ({"kind": "truncated-poisson"}, "other parameters than these: none"),
+    ],
+)
+def test_an_unknown_law_is_refused(written: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        sampling_law(**written)
