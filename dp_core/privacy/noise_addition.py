@@ -107,9 +107,6 @@ _ZEROS = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the strea
 class UpdateNoise:
     """The noise of one update: independent Gaussian noise on every value of every parameter.
 
-    Where the plan adds noise per shard and micro-batch (the paper's way), what is drawn is their
-    sum: only that is ever seen, and a sum of P·T Gaussians of σ/√(P·T) is one of σ.
-
     Attributes:
         seed: of the reservation; all noise is drawn from it.
         manifest: what the noise is drawn for.
