@@ -43,12 +43,6 @@ def test_order_and_nesting_do_not_matter() -> None:
     assert epsilon_pld(nested, 1e-6) == pytest.approx(epsilon_pld(flat, 1e-6), rel=1e-6)
 
 
-def test_gaussians_compose_to_the_closed_form() -> None:
-    event = compose(Gaussian(2.0, 3), Gaussian(1.0), Gaussian(4.0))
-    mu = math.sqrt(3 / 4 + 1 + 1 / 16)
-    assert epsilon_pld(event, 1e-7) == pytest.approx(gaussian_epsilon(1e-7, mu), rel=1e-3)
-
-
 def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
     # A threshold that nothing reaches leaves δ_m; with many counts it is a Gaussian, nearly.
     sparse = ThresholdedHistogram(100, 50.0, 1000)

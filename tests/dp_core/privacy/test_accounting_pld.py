@@ -172,13 +172,6 @@ def test_fixed_size_renyi_is_above_the_profile() -> None:
 # --- without amplification
 
 
-def test_shuffled_epochs_are_gaussians_one_after_another() -> None:
-    exact = gaussian_epsilon(1e-6, math.sqrt(10) / 1.5)
-    assert epsilon_pld(ShuffledGaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-4)
-    assert epsilon_unamplified(ShuffledGaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-9)
-    assert epsilon_unamplified(Gaussian(1.5, 10), 1e-6) == pytest.approx(exact, rel=1e-9)
-
-
 @pytest.mark.parametrize("batch", [1024, 1000, 30_000, 50_000, 60_000, 100_000])
 @pytest.mark.parametrize("steps", [1, 97, 98, 977])
 def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(

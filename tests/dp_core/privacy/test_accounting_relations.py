@@ -1,4 +1,4 @@
-"""Guarantees restated for other neighbours, against direct computation on small mechanisms."""
+"""Guarantees converted to other neighbours, against direct computation on small mechanisms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scipy.stats import norm
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.profiles import EpsilonDelta
+from dp_core.privacy.mechanism_event import replace_one
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
     FixedSizeGaussian,
@@ -21,7 +22,6 @@ from dp_core.privacy.mechanisms import (
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
     compose,
-    replace_one,
     under,
 )
 
