@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp, gives_a_unit_away
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
@@ -89,7 +89,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
     (total,) = dataset_totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
     epsilon, delta = total.epsilon, total.delta
     units = max((release.declared_units for release in releases), default=0)
-    large = delta * units >= 1
+    large = gives_a_unit_away(delta, units)
     private = epsilon is not None and math.isfinite(epsilon) and bool(releases) and not large
     data = {
         "version": VERSION,

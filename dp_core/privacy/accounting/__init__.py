@@ -3,6 +3,7 @@
 from dp_core.privacy.accounting.composition import (
     GroupGuarantee,
     epsilon_unamplified,
+    gives_a_unit_away,
     group_privacy,
     refuse_large_delta,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "epsilon_unamplified",
     "gaussian_delta",
     "gaussian_epsilon",
+    "gives_a_unit_away",
     "group_privacy",
     "refuse_large_delta",
 ]

@@ -53,10 +53,16 @@ def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float 
     return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
 
 
-def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str) -> None:
-    """Refuse a total δ that would promise nothing: 1/n or more, of n units.
+def gives_a_unit_away(delta: float, declared_units: int) -> bool:
+    """Return whether δ promises nothing, being 1/n or more of n units (or no number).
 
     To publish one unit drawn at random whole is (0, 1/n)-DP.
+    """
+    return not delta * declared_units < 1
+
+
+def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str) -> None:
+    """Refuse a total δ that `gives_a_unit_away`.
 
     Args:
         deltas: of everything that is claimed together, each as it is stated (`stated_delta`).
@@ -67,7 +73,7 @@ def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str)
         PlanError: the sum is not above 0 and below 1/n, or no number.
     """
     total = math.fsum(deltas)
-    if not 0 < total * declared_units < 1:
+    if not total > 0 or gives_a_unit_away(total, declared_units):
         raise PlanError(
             f"δ = {total:.3g} in total is not between 0 and 1/{declared_units}: at 1/n and above, "
             "publishing one unit whole would count as private",
