@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.runtime.deployment import Deployment
 
 
@@ -20,6 +22,14 @@ def deployment(tmp_path: Path) -> Deployment:
     found = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
     found.prepare()
     return found
+
+
+@pytest.fixture
+def registered(deployment: Deployment) -> Deployment:
+    """A deployment with the data set `notes`: patients, ε = 2, δ = 1e-5."""
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 2.0, 1e-5)
+    return deployment
 
 
 @pytest.fixture

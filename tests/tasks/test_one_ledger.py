@@ -5,57 +5,30 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from command_line import confide
+from release_examples import NOTES, UNIT, bench_of, charged
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
-from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor, doctor_services
 from tasks.commands.backup import copied
-from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.charge import record_operator_use
 from tasks.releases.ledger import IDENTITY, open_ledger
-from tasks.releases.plans import PlannedRelease
-from tasks.releases.provenance import PrivateUnits
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
-UNIT = PrivacyUnit.PATIENT
-NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
-
-
-def bench_of(deployment: Deployment) -> StepContext:
-    bench = SimpleNamespace(
-        deployment=deployment,
-        store=Store(deployment.store, deployment.cache),
-        spec_hash="a" * 64,
-        made_up=False,
-        context=SimpleNamespace(run_key="run", task="pretrain"),
-        releases=[],
-        descends_from=lambda *releases: None,
-        seeds=SeedStore(deployment.seeds),
-    )
-    return cast(StepContext, bench)
-
 
 def release(deployment: Deployment) -> None:
-    event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
-    planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
-    charged = charge(bench_of(deployment), NOTES, planned, content=b"m")
-    charged.settle(b"released")
+    charged(bench_of(deployment)).settle(b"released")
 
 
 @pytest.fixture
-def used(deployment: Deployment) -> Deployment:
+def used(registered: Deployment) -> Deployment:
     """A deployment that has released something."""
-    Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
-    release(deployment)
-    return deployment
+    release(registered)
+    return registered
 
 
 def delete_ledger(deployment: Deployment) -> None:

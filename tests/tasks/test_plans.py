@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from release_examples import bench_of
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.labels import Labelled
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
@@ -24,7 +23,6 @@ from dp_core.privacy.mechanisms import (
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol import (
     BudgetSpec,
     JobSettings,
@@ -39,10 +37,8 @@ from tasks.releases.charge import charge
 from tasks.releases.plans import plan_until, planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.report import results as reporting
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget
-from tasks.storage import Store
 
 PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",
@@ -61,25 +57,6 @@ SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]
 
 def steps_of(**settings: Any) -> dict[str, Any]:
     return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings), ROOT))
-
-
-def bench_of(deployment: Deployment, run: str = "run", spec_hash: str = "") -> StepContext:
-    measured: dict[str, Labelled] = {}
-    bench = SimpleNamespace(
-        deployment=deployment,
-        store=Store(deployment.store, deployment.cache),
-        spec_hash=spec_hash,
-        made_up=False,
-        context=SimpleNamespace(run_key=run, task="budget"),
-        releases=[],
-        descends_from=lambda *releases: None,
-        seeds=SeedStore(deployment.seeds),
-        measure=lambda name, value, step=0: measured.update({name: value}),
-        measured=measured,
-        durable=deployment.home / "work" / "budget",
-        content_key=lambda: b"key",
-    )
-    return cast(StepContext, bench)
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
@@ -155,7 +132,7 @@ def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
     assert [r["release"] for r in answer.facts["planned"]] == ["word histogram", "DP training"]
     spent = ledger.remaining("notes").spent
     budget.run(spec, bench)  # a retry
-    budget.run(spec, bench_of(deployment, "triggered again"))
+    budget.run(spec, bench_of(deployment, run="triggered again"))
     for charged in spec.charged:
         release = planned_release(charged)
         step = bench_of(deployment, spec_hash=charged.digest())

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from test_plans import PRIVATE, ROOT, bench_of, steps_of
+from release_examples import bench_of
+from test_plans import PRIVATE, ROOT, steps_of
 
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting import refuse_large_delta

@@ -1,0 +1,51 @@
+"""A release of the data set `notes`, and a step's context that is enough to charge one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dp_core.labels import Labelled
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
+from tasks.protocol import ReleaseRecord
+from tasks.releases.charge import Charge, charge
+from tasks.releases.plans import PlannedRelease
+from tasks.releases.provenance import PrivateUnits
+from tasks.runtime.context import StepContext
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+
+UNIT = PrivacyUnit.PATIENT
+NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
+
+
+def bench_of(
+    deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = False, run: str = "run"
+) -> StepContext:
+    """Return the context of a step with that spec hash."""
+    releases: list[ReleaseRecord] = []
+    measured: dict[str, Labelled] = {}
+    bench = SimpleNamespace(
+        deployment=deployment,
+        store=Store(deployment.store, deployment.cache),
+        spec_hash=spec_hash,
+        made_up=made_up,
+        context=SimpleNamespace(run_key=run, task="pretrain"),
+        seeds=SeedStore(deployment.seeds),
+        releases=releases,
+        descends_from=releases.append,
+        measure=lambda name, value, step=0: measured.update({name: value}),
+        measured=measured,
+        durable=deployment.home / "work" / "budget",
+        content_key=lambda: b"key",
+    )
+    return cast(StepContext, bench)
+
+
+def charged(bench: StepContext, content: bytes = b"m", **more: Any) -> Charge:
+    """Charge a training on `notes`."""
+    event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
+    planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
+    return charge(bench, NOTES, replace(planned, **more), content=content)
