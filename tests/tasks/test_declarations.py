@@ -419,21 +419,6 @@ def test_the_same_file_under_another_name_is_told_aloud(
     assert say("ledger")[1].count("WARNING") == 3
 
 
-@pytest.mark.parametrize("name", ["Ward", "WARD", "ＷＡＲＤ", "\u1d42ard"])
-def test_names_that_differ_by_case_alone_are_refused(home: Deployment, name: str) -> None:
-    ledger = Ledger.open(home.ledger)
-    for register in (
-        lambda: ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5),
-        lambda: ledger.register_dataset(
-            name, PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="ward"
-        ),
-        lambda: ledger.register_made_up(name),
-    ):
-        with pytest.raises(BadInput, match="registered data set ward by its spelling alone"):
-            register()
-    assert list(ledger.datasets()) == ["ward"]
-
-
 def test_the_commands_by_which_sets_are_registered(say: Say) -> None:
     assert say("ledger", "register", "shown", "--public")[0] == 0
     assert say("ledger", "register", "shown", "--public", "--epsilon", "1")[0] == 2

@@ -9,6 +9,7 @@ from alembic.script import ScriptDirectory
 from golden.make_every_kind import told
 from ledger_examples import GAUSSIAN, GOLDEN, HISTOGRAM, golden, reservation
 from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
@@ -152,3 +153,24 @@ def test_an_upgrade_that_breaks_off_leaves_the_old_ledger(
         assert db.execute(text("SELECT version FROM ledger_schema")).all() == [(1,)]
         assert "withdrawn_at" not in {c["name"] for c in inspect(db).get_columns("entries")}
     assert Ledger.open(url).remaining("notes").charged_entries == 2
+
+
+@pytest.mark.postgres
+def test_who_may_only_read_opens_and_asks(postgres_url: str) -> None:
+    """Steps that parse files have the ledger's tables to read: to ask takes no lock."""
+    writer = Ledger.open(postgres_url)
+    writer.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    held = writer.reserve(reservation("held", GAUSSIAN))
+    server = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with server.connect() as db:
+        name = db.execute(text("SELECT current_database()")).scalar_one()
+        db.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+    reader = Ledger.open(postgres_url)
+    assert reader.identity() and list(reader.datasets()) == ["notes"]
+    assert reader.entry(held.id) == held and reader.history("notes") == [held]
+    assert reader.remaining("notes").charged_entries == 1
+    assert reader.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).fits
+    assert reader.sources.public() == [] and reader.sources.declaration("a") is None
+    assert not reader.sources.is_text_of("a", "notes") and not reader.sources.same_files_as("notes")
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        reader.reserve(reservation("more", GAUSSIAN))

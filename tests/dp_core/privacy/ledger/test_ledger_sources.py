@@ -60,10 +60,12 @@ def test_one_text_under_two_budgets_is_told(ledger: Ledger) -> None:
         ledger.sources.read_as_private(WIKI, "nobodys")
 
 
-@pytest.mark.parametrize("name", ["Notes", "NOTES", "ｎｏｔｅｓ", "note\u017f"])
+@pytest.mark.parametrize("name", ["Notes", "NOTES", "ｎｏｔｅｓ", "note\u017f", "\u1d3aotes"])
 def test_a_name_that_is_spelt_nearly_alike_is_refused(ledger: Ledger, name: str) -> None:
     with pytest.raises(BadInput, match="registered data set notes by its spelling alone"):
         ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5)
+    with pytest.raises(BadInput, match="by its spelling alone"):
+        ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="notes")
     with pytest.raises(BadInput, match="by its spelling alone"):
         ledger.register_made_up(name)
     ledger.register_dataset("notes-2", PrivacyUnit.PATIENT, 8.0, 1e-5)
