@@ -52,14 +52,14 @@ class PrivateUnits:
         Raises:
             BadInput: the spec's data set, unit or declared bound is not the input's.
         """
-        for name, own, other in (
+        for name, held, charged in (
             ("dataset", self.dataset, planned.dataset),
             ("unit", self.unit, planned.unit),
             ("declared_units", self.declared_units, planned.declared_units),
         ):
-            if own is not None and own != other:
+            if held is not None and held != charged:
                 raise BadInput(
-                    f"the input has {own}, the spec charges {other}",
+                    f"the input has {held}, the spec charges {charged}",
                     where=f"{name} of the {self.origin} step's output",
                     fix="Charge what is read: give the spec the input's own.",
                 )
@@ -82,7 +82,7 @@ def corpus_at(bench: StepContext, uri: str, role: Role, *, field: str = "corpus_
     Raises:
         BadInput: it is none, or not of that role.
     """
-    return _of_role(_opened(bench, uri, ("corpus",), field), role, field)
+    return _opened(bench, uri, ("corpus",), field, role=role)
 
 
 def vocabulary_at(bench: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
@@ -102,7 +102,7 @@ def canaries_at(
     Raises:
         BadInput: they are none, or of another vocabulary.
     """
-    return _of_vocabulary(_opened(bench, uri, ("canaries",), field), vocabulary, field)
+    return _opened(bench, uri, ("canaries",), field, vocabulary=vocabulary)
 
 
 def rows_at(bench: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:
@@ -111,8 +111,7 @@ def rows_at(bench: StepContext, uri: str, role: Role, vocabulary: Input, *, fiel
     Raises:
         BadInput: it is none, of the other role, or cut with another vocabulary.
     """
-    found = _of_role(_opened(bench, uri, ("token_store",), field), role, field)
-    return _of_vocabulary(found, vocabulary, field)
+    return _opened(bench, uri, ("token_store",), field, role=role, vocabulary=vocabulary)
 
 
 def labels_at(bench: StepContext, uri: str, *, field: str = "entities_uri") -> Input:
@@ -137,8 +136,7 @@ def model_at(
     Raises:
         BadInput: it is none, or of another vocabulary.
     """
-    found = _opened(bench, uri, steps, field)
-    return found if vocabulary is None else _of_vocabulary(found, vocabulary, field)
+    return _opened(bench, uri, steps, field, vocabulary=vocabulary)
 
 
 def private_units(source: Input) -> PrivateUnits:
@@ -212,33 +210,33 @@ def fact(source: Input, name: str) -> Any:
 
 def vocabulary_digest(source: Input) -> str:
     """Return the digest of the vocabulary that the input is, or was made with."""
-    own = source.result.step == "vocabulary"
-    return str(fact(source, "digest" if own else "vocabulary_digest"))
+    is_one = source.result.step == "vocabulary"
+    return str(fact(source, "digest" if is_one else "vocabulary_digest"))
 
 
-def _opened(bench: StepContext, uri: str, steps: Sequence[str], field: str) -> Input:
-    found = bench.input(uri)
-    if found.result.step not in steps:
+def _opened(
+    bench: StepContext,
+    uri: str,
+    steps: Sequence[str],
+    field: str,
+    *,
+    role: Role | None = None,
+    vocabulary: Input | None = None,
+) -> Input:
+    source = bench.input(uri)
+    if source.result.step not in steps:
         raise BadInput(
-            f"it is the output of the step {found.result.step}",
+            f"it is the output of the step {source.result.step}",
             where=field,
             fix=f"Give that of {' or '.join(steps)}.",
         )
-    return found
-
-
-def _of_role(found: Input, role: Role, field: str) -> Input:
-    if fact(found, "role") != role:
+    if role is not None and fact(source, "role") != role:
         other = "public" if role == "private" else "private"
         raise BadInput(f"the text is {other}, and must be {role}", where=field)
-    return found
-
-
-def _of_vocabulary(found: Input, vocabulary: Input, field: str) -> Input:
-    if vocabulary_digest(found) != vocabulary_digest(vocabulary):
+    if vocabulary is not None and vocabulary_digest(source) != vocabulary_digest(vocabulary):
         raise BadInput(
             "it was made with another vocabulary",
             where=field,
             fix="Give inputs of one vocabulary.",
         )
-    return found
+    return source
