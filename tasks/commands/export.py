@@ -87,8 +87,7 @@ def _finish(partial: Path, folder: Path) -> None:
 
 
 def _latest_model(store: Store) -> str:
-    report = latest(store)
-    models: dict[str, str] = report.facts.get("models", {})
+    models: dict[str, str] = latest(store)[1].facts.get("models", {})
     if _MODEL in models:
         return models[_MODEL]
     if not models:

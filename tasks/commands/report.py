@@ -7,10 +7,8 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json
 from tasks.protocol import StepResult
-from tasks.report.tables import Cell, Header, Table
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -25,7 +23,7 @@ def command(uri: str, as_json: bool) -> None:
     """Show the closing table of the latest report (or another), and where the page is."""
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
-    uri = given(store, uri) if uri else latest_uri(store)
+    uri = given(store, uri) if uri else latest(store)[0]
     if as_json:
         write_json(_content(store, uri))
     else:
@@ -36,15 +34,15 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output, and where its pages are."""
     from rich.console import Console
 
-    from tasks.report.tables import rich_table, side_by_side
+    from tasks.report.tables import Table, rich_table, side_by_side
 
     deployment = Deployment.from_environment()
     content = _content(Store(deployment.store, deployment.cache), uri)
-    table = _table(content["table"])
+    table = Table.from_json(content["table"])
     console = Console()
     console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
-    for name, place in content["pages"].items():
-        console.print(f"{name}: {place}", highlight=False, soft_wrap=True)
+    for name, page in content["pages"].items():
+        console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
 
 
 def given(store: Store, uri: str) -> str:
@@ -60,32 +58,21 @@ def given(store: Store, uri: str) -> str:
     return uri.rstrip("/")
 
 
-def latest(store: Store) -> StepResult:
-    """Return what the latest report step answered.
+def latest(store: Store) -> tuple[str, StepResult]:
+    """Return the output of the latest report step, and what it answered.
 
     Raises:
         BadInput: there is none.
     """
-    result = read_result(store, latest_uri(store))
-    assert result is not None  # noqa: S101 - it was found by what it answered
-    return result
-
-
-def latest_uri(store: Store) -> str:
-    """Return the output of the latest report step.
-
-    Raises:
-        BadInput: there is none.
-    """
-    found = [
-        (result.facts["created"], uri)
+    results = [
+        (uri, result)
         for step in _STEPS
         for uri in store.outputs(step)
         if (result := read_result(store, uri)) is not None
     ]
-    if not found:
+    if not results:
         raise BadInput("there is no report yet", where="report", fix="Run: confide run")
-    return max(found)[1]
+    return max(results, key=lambda one: (one[1].facts["created"], one[0]))
 
 
 def _content(store: Store, uri: str) -> dict[str, Any]:
@@ -95,24 +82,3 @@ def _content(store: Store, uri: str) -> dict[str, Any]:
     folder = store.local_copy(uri)
     pages = {name: str(folder / name / "report.html") for name in result.outputs}
     return {"uri": uri, "pages": pages, "table": result.facts["table"], "facts": result.facts}
-
-
-def _table(record: dict[str, Any]) -> Table:
-    """Return a table that a report step wrote as JSON."""
-    headers = [Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(record["columns"])]
-    rows = [
-        tuple(
-            Cell(
-                cell["text"],
-                cell["value"],
-                Label(cell["label"]) if "label" in cell else None,
-                withheld=cell.get("withheld", False),
-                detail=cell.get("detail", ""),
-            )
-            for cell in row
-        )
-        for row in record["rows"]
-    ]
-    return Table(
-        record["key"], record["caption"], tuple(headers), tuple(rows), tuple(record["notes"])
-    )

@@ -155,6 +155,16 @@ class Table:
             "notes": list(self.notes),
         }
 
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Table:
+        """Return the table that `to_json` wrote; only its first column holds names."""
+        columns, rows = record["columns"], record["rows"]
+        headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
+        cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
+        return cls(
+            record["key"], record["caption"], tuple(headers), tuple(cells), tuple(record["notes"])
+        )
+
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
     """Return what the job ends with: what each model costs, what it can do, what it remembers.
@@ -432,6 +442,11 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
     if cell.detail:
         record["detail"] = cell.detail
     return record
+
+
+def _cell_of_json(record: dict[str, Any]) -> Cell:
+    label = Label(record["label"]) if "label" in record else None
+    return Cell(**(record | {"label": label}))
 
 
 _MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}

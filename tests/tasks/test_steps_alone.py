@@ -42,14 +42,9 @@ from tasks.storage import Store
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
 WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
 PLAN = PrivacyPlan(
-    dataset="notes",
-    unit="patient",
-    declared_units=DECLARED,
-    noise_multiplier=4.0,
-    clip_norm=0.5,
-    delta=1e-5,
-    examples_per_step=1,
-)
+    dataset="notes", unit="patient", declared_units=DECLARED, noise_multiplier=4.0, clip_norm=0.5,
+    delta=1e-5, examples_per_step=1,
+)  # fmt: skip
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 
 
@@ -156,54 +151,27 @@ class Chain:
 
     def histogram(self, **changes: Any) -> VocabularySpec:
         spec = VocabularySpec(
-            root=self.home.store,
-            made_up=False,
-            corpus_uri="corpus",
-            dataset="notes",
-            unit="patient",
-            declared_units=DECLARED,
-            words_per_unit=16,
-            epsilon=20.0,
-            delta=1e-5,
+            root=self.home.store, made_up=False, corpus_uri="corpus", dataset="notes",
+            unit="patient", declared_units=DECLARED, words_per_unit=16, epsilon=20.0, delta=1e-5,
             size=80,
-        )
+        )  # fmt: skip
         return spec.model_copy(update=changes)
 
     def cut(self) -> TokenStoreSpec:
         return TokenStoreSpec(
-            root=self.home.store,
-            made_up=False,
-            corpus_uri="corpus",
-            vocabulary_uri="vocabulary",
-            canaries_uri="canaries",
-            role="private",
-            unit="patient",
-            sequence_length=LENGTH,
-            words_per_unit=16,
-            max_examples_per_unit=1,
-            declared_units=DECLARED,
-            holdout=0.2,
+            root=self.home.store, made_up=False, corpus_uri="corpus", vocabulary_uri="vocabulary",
+            canaries_uri="canaries", role="private", unit="patient", sequence_length=LENGTH,
+            words_per_unit=16, max_examples_per_unit=1, declared_units=DECLARED, holdout=0.2,
             seed=1,
-        )
+        )  # fmt: skip
 
     def training(self, **changes: Any) -> PretrainSpec:
         spec = PretrainSpec(
-            root=self.home.store,
-            made_up=False,
-            mode="dp",
-            store_uri="rows",
-            public_store_uri="public rows",
-            private_store_uri="rows",
-            vocabulary_uri="vocabulary",
-            shape=ModelShape(layers=1, hidden=64),
-            plan=PLAN,
-            examples_per_step=1,
-            batch_size=8,
-            updates=2,
-            learning_rate=0.001,
-            device="cpu",
-            seed=1,
-        )
+            root=self.home.store, made_up=False, mode="dp", store_uri="rows",
+            public_store_uri="public rows", private_store_uri="rows", vocabulary_uri="vocabulary",
+            shape=ModelShape(layers=1, hidden=64), plan=PLAN, examples_per_step=1, batch_size=8,
+            updates=2, learning_rate=0.001, device="cpu", seed=1,
+        )  # fmt: skip
         return spec.model_copy(update=changes)
 
 
@@ -378,14 +346,9 @@ def test_an_exposure_has_the_label_of_its_model(
         bench = chain.bench(f"exposure {label}")
         bench.inputs = chain.inputs | {"model": model}
         spec = ExposureSpec(
-            root=chain.home.store,
-            made_up=False,
-            model_uri="model",
-            canaries_uri="canaries",
-            private_store_uri="rows",
-            device="cpu",
-            seed=1,
-        )
+            root=chain.home.store, made_up=False, model_uri="model", canaries_uri="canaries",
+            private_store_uri="rows", device="cpu", seed=1,
+        )  # fmt: skip
         answer = exposure.run(spec, bench)
         assert {own for labels in bench.labels().values() for own in labels} == {label}
         assert [artifact.label for artifact in answer.artifacts] == [label]
@@ -407,20 +370,11 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     bench.inputs["labels"] = with_facts(bench.inputs["labels"], dataset="labels")
     spec = FinetuneSpec(
-        root=chain.home.store,
-        made_up=False,
-        model_uri="model",
-        entities_uri="labels",
+        root=chain.home.store, made_up=False, model_uri="model", entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-        entity_types=("sign",),
-        updates=2,
-        epochs=0,
-        batch_size=4,
-        learning_rate=0.001,
-        sequence_length=LENGTH,
-        device="cpu",
-        seed=1,
-    )
+        entity_types=("sign",), updates=2, epochs=0, batch_size=4, learning_rate=0.001,
+        sequence_length=LENGTH, device="cpu", seed=1,
+    )  # fmt: skip
     finetune.run(spec, bench)
     costs = {n: own for n, own in bench.labels().items() if n.startswith(("epsilon", "delta"))}
     assert set().union(*costs.values()) == {PUBLIC}

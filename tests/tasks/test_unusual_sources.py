@@ -66,17 +66,11 @@ def run(spec: Any, capfd: pytest.CaptureFixture[str], folder: Path) -> tuple[int
 
 
 def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSpec:
+    fields: dict[str, Any] = {"format": format, "path": str(path), "dataset": "notes"}
     return CorpusSpec(
-        root=deployment.store,
-        made_up=False,
-        role="private",
-        format=format,  # type: ignore[arg-type]
-        path=str(path),
-        dataset="notes",
-        data_version="1",
-        synthetic_patients=50,
-        seed=1,
-    )
+        root=deployment.store, made_up=False, role="private", data_version="1",
+        synthetic_patients=50, seed=1, **fields,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -123,17 +117,10 @@ def test_labels_behind_the_same_door(
     (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
     os.mkfifo(tmp_path / "in" / NAME)
     spec = EntitiesSpec(
-        root=deployment.store,
-        made_up=False,
-        format="pubtator",
-        train_path=str(tmp_path / "in"),
-        test_path=str(tmp_path / "in" / "a.txt"),
-        dataset="notes",
-        data_version="1",
-        public=True,
-        unit="document",
-        seed=1,
-    )
+        root=deployment.store, made_up=False, format="pubtator", train_path=str(tmp_path / "in"),
+        test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", data_version="1", public=True,
+        unit="document", seed=1,
+    )  # fmt: skip
     code, said = run(spec, capfd, tmp_path)
     assert (code, said.count("\n")) == (2, 1), said
     assert "entities_train" in said

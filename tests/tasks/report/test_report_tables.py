@@ -11,8 +11,10 @@ from rich.console import Console
 
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import DatasetTotal
 from tasks.report import tables
-from tasks.report.model import Edition, edition_of
+from tasks.report.model import Cost, Edition, JobReport, Withheld, edition_of
+from tasks.report.page import job_page, verdict
 from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, rich_table, side_by_side
 
 
@@ -138,6 +140,7 @@ def test_json_is_strict_and_holds_the_very_values() -> None:
     assert record["rows"][2][2] == {"text": "∞", "value": "inf", "label": "public"}
     assert record["rows"][1][7] == {"text": "68.3", "value": 0.6827, "label": "operator"}
     assert record["columns"][3] == {"name": "ε", "unit": "in total, per patient"}
+    assert Table.from_json(record).to_json() == record
 
 
 def test_a_ragged_table_is_refused() -> None:
@@ -167,3 +170,79 @@ def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
     stream = io.StringIO()
     Console(file=stream, width=60, color_system=None).print(rich_table(table))
     assert "…" not in stream.getvalue()
+
+
+# --- cells: how values read
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (math.inf, "∞"),
+        (0.0, "0"),
+        (1.0, "1"),
+        (6.2749, "6.27"),
+        (0.5178, "0.518"),
+        (0.064, "0.064"),
+        (12.345, "12.3"),
+        (1e-6, "10⁻⁶"),
+        (1.1e-6, "1.1·10⁻⁶"),
+        (1.18e-4, "1.18·10⁻⁴"),
+        (4000, "4\u202f000"),
+        (83_000_000, "83\u202f000\u202f000"),
+        (256, "256"),
+        (100.0, "100"),
+        (-0.25, "-0.25"),
+    ],
+)
+def test_numbers_read_as_people_write_them(value: float, text: str) -> None:
+    assert tables.significant(value) == text
+
+
+def test_a_share_becomes_a_percentage_and_keeps_its_label() -> None:
+    cell = tables.percentage(Dp(0.3321))
+    assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
+    assert tables.percentage(Operator(0.5)).label is Label.OPERATOR
+
+
+def test_what_is_withheld_and_what_was_not_measured_look_different() -> None:
+    hidden, unknown = tables.percentage(Withheld()), tables.percentage(None)
+    assert hidden.withheld
+    assert hidden.value is None
+    assert hidden.label is Label.OPERATOR
+    assert unknown.label is None
+    assert hidden.text != unknown.text
+
+
+# --- guarantees that do not add up: no page prints a sum, each part is shown
+
+
+def without_total() -> JobReport:
+    report = job_report()
+    none = Cost(DatasetTotal("", None, None, 0.0))
+    models = tuple(
+        dataclasses.replace(m, cost=none) if m.kind == "dp" else m for m in report.models
+    )
+    return dataclasses.replace(report, models=tuple(models))
+
+
+def test_the_table_says_that_there_is_no_total_and_keeps_the_parts() -> None:
+    report = without_total()
+    table = tables.closing_table(report.models, report.unit)
+    (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
+    total = row[3]
+    assert (total.text, total.value) == (tables.NO_TOTAL, None)
+    assert "unlike neighbours" in total.detail
+    assert row[4].text == tables.NOT_MEASURED  # δ of nothing
+    (dp,) = [m for m in report.models if m.kind == "dp"]
+    assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
+    assert json.loads(json.dumps(table.to_json()))
+
+
+def test_the_page_and_its_first_sentence_claim_no_sum() -> None:
+    report = without_total()
+    said = verdict(report)
+    assert "have no total" in said.detail
+    assert "ε =" not in said.detail
+    html = job_page(report, Edition.PUBLISHABLE).html
+    assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
