@@ -21,9 +21,9 @@ def run(spec: BudgetSpec, bench: StepContext) -> StepOutput:
     planned = {charged.digest(): planned_release(charged) for charged in spec.charged}
     register_plan(bench, planned)
     for dataset in dict.fromkeys(release.dataset for release in planned.values()):
-        own = [release for release in planned.values() if release.dataset == dataset]
-        delta = sum(release.delta for release in own)
-        total = total_epsilon([release.event.stating(release.unit) for release in own], delta)
+        charges = [release for release in planned.values() if release.dataset == dataset]
+        delta = sum(release.delta for release in charges)
+        total = total_epsilon([release.event.stating(release.unit) for release in charges], delta)
         if total is not None:
             bench.measure(f"planned_epsilon/{dataset}", Public(total))
             bench.measure(f"planned_delta/{dataset}", Public(delta))

@@ -20,11 +20,10 @@ from tasks.releases.provenance import (
     fact,
     model_at,
     operator_only,
-    private_units,
     rows_at,
 )
 from tasks.report.results import EXPOSURE_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 
 CONTEXTS_PER_CANARY = 8
@@ -49,15 +48,15 @@ def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
         [c for c in canaries if c.is_reference],
         special=SpecialIds.of(tokenizer),
         candidates=pool,
-        declared_units=_bound(store),
+        declared_units=fact(store, "declared_units"),
         sequence_length=model.config.max_positions,
         repeats=CONTEXTS_PER_CANARY,
         seed=spec.seed,
     )
-    found = summarise(rows, EMBEDDED)
+    summary = summarise(rows, EMBEDDED)
     label = Operator if operator_only(bench.releases) else Dp
-    bench.measure("exposure_mean", label(found.mean))
-    bench.measure("exposure_largest", label(found.largest))
+    bench.measure("exposure_mean", label(summary.mean))
+    bench.measure("exposure_largest", label(summary.largest))
     for row in rows:
         name = f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}"
         bench.measure(name, label(row.exposure))
@@ -66,9 +65,3 @@ def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
         outputs={"exposure": EXPOSURE_FILE},
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
     )
-
-
-def _bound(store: Input) -> int:
-    declared = private_units(store).declared_units
-    assert declared is not None  # noqa: S101 - a store declares it
-    return declared

@@ -46,13 +46,13 @@ def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
         max_examples_per_unit=spec.max_examples_per_unit,
         key=key,
     )
-    for number, (unit_id, own) in enumerate(rows, 1):
+    for number, (unit_id, unit_rows) in enumerate(rows, 1):
         if spec.role == "public" and number % 500 == 0:  # the size of private data is private
             bench.progress(number, 0)
         if is_held_out(unit_id, spec.holdout, key):
-            writers[HELD_OUT].add_unit(unit_id, own)
+            writers[HELD_OUT].add_unit(unit_id, unit_rows)
         else:
-            carrying = plant(own, canaries, unit_id, spec.seed, spec.sequence_length)
+            carrying = plant(unit_rows, canaries, unit_id, spec.seed, spec.sequence_length)
             writers[TRAIN].add_unit(unit_id, carrying)
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
@@ -94,15 +94,15 @@ def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input)
 
 def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
     """Return the canaries to plant; of those that no row could hold, say so before any is read."""
-    found = read_canaries(planted.folder) if planted else []
-    longest = max((len(canary.tokens) for canary in found), default=0)
+    canaries = read_canaries(planted.folder) if planted else []
+    longest = max((len(canary.tokens) for canary in canaries), default=0)
     if longest > spec.sequence_length - 2:
         raise BadInput(
-            f"a pattern of {longest} pieces is longer than a row of {spec.sequence_length} holds",
+            f"a pattern of {longest} tokens is longer than a row of {spec.sequence_length} holds",
             where="canary_patterns",
             fix="Shorten it, or raise sequence_length.",
         )
-    return found
+    return canaries
 
 
 def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
