@@ -1,13 +1,14 @@
-"""Units: every text belongs to one, and removing one leaves all others as they were."""
+"""Units: every text belongs to one, is bounded alone, and leaves all others as they were."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_core.data.corpus import Document, write_corpus
-from dp_core.data.privacy_units import Unit, iter_units
+from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, iter_units
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -90,3 +91,27 @@ def test_a_tuple_has_a_word(tmp_path: Path) -> None:
     write_corpus([Document("1", "p", "a")], tmp_path)
     with pytest.raises(BadInput, match="0 words"):
         list(iter_units(tmp_path, PrivacyUnit.EXAMPLE, 0))
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 10), st.text(max_size=5))
+def test_at_most_the_limit_and_in_order(items: list[int], limit: int, unit: str) -> None:
+    chosen = bounded_sample(items, limit, unit, b"k")
+    assert len(chosen) == min(limit, len(items))
+    rest = iter(items)
+    assert all(any(x == y for y in rest) for x in chosen)  # a subsequence
+
+
+@pytest.mark.statistical
+def test_every_item_is_as_likely() -> None:
+    counts = np.zeros(10)
+    for unit in range(20_000):
+        counts[bounded_sample(range(10), 3, str(unit), b"k")] += 1
+    # Binomial(20000, 0.3): standard deviation 64.8.
+    assert np.abs(counts - 6000).max() < 6 * 64.8
+
+
+@pytest.mark.statistical
+def test_held_out_share() -> None:
+    held = sum(is_held_out(str(i), 0.05, b"k") for i in range(40_000))
+    assert abs(held - 2000) < 6 * np.sqrt(40_000 * 0.05 * 0.95)
+    assert not any(is_held_out(str(i), 0.0, b"k") for i in range(100))

@@ -1,5 +1,8 @@
 """The token store gives back what was written, by unit, and is whole or not there."""
 
+from __future__ import annotations
+
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.data import token_store
+from dp_core.data.privacy_units import Unit
+from dp_core.data.token_store import (
+    GrowingArray,
+    TokenStore,
+    TokenStoreWriter,
+    open_array,
+    rows_of_units,
+)
 from dp_core.errors import BadInput
+from dp_core.privacy import batch_selection as sampling
+from dp_core.privacy.batch_selection import PoissonSampler
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import OrdinaryBatches, PrivateBatches
+from dp_core.vocabulary import wordpiece
 
 ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4)
 
@@ -89,3 +105,127 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, row: list[int]) -> Non
 def test_no_text_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no text"):
         write(tmp_path, {"a": []})
+
+
+TOKENIZER = wordpiece.learn(
+    dict.fromkeys(
+        ["the", "patient", "has", "pain", "in", "left", "knee", ".", "[", "]", "mask"], 500
+    ),
+    200,
+)
+
+
+def rows_made(units: list[Unit], length: int = 8, limit: int = 100) -> dict[str, list[list[int]]]:
+    return dict(
+        rows_of_units(
+            units, TOKENIZER, sequence_length=length, max_examples_per_unit=limit, key=b"k"
+        )
+    )
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["the", "patient", "has", "pain", "."]), max_size=30), max_size=4
+    ),
+    st.integers(3, 12),
+)
+def test_rows_hold_the_text_once_and_fit(texts: list[list[str]], length: int) -> None:
+    made = rows_made([Unit("u", [" ".join(t) for t in texts])], length)["u"]
+    assert all(r[0] == 2 and r[-1] == 3 and 3 <= len(r) <= length for r in made)
+    pieces = [i for r in made for i in r[1:-1]]
+    whole = [TOKENIZER.encode(" ".join(t), add_special_tokens=False).ids for t in texts]
+    assert pieces == [i for ids in whole for i in ids]
+    room = length - 2
+    assert len(made) == sum(-(-len(ids) // room) for ids in whole)  # as few rows as possible
+
+
+def test_a_units_rows_do_not_depend_on_other_units() -> None:
+    text = "the patient has pain in the left knee . " * 8
+    units = [Unit(str(i), [text, text[: 10 * i]]) for i in range(300)]
+    together, alone = rows_made(units, limit=3), rows_made([units[277]], limit=3)
+    assert together["277"] == alone["277"]
+    assert {len(r) for r in together.values()} == {3}
+
+
+def test_special_tokens_in_a_note_are_text() -> None:
+    made = rows_made([Unit("u", ["[MASK] pain [SEP]"])], 20)["u"]
+    assert not {0, 2, 3, 4} & set(made[0][1:-1])
+
+
+def test_empty_text_has_no_row() -> None:
+    assert rows_made([Unit("u", ["", "  "])]) == {"u": []}
+
+
+def test_a_row_needs_room() -> None:
+    with pytest.raises(BadInput, match="no room"):
+        rows_made([Unit("u", ["pain"])], 2)
+
+
+ROW = [2, 7, 8, 9, 3]
+
+
+def peak(work) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def fill(folder: Path, units: int) -> None:
+    writer = TokenStoreWriter(folder, 16, 40)
+    for unit in range(units):
+        writer.add_unit(str(unit), [ROW, ROW])
+    writer.finish()
+
+
+def feed(folder: Path, batch: int = 8) -> None:
+    store = TokenStore.open(folder)
+    sampler = PoissonSampler(PrivacySeed.fixed(0), store.n_units, lambda t: batch / store.n_units)
+    for source in (
+        PrivateBatches(store, sampler, 1, 4, 2),
+        OrdinaryBatches(store, 1, 4, 4),
+    ):
+        for t in range(3):
+            for _ in source.update(t):
+                pass
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Folders of two corpora, one eight times the other, and the memory that writing them took."""
+    folder = tmp_path_factory.mktemp("corpora")
+    fill(folder / "first", 100)
+    feed(folder / "first")  # imports and caches are not the corpus's
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_store, "_FLUSH", 1 << 9)
+        patch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
+        patch.setattr(token_store, "_CHECKED", 1 << 9)
+        written = [peak(lambda n=n: fill(folder / str(n), n)) for n in (4000, 32_000)]
+    return folder, written
+
+
+def test_writing_takes_no_more_for_a_corpus_eight_times_as_large(corpora):
+    small, large = corpora[1]
+    assert large < 1.2 * small
+
+
+def test_opening_and_feeding_take_no_more_for_a_corpus_eight_times_as_large(corpora, monkeypatch):
+    monkeypatch.setattr(token_store, "_CHECKED", 1 << 9)
+    monkeypatch.setattr(sampling, "_CHUNK", 1 << 9)
+    small, large = (peak(lambda n=n: feed(corpora[0] / str(n))) for n in (4000, 32_000))
+    assert large < 1.2 * small
+
+
+def test_an_array_that_grew_is_the_array(tmp_path):
+    array = GrowingArray(tmp_path / "a.npy", np.uint64)
+    values = np.arange(200_000) * 3
+    for start in range(0, len(values), 7000):
+        array.extend(values[start : start + 7000].tolist())
+    assert len(array) == 200_000
+    assert not (tmp_path / "a.npy").exists()
+    np.testing.assert_array_equal(array.finish(), values)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy", allow_pickle=False), values)
+    assert open_array(tmp_path / "a.npy").dtype == np.uint64
+    assert [f.name for f in tmp_path.iterdir()] == ["a.npy"]

@@ -1,4 +1,4 @@
-"""Entity scores: figures worked out by hand, and agreement with seqeval."""
+"""Sentences with entities, and their scores: worked out by hand, and as seqeval has them."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +6,20 @@ from hypothesis import strategies as st
 from seqeval.metrics import classification_report
 from seqeval.scheme import IOB2
 
-from dp_core.data.ner import entities, score
+from dp_core.data.ner import Sentence, entities, label_set, score
+
+
+def test_a_sentence_has_a_tag_for_each_token() -> None:
+    with pytest.raises(ValueError, match="2 tokens but 1 tags"):
+        Sentence(("a", "b"), ("O",))
+
+
+def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
+    one, two = Sentence(("a",), ("B-test",)), Sentence(("b", "c"), ("O", "I-problem"))
+    expected = ("O", "B-problem", "I-problem", "B-test", "I-test")
+    assert label_set([one, two]) == label_set([two, one]) == expected
+    assert label_set([]) == ("O",)
+
 
 TAGS = st.sampled_from(["O", "B-problem", "I-problem", "B-test", "I-test"])
 PAIRS = st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=8), min_size=1, max_size=5)
