@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,9 +18,9 @@ class Sentence:
     Args:
         tokens: the words.
         tags: `O`, `B-type` or `I-type`; strict IOB2: an entity starts with `B-`.
-        document_id: where it comes from, normalised (`normalised_id`), whoever makes the sentence;
-            empty where the source does not say.
-        patient_id: whose text it is; empty where nobody has said.
+        document_id: where it comes from; empty where the source does not say.
+        patient_id: whose text it is; empty where nobody has said. Both ids are normalised
+            (`normalised_id`), whoever makes the sentence.
     """
 
     tokens: tuple[str, ...]
@@ -30,7 +31,8 @@ class Sentence:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.tags):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
-        object.__setattr__(self, "document_id", normalised_id(self.document_id))
+        for name in ("document_id", "patient_id"):
+            object.__setattr__(self, name, normalised_id(getattr(self, name)))
 
 
 def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
@@ -165,23 +167,20 @@ def score(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]])
     Raises:
         ValueError: the two do not have the same lengths.
     """
-    correct: dict[str, int] = {}
-    found: dict[str, int] = {}
-    wanted: dict[str, int] = {}
+    correct: Counter[str] = Counter()
+    guessed: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
     for right, guess in zip(expected, predicted, strict=True):
         if len(right) != len(guess):
             raise ValueError(f"{len(right)} tags are expected, {len(guess)} were predicted")
         right_set, guess_set = set(entities(right)), set(entities(guess))
-        for counter, members in (
-            (wanted, right_set),
-            (found, guess_set),
-            (correct, right_set & guess_set),
-        ):
-            for kind, _, _ in members:
-                counter[kind] = counter.get(kind, 0) + 1
-    by_type = {
-        kind: Score(correct.get(kind, 0), found.get(kind, 0), wanted.get(kind, 0))
-        for kind in sorted(wanted.keys() | found.keys())
-    }
-    micro = Score(sum(correct.values()), sum(found.values()), sum(wanted.values()))
-    return EntityScores(micro, by_type)
+        wanted.update(kind for kind, _, _ in right_set)
+        guessed.update(kind for kind, _, _ in guess_set)
+        correct.update(kind for kind, _, _ in right_set & guess_set)
+    return EntityScores(
+        Score(correct.total(), guessed.total(), wanted.total()),
+        {
+            k: Score(correct[k], guessed[k], wanted[k])
+            for k in sorted(wanted.keys() | guessed.keys())
+        },
+    )

@@ -1,8 +1,8 @@
 """Rows of token ids on disk, memory-mapped, with random access by privacy unit.
 
-Files of a store: `tokens.bin` (row-major `[rows, S]`, little-endian uint16, or uint32 for large
-vocabularies), `lengths.npy`, `unit_rows.npy`, `unit_keys.npy`, and `store.json`, which is written
-last of all: a folder without it is not a store, whatever was interrupted.
+Files of a store hold an array each, row-major and little-endian: `tokens.bin` (`[rows, S]`, uint16,
+or uint32 for large vocabularies), `lengths.bin`, `unit_rows.bin` and `unit_keys.bin`. `store.json`
+is written last of all: a folder without it is not a store, whatever was interrupted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import shutil
-import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,71 +24,13 @@ from dp_core.data.privacy_units import Unit, bounded_sample
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 
-_FLUSH = 1 << 16  # values
-
-
-class GrowingArray:
-    """Values appended to a file.
-
-    Args:
-        path: of the finished array; until then its values lie beside it, under `.partial`.
-        dtype: of the values.
-    """
-
-    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
-        self._path, self._dtype = path, np.dtype(dtype)
-        self._raw = path.with_suffix(".partial")
-        self._raw.write_bytes(b"")
-        self._pending: list[int] = []
-        self._written = 0
-
-    def __len__(self) -> int:
-        """Return how many values there are."""
-        return self._written + len(self._pending)
-
-    def extend(self, values: Sequence[int]) -> None:
-        """Append values."""
-        self._pending += values
-        if len(self._pending) >= _FLUSH:
-            self._flush()
-
-    def finish(self) -> npt.NDArray[Any]:
-        """Complete the file and return the array, read from disk as it is used."""
-        self._flush()
-        descr = self._dtype.str
-        header = {"descr": descr, "fortran_order": False, "shape": (self._written,)}
-        with self._path.open("wb") as file, self._raw.open("rb") as raw:
-            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-            shutil.copyfileobj(raw, file)
-        self.discard()
-        return open_array(self._path)
-
-    def discard(self) -> None:
-        """Remove the values that are not finished."""
-        self._raw.unlink(missing_ok=True)
-
-    def _flush(self) -> None:
-        with self._raw.open("ab") as file:
-            file.write(np.array(self._pending, self._dtype).tobytes())
-        self._written += len(self._pending)
-        self._pending.clear()
-
-
-def open_array(path: Path) -> npt.NDArray[Any]:
-    """Return an `.npy` file's array, mapped into memory and not read."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-_VERSION = 1
-_MARK, _TOKENS = "store.json", "tokens.bin"
-_FLUSH_BYTES = 1 << 23  # bytes
+_VERSION = 2
+_MARK = "store.json"
+_COLUMNS = {"lengths": "<i4", "unit_rows": "<i8", "unit_keys": "<u8"}
+_FLUSH_BYTES = 1 << 23  # of a file, written together
 _CHECKED = 1 << 16  # values looked at together
-_ARRAYS = ("lengths", "unit_rows", "unit_keys")
-# What reading files that are not as they were written raises; NumPy parses a header as Python.
-_DAMAGED = (
-    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError),
-    *(SyntaxError, tokenize.TokenError, OverflowError, MemoryError),
-)
+# What files that are not as they were written raise while they are read.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +83,10 @@ class TokenStore:
             about = json.loads((folder / _MARK).read_text())
             if about["version"] != _VERSION:
                 raise ValueError("version")
-            arrays = {n: open_array(folder / f"{n}.npy") for n in _ARRAYS}
-            _check(about, arrays)
-            shape = (len(arrays["lengths"]), about["sequence_length"])
-            tokens = _map(folder / _TOKENS, np.dtype(about["dtype"]), shape)
+            _check_sizes(about)
+            tokens = _map(folder, "tokens", about["dtype"]).reshape(-1, about["sequence_length"])
+            columns = {name: _map(folder, name, dtype) for name, dtype in _COLUMNS.items()}
+            _check_columns(tokens, **columns)
         except _DAMAGED as error:
             raise BadInput(
                 "not a finished token store",
@@ -155,7 +95,7 @@ class TokenStore:
             ) from error
         return cls(
             tokens=tokens,
-            **arrays,
+            **columns,
             sequence_length=about["sequence_length"],
             vocabulary_size=about["vocabulary_size"],
             digest=about["digest"],
@@ -198,13 +138,11 @@ class TokenStoreWriter:
         (self._folder / _MARK).unlink(missing_ok=True)
         self._length, self._vocabulary = sequence_length, vocabulary_size
         self._key, self._pad = key, pad
-        self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
-        self._pending = bytearray()
-        (self._folder / _TOKENS).write_bytes(b"")
-        self._lengths = GrowingArray(self._folder / "lengths.npy", np.int32)
-        self._offsets = GrowingArray(self._folder / "unit_rows.npy", np.int64)
-        self._keys = GrowingArray(self._folder / "unit_keys.npy", np.uint64)
-        self._offsets.extend([0])
+        self._dtype = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+        dtypes = {"tokens": self._dtype, **_COLUMNS}
+        self._files = {n: _AppendedFile(_file(self._folder, n), t) for n, t in dtypes.items()}
+        self._rows = 0
+        self._files["unit_rows"].append([0])
 
     def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
         """Append a unit's rows; a unit without rows leaves no trace.
@@ -228,12 +166,11 @@ class TokenStoreWriter:
                 where="token store",
                 fix="Use the tokenizer of this vocabulary.",
             )
-        self._pending += block.astype(self._dtype).tobytes()
-        if len(self._pending) >= _FLUSH_BYTES:
-            self._flush()
-        self._lengths.extend(lengths)
-        self._offsets.extend([len(self._lengths)])
-        self._keys.extend([digest64(self._key, "unit", unit_id)])
+        self._rows += len(rows)
+        self._files["tokens"].append(block)
+        self._files["lengths"].append(lengths)
+        self._files["unit_rows"].append([self._rows])
+        self._files["unit_keys"].append([digest64(self._key, "unit", unit_id)])
 
     def finish(self) -> TokenStore:
         """Complete the store and open it.
@@ -241,64 +178,91 @@ class TokenStoreWriter:
         Raises:
             BadInput: no unit had a row.
         """
-        self._flush()
-        columns = (self._lengths, self._offsets, self._keys)
-        if not len(self._lengths):
-            for column in columns:
-                column.discard()
+        if not self._rows:
             raise BadInput("there is no text", where="token store", fix="Check the corpus.")
-        arrays = [column.finish() for column in columns]
-        shape = (len(self._lengths), self._length)
-        tokens = _map(self._folder / _TOKENS, self._dtype, shape)
+        for file in self._files.values():
+            file.flush()
+        tokens = _map(self._folder, "tokens", self._dtype).reshape(-1, self._length)
+        columns = [_map(self._folder, name, dtype) for name, dtype in _COLUMNS.items()]
         about = {
             "version": _VERSION,
             "sequence_length": self._length,
             "vocabulary_size": self._vocabulary,
-            "dtype": self._dtype.str,
-            "digest": _digest(self._length, self._vocabulary, tokens, *arrays),
+            "dtype": self._dtype,
+            "digest": _digest(self._length, self._vocabulary, tokens, *columns),
         }
         mark = self._folder / f"{_MARK}.partial"
         mark.write_text(json.dumps(about) + "\n")
         mark.replace(self._folder / _MARK)
         return TokenStore.open(self._folder)
 
-    def _flush(self) -> None:
-        with (self._folder / _TOKENS).open("ab") as file:
+
+class _AppendedFile:
+    """A file to whose end values are written, some megabytes at a time."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._path, self._dtype = path, dtype
+        self._pending = bytearray()
+        path.write_bytes(b"")
+
+    def append(self, values: npt.ArrayLike) -> None:
+        self._pending += np.asarray(values).astype(self._dtype).tobytes()
+        if len(self._pending) >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._path.open("ab") as file:
             file.write(self._pending)
         self._pending.clear()
 
 
-def _check(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Refuse files that do not fit together, before anybody indexes by them.
+def _check_sizes(about: dict[str, Any]) -> None:
+    """Refuse a description that is none, before anything is read by it.
 
     Raises:
-        ValueError: they do not.
+        ValueError: it is none.
     """
     sizes = (about["sequence_length"], about["vocabulary_size"])
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError("sizes")
     if about["dtype"] not in ("<u2", "<u4") or not isinstance(about["digest"], str):
         raise ValueError("words")
-    lengths, rows, keys = (arrays[name] for name in _ARRAYS)
-    if [a.dtype.str for a in (lengths, rows, keys)] != ["<i4", "<i8", "<u8"]:
-        raise ValueError("types")
-    if {lengths.ndim, rows.ndim, keys.ndim} != {1} or len(rows) != len(keys) + 1:
+
+
+def _check_columns(
+    tokens: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int32],
+    unit_rows: npt.NDArray[np.int64],
+    unit_keys: npt.NDArray[np.uint64],
+) -> None:
+    """Refuse arrays that do not fit together, before anybody indexes by them.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if len(tokens) != len(lengths) or len(unit_rows) != len(unit_keys) + 1:
         raise ValueError("shapes")
-    if rows[0] != 0 or rows[-1] != len(lengths):
+    if unit_rows[0] != 0 or unit_rows[-1] != len(lengths):
         raise ValueError("rows")
     for start in range(0, len(lengths), _CHECKED):  # in parts: memory stays flat
         part = lengths[start : start + _CHECKED]
-        if part.min() < 1 or part.max() > sizes[0]:
+        if part.min() < 1 or part.max() > tokens.shape[1]:
             raise ValueError("lengths")
-    for start in range(0, len(keys), _CHECKED):
-        if not (np.diff(rows[start : start + _CHECKED + 1]) > 0).all():
+    for start in range(0, len(unit_keys), _CHECKED):
+        if not (np.diff(unit_rows[start : start + _CHECKED + 1]) > 0).all():
             raise ValueError("units")
 
 
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
-    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.bin"
+
+
+def _map(folder: Path, name: str, dtype: str) -> npt.NDArray[Any]:
+    """Return an array of a store, mapped into memory and not read."""
+    path = _file(folder, name)
+    if path.stat().st_size % np.dtype(dtype).itemsize:
         raise ValueError("size")
-    return np.memmap(path, dtype, "r", shape=shape)
+    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 def _digest(length: int, vocabulary: int, *arrays: npt.NDArray[Any]) -> str:

@@ -172,7 +172,7 @@ class _Lines:
         """Return the tags, or None if a concept does not fit or overlaps another."""
         tags = ["O"] * len(self._tokens)
         for c in self._concepts:
-            span = range(self._place(c.begin), self._place(c.end) + 1)
+            span = range(self._index(c.begin), self._index(c.end) + 1)
             if span.start < 0 or not span or any(tags[i] != "O" for i in span):
                 return None
             if " ".join(self._tokens[i] for i in span).lower() != " ".join(c.text.split()).lower():
@@ -181,8 +181,8 @@ class _Lines:
                 tags[i] = f"{'B' if i == span.start else 'I'}-{c.kind}"
         return tuple(tags)
 
-    def _place(self, where: tuple[int, int]) -> int:
-        """Return the place in the sentence of a line's token; -1 if there is none."""
+    def _index(self, where: tuple[int, int]) -> int:
+        """Return the index in the sentence of a line's token; -1 if there is none."""
         line, token = where
         tokens = self._of_line.get(line, range(0))
         return tokens[token] if token < len(tokens) else -1

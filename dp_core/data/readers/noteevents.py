@@ -18,8 +18,8 @@ from dp_core.data.readers.sources import (
     damage_told,
     input_files,
     is_unicode,
+    location_of,
     open_bytes,
-    place_of,
 )
 from dp_core.errors import BadInput
 
@@ -72,7 +72,7 @@ def _notes(
     names = [name.strip().upper() for name in header]
     columns = {name: i for i, name in enumerate(names)}
     if missing := [name for name in _NEEDED if name not in columns]:
-        quarantine.reject(Reason.WRONG_COLUMNS, place_of(file, source))
+        quarantine.reject(Reason.WRONG_COLUMNS, location_of(file, source))
         raise BadInput(
             f"a header lacks {' and '.join(missing)}",
             where=str(source),
@@ -126,7 +126,7 @@ def _cells(row: str, number: int) -> list[str]:
 
 
 def _note(
-    row: list[str], columns: dict[str, int], place: str, quarantine: Quarantine
+    row: list[str], columns: dict[str, int], location: str, quarantine: Quarantine
 ) -> Iterator[Document]:
     """Yield the note of a row, or quarantine it."""
 
@@ -137,14 +137,14 @@ def _note(
     if cell("ISERROR").lower() in _ERROR_MARKS:
         quarantine.leave_out()
     elif not is_unicode("".join(row)):
-        quarantine.reject(Reason.ENCODING, place)
+        quarantine.reject(Reason.ENCODING, location)
     elif not text.strip():
-        quarantine.reject(Reason.EMPTY, place)
+        quarantine.reject(Reason.EMPTY, location)
     elif len(text) > LONGEST:
-        quarantine.reject(Reason.TOO_LONG, place)
+        quarantine.reject(Reason.TOO_LONG, location)
     elif not patient:
-        quarantine.reject(Reason.NO_PATIENT, place)
+        quarantine.reject(Reason.NO_PATIENT, location)
     else:
         quarantine.take()
-        document = cell("ROW_ID") or place
+        document = cell("ROW_ID") or location
         yield Document(document, patient, text.replace("\r\n", "\n"), cell("HADM_ID"))

@@ -1,17 +1,17 @@
 """Whose each labelled document is: annotation formats name no patient, a list beside them does.
 
 A line is a document and its patient, separated by a tab or a comma. A first line `document`,
-`patient` is a heading. Ids are trimmed and in Unicode's normal form C, as those of all readers.
+`patient` is a heading. Ids are normalised, as those of all readers.
 """
 
 from __future__ import annotations
 
 import csv
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dp_core.data.corpus import normalised_id
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.quarantine import Reason
 from dp_core.data.readers.sources import UNREADABLE, text_lines
@@ -57,7 +57,7 @@ def with_patients(sentences: Iterable[Sentence], patients: Mapping[str, str]) ->
         BadInput: a document is not listed: it would be a unit of its own, or of nobody.
     """
     named = [
-        replace(sentence, patient_id=patients.get(_id(sentence.document_id), ""))
+        replace(sentence, patient_id=patients.get(sentence.document_id, ""))
         for sentence in sentences
     ]
     if not all(sentence.patient_id for sentence in named):
@@ -78,11 +78,7 @@ def _cells(line: str | Reason) -> list[str]:
         rows = list(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
     except csv.Error:
         return []
-    return [_id(cell) for cell in rows[0]] if rows else []
-
-
-def _id(text: str) -> str:
-    return unicodedata.normalize("NFC", text.strip())
+    return [normalised_id(cell) for cell in rows[0]] if rows else []
 
 
 def _wrong(number: int, what: str) -> BadInput:

@@ -18,7 +18,7 @@ from dp_core.data.readers.sources import (
     bare_name,
     damage_told,
     input_files,
-    place_of,
+    location_of,
     text_lines,
 )
 
@@ -29,13 +29,13 @@ _TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
 def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
     for file in input_files(path, ".txt", quarantine):
-        place = place_of(file, path)
-        folders = Path(place).parts[:-1]
-        name = Path(place).with_name(bare_name(file)).as_posix()
+        location = location_of(file, path)
+        folders = Path(location).parts[:-1]
+        name = Path(location).with_name(bare_name(file)).as_posix()
         with damage_told(path, file, quarantine):
             for part, piece in _documents(file):
                 if isinstance(piece, Reason):
-                    quarantine.reject(piece, place)
+                    quarantine.reject(piece, location)
                     continue
                 quarantine.take()
                 yield Document(name + part, folders[0] if folders else "", piece)

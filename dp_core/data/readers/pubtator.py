@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 @dataclass
 class _Article:
-    place: str
+    location: str
     parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
     spans: dict[Span, str] = field(default_factory=dict)
     text: str = ""  # both parts, once the first entity closes them
@@ -109,7 +109,7 @@ def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
     if article.problem is None and not text.strip():
         article.problem = Reason.EMPTY
     if article.problem is not None:
-        quarantine.reject(article.problem, article.place)
+        quarantine.reject(article.problem, article.location)
         return
     entities = _without_overlaps(article.spans)
     first = 0
@@ -130,11 +130,9 @@ def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
     """Return the spans that stay, sorted: none overlaps another."""
     kept: list[Span] = []
     for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
-        place = bisect_left(kept, (start, end))
-        if (not place or kept[place - 1][1] <= start) and (
-            place == len(kept) or end <= kept[place][0]
-        ):
-            kept.insert(place, (start, end))
+        at = bisect_left(kept, (start, end))
+        if (not at or kept[at - 1][1] <= start) and (at == len(kept) or end <= kept[at][0]):
+            kept.insert(at, (start, end))
     return kept
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from dp_core.errors import BadInput
 
-_PLACES_KEPT = 20  # of each reason; a million bad lines must not fill the memory
+_LOCATIONS_KEPT = 20  # of each reason; a million bad lines must not fill the memory
 
 
 class Reason(StrEnum):
@@ -42,8 +42,8 @@ class Quarantine:
         self.left_out = 0  # marked by the source itself as not to be used
         self.passed_over = 0  # files that are no input of this format
         self.counts: Counter[Reason] = Counter()
-        self.places: dict[Reason, list[str]] = {}
-        self.passed_places: list[str] = []
+        self.locations: dict[Reason, list[str]] = {}
+        self.passed_locations: list[str] = []
 
     @property
     def rejected(self) -> int:
@@ -58,29 +58,29 @@ class Quarantine:
         """Count an item that its source marks as an error."""
         self.left_out += 1
 
-    def pass_over(self, place: str) -> None:
+    def pass_over(self, location: str) -> None:
         """List a file whose name says that it is something else: no item, so it counts for none."""
         self.passed_over += 1
-        if len(self.passed_places) < _PLACES_KEPT:
-            self.passed_places.append(place)
+        if len(self.passed_locations) < _LOCATIONS_KEPT:
+            self.passed_locations.append(location)
 
-    def reject(self, reason: Reason, place: str) -> None:
+    def reject(self, reason: Reason, location: str) -> None:
         """Count an item that was not taken.
 
         Args:
             reason: why.
-            place: file and line; never any content.
+            location: file and line; never any content.
         """
         self.counts[reason] += 1
-        places = self.places.setdefault(reason, [])
-        if len(places) < _PLACES_KEPT:
-            places.append(place)
+        locations = self.locations.setdefault(reason, [])
+        if len(locations) < _LOCATIONS_KEPT:
+            locations.append(location)
 
     def finish(self, where: str) -> None:
         """Refuse the source if it had nothing good, or too much that was bad.
 
         Raises:
-            BadInput: with the most frequent reason, and no place: it may be named after a patient.
+            BadInput: with the most frequent reason; no location: files may be named after patients.
         """
         if not self.taken and not self.rejected:
             raise BadInput("there is nothing to read", where=where, fix="Check path and format.")
@@ -96,12 +96,12 @@ class Quarantine:
         )
 
     def summary(self) -> dict[str, object]:
-        """Return counts and places, ready for JSON; for the operator alone."""
+        """Return counts and locations, ready for JSON; for the operator alone."""
         return {
             "taken": self.taken,
             "left_out": self.left_out,
             "rejected": {str(r): n for r, n in sorted(self.counts.items())},
-            "places": {str(r): list(p) for r, p in sorted(self.places.items())},
+            "locations": {str(r): list(p) for r, p in sorted(self.locations.items())},
             "passed_over": self.passed_over,
-            "places_passed_over": list(self.passed_places),
+            "locations_passed_over": list(self.passed_locations),
         }

@@ -227,7 +227,7 @@ def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -
     wanted = [f for f in found if _ends_in(f, suffix)]
     for file in found:
         if not any(_ends_in(file, known) for known in (suffix, *others)):
-            quarantine.pass_over(place_of(file, path))
+            quarantine.pass_over(location_of(file, path))
     if not wanted:
         raise BadInput(
             f"the folder has no {suffix} file", where=str(path), fix="Check path and format."
@@ -285,14 +285,14 @@ def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[No
     try:
         yield
     except UNREADABLE:
-        quarantine.reject(Reason.UNREADABLE, place_of(file, source))
+        quarantine.reject(Reason.UNREADABLE, location_of(file, source))
         raise BadInput(
             "a file is unreadable, damaged or half-written",
             where=str(source),
             fix="Copy it again.",
         ) from None
     except TooMuch:
-        quarantine.reject(Reason.TOO_MUCH, place_of(file, source))
+        quarantine.reject(Reason.TOO_MUCH, location_of(file, source))
         raise BadInput(
             "a packed file unpacks to far more than text does",
             where=str(source),
@@ -300,7 +300,7 @@ def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[No
         ) from None
 
 
-def place_of(file: Path, source: Path) -> str:
+def location_of(file: Path, source: Path) -> str:
     """Return where a file lies within its source."""
     return file.relative_to(source).as_posix() if file != source else file.name
 

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from dp_core.data import token_store
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import (
-    GrowingArray,
     TokenStore,
     TokenStoreWriter,
-    open_array,
     rows_of_units,
 )
 from dp_core.errors import BadInput
@@ -88,10 +86,12 @@ def test_an_unfinished_store_is_none(tmp_path: Path) -> None:
         TokenStore.open(tmp_path)
 
 
-def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path, {"a": [[1], [2]]})
-    tokens = tmp_path / "tokens.bin"
-    tokens.write_bytes(tokens.read_bytes()[:-1])
+@pytest.mark.parametrize("name", ["tokens", "lengths", "unit_rows", "unit_keys"])
+@pytest.mark.parametrize("missing", [1, 8, 12, 1000])
+def test_a_cut_file_is_noticed(tmp_path: Path, name: str, missing: int) -> None:
+    write(tmp_path, {"a": [[1], [2]], "b": [[3]]})
+    file = tmp_path / f"{name}.bin"
+    file.write_bytes(file.read_bytes()[:-missing])
     with pytest.raises(BadInput, match="not a finished token store"):
         TokenStore.open(tmp_path)
 
@@ -199,7 +199,6 @@ def corpora(tmp_path_factory):
     fill(folder / "first", 100)
     feed(folder / "first")  # imports and caches are not the corpus's
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_store, "_FLUSH", 1 << 9)
         patch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
         patch.setattr(token_store, "_CHECKED", 1 << 9)
         written = [peak(lambda n=n: fill(folder / str(n), n)) for n in (4000, 32_000)]
@@ -216,16 +215,3 @@ def test_opening_and_feeding_take_no_more_for_a_corpus_eight_times_as_large(corp
     monkeypatch.setattr(sampling, "_CHUNK", 1 << 9)
     small, large = (peak(lambda n=n: feed(corpora[0] / str(n))) for n in (4000, 32_000))
     assert large < 1.2 * small
-
-
-def test_an_array_that_grew_is_the_array(tmp_path):
-    array = GrowingArray(tmp_path / "a.npy", np.uint64)
-    values = np.arange(200_000) * 3
-    for start in range(0, len(values), 7000):
-        array.extend(values[start : start + 7000].tolist())
-    assert len(array) == 200_000
-    assert not (tmp_path / "a.npy").exists()
-    np.testing.assert_array_equal(array.finish(), values)
-    np.testing.assert_array_equal(np.load(tmp_path / "a.npy", allow_pickle=False), values)
-    assert open_array(tmp_path / "a.npy").dtype == np.uint64
-    assert [f.name for f in tmp_path.iterdir()] == ["a.npy"]

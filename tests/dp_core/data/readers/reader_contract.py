@@ -122,7 +122,7 @@ class ReaderContract:
         items, quarantine = read(self.FORMAT, tmp_path)
         assert len(items) == bad_item.kept
         assert quarantine.counts == {bad_item.reason: 1}
-        assert quarantine.places == {bad_item.reason: [bad_item.where]}
+        assert quarantine.locations == {bad_item.reason: [bad_item.where]}
         with pytest.raises(BadInput, match=str(bad_item.reason)) as told:
             read(self.FORMAT, tmp_path, share=0.05)
         assert SECRET not in str(told.value) + json.dumps(quarantine.summary())
@@ -173,7 +173,7 @@ class ReaderContract:
         assert NAME not in str(told.value)
         assert SECRET not in str(told.value)
         assert told.value.__cause__ is None
-        assert [NAME in place for place in quarantine.places[Reason.UNREADABLE]] == [True]
+        assert [NAME in place for place in quarantine.locations[Reason.UNREADABLE]] == [True]
 
     @pytest.mark.parametrize("kind", STRANGE)
     def test_what_is_neither_file_nor_folder_refuses_the_source(
@@ -224,7 +224,7 @@ class ReaderContract:
         with pytest.raises(BadInput, match="unreadable") as told:
             list(reader_of(self.FORMAT)(self.FORMAT, source, quarantine))
         assert NAME not in str(told.value)
-        assert quarantine.places[Reason.UNREADABLE] == [bad.name]
+        assert quarantine.locations[Reason.UNREADABLE] == [bad.name]
 
     @pytest.mark.parametrize("is_folder", [True, False])
     def test_a_name_that_is_not_utf_8_refuses_the_source(
@@ -259,5 +259,5 @@ class ReaderContract:
         (source / "deep" / "note.text").write_text("a patient's, misnamed")
         items, quarantine = read(self.FORMAT, source)
         assert len(items) == 1
-        assert quarantine.summary()["places_passed_over"] == ["deep/note.text"]
+        assert quarantine.summary()["locations_passed_over"] == ["deep/note.text"]
         assert (quarantine.rejected, quarantine.passed_over) == (0, 1)

@@ -88,7 +88,7 @@ def test_offsets_that_do_not_fit_cost_the_sentence(tmp_path: Path, bad: str) -> 
     kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over lines costs all of them
     assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
     assert set(q.counts) == {Reason.OFFSETS}
-    assert q.places[Reason.OFFSETS][0] == "r1.txt:1"
+    assert q.locations[Reason.OFFSETS][0] == "r1.txt:1"
     with pytest.raises(BadInput, match="offsets do not fit") as caught:
         read(tmp_path, share=0.1)
     assert "secretword" not in str(caught.value) + json.dumps(q.summary())
@@ -165,7 +165,7 @@ def test_two_files_of_one_document_cost_it(tmp_path: Path) -> None:
     (tmp_path / "r2.con").write_text("")
     sentences, q = read(tmp_path)
     assert [s.document_id for s in sentences] == ["r2"]
-    assert q.places == {Reason.TWICE: ["r1"]}
+    assert q.locations == {Reason.TWICE: ["r1"]}
 
 
 def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None
     sentences, q = read(tmp_path)
     assert sentences == EXPECTED[1:]
     assert q.counts == {Reason.OFFSETS: 2, Reason.WRONG_FIELD: 1}
-    assert q.places[Reason.WRONG_FIELD] == ["r1.con:6"]
+    assert q.locations[Reason.WRONG_FIELD] == ["r1.con:6"]
 
 
 def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -
     assert "secretword" not in str(caught.value)
     assert q.counts == {Reason.WRONG_COLUMNS: 1}
     at = 63 if "Pt stable" in row else 62  # the first row without quotes is whole
-    assert q.places[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
+    assert q.locations[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a header lacks SUBJECT_ID and TEXT") as told:
         list(read_corpus("noteevents", tmp_path, quarantine))
     assert NAME not in str(told.value)
-    assert quarantine.places[Reason.WRONG_COLUMNS] == [f"{NAME}.csv"]
+    assert quarantine.locations[Reason.WRONG_COLUMNS] == [f"{NAME}.csv"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -33,6 +33,13 @@ def test_ids_that_look_alike_are_alike(tmp_path: Path) -> None:
     assert named.patient_id == "p\u00e9"
 
 
+def test_one_patient_is_one_however_the_list_spells_the_id(tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    file.write_text("1.0,7\nb, 7.0 \n")
+    sentences = [Sentence(("a",), ("O",), document) for document in ("1", "b")]
+    assert [s.patient_id for s in with_patients(sentences, read_patients(file))] == ["7", "7"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

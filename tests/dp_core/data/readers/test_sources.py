@@ -180,8 +180,8 @@ def test_counts_and_first_places() -> None:
     summary = q.summary()
     assert summary["taken"] == summary["left_out"] == 1
     assert summary["rejected"] == {"no text": 100}
-    assert q.places[Reason.EMPTY][0] == "f:0"
-    assert len(q.places[Reason.EMPTY]) == 20
+    assert q.locations[Reason.EMPTY][0] == "f:0"
+    assert len(q.locations[Reason.EMPTY]) == 20
 
 
 @pytest.mark.parametrize(
