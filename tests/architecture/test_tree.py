@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_the_folder_beside_the_checkout_is_looked_for_by_tests_alone():
 
 def test_no_large_file_is_tracked():
     assert [file.name for file in tracked() if file.stat().st_size > LARGEST] == []
+
+
+def test_every_fast_test_is_there():
+    settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    patterns = settings["tool"]["confide"]["fast-tests"]
+    assert [pattern for pattern in patterns if not list(CHECKOUT.glob(pattern.lstrip("!")))] == []
 
 
 def test_the_patterns_find_what_they_are_for():
