@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_the_data_follow_the_code(mutants: ModuleType) -> None:
         assert rooms[room] >= 5, room
     assert rooms["resume"] >= 5
     assert all(mutant.why for mutant in found)
+
+
+def test_the_example_for_contributors_is_one_of_them(mutants: ModuleType) -> None:
+    page = (CHECKOUT / "CONTRIBUTING.md").read_text()
+    (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
+    named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
+    assert (
+        vars(named[example["name"]]).items()
+        >= (example | {"tests": tuple(example["tests"])}).items()
+    )
 
 
 def test_a_bug_that_a_test_sees_is_caught(
