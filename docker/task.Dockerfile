@@ -33,11 +33,11 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     CONFIDE_SEEDS=/var/lib/confide-seeds \
     CONFIDE_TASK_PYTHON=/opt/confide/environment/bin/python
 WORKDIR /opt/confide
-COPY docker/attend.py docker/courier.py docker/prepare.py ./
+COPY docker/mlflow_sync.py docker/prepare.py ./
 COPY dp_core ./dp_core
 COPY tasks ./tasks
-RUN python -m compileall -q attend.py courier.py prepare.py dp_core tasks
+RUN python -m compileall -q mlflow_sync.py prepare.py dp_core tasks
 USER 10001:10001
 # Process 1 passes SIGTERM on, reaps, and ends the step at its deadline or with its lease.
-ENTRYPOINT ["python", "-S", "-E", "/opt/confide/attend.py", "python"]
+ENTRYPOINT ["python", "-P", "-S", "-E", "/opt/confide/tasks/protocol/supervisor.py", "python"]
 CMD ["-m", "tasks", "--help"]

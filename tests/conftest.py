@@ -26,7 +26,7 @@ def _libraries_are_heard_as_before() -> Iterator[None]:
     yield
     logging.captureWarnings(False)
     for handler in logging.root.handlers[:]:
-        if type(handler).__module__ == "tasks.runtime.messages":
+        if type(handler).__module__ == "tasks.runtime.log":
             logging.root.removeHandler(handler)
 
 

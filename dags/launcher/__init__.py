@@ -1,11 +1,7 @@
-"""From a step's spec to an Airflow task: the one place that knows process, docker and kubernetes.
+"""From a step's spec to an Airflow task, by process, docker or kubernetes."""
 
-A DAG file says `step("vocabulary", plan=...)`; which launcher starts the step is the deployment's
-choice (`CONFIDE_LAUNCHER`), and only the chosen one's provider is ever imported.
-"""
-
-from dags.launcher.factory import LIGHT, TRAINING, defaults, step
 from dags.launcher.form import form, settings_from, settings_to_start
+from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step
 
 __all__ = [
     "LIGHT",

@@ -15,11 +15,12 @@ What the containers are given comes from the scheduler's own environment:
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -28,19 +29,20 @@ from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
-from dags.launcher.handed_on import PLACES, SECRETS, handed_on
-from dags.launcher.lines import Stream, whole_lines
-from dags.launcher.links import tracked_at
-from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
-from dags.launcher.work import Plan, Work, work_of
-from tasks.protocol import Need, NoReader, environment_for, needs
+from dags.launcher.step_operator import (
+    LONGEST_ARGUMENT,
+    PLACES,
+    SECRETS,
+    SEEDS_AT,
+    StepOperator,
+    Work,
+    forwarded_environment,
+)
+from tasks.protocol import Need, needs
+from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
+from tasks.protocol.supervisor import LAUNCHER_GRACE
 
-# Airflow escalates every 5 s, and there is a container to remove too; its first process has ended
-# the step by then (docker/attend.py), and the step itself still before that.
-GRACE_SECONDS = 4
-LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
-SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
 # An image that compose built carries its service's labels: compose would take its container for
@@ -48,18 +50,15 @@ RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
 NO_SERVICE = {"com.docker.compose.project": "", "com.docker.compose.service": ""}
 
 
-class DockerStep(DockerOperator):
+class DockerStep(StepOperator, DockerOperator):
     """Runs a step in a container that ends with the task, however that ends.
 
     The task holds the container's standard input open as a lease: when the worker dies without
-    a chance to say so, the engine closes it, and the image's first process ends the step.
+    a chance to say so, the engine closes it, and the image's first process ends the step. Its
+    standard output is the channel of the step's messages, its standard error the log.
     """
 
-    template_fields = ("point",)
-
-    def __init__(
-        self, *, plan: Plan, point: Mapping[str, float] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(
             image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
             network_mode=os.environ.get("CONFIDE_DOCKER_NETWORK") or None,
@@ -74,69 +73,49 @@ class DockerStep(DockerOperator):
             Need.CHARGING: mounts("CONFIDE_DOCKER_SEEDS"),
             Need.SOURCES: mounts("CONFIDE_DOCKER_SOURCES", read_only=True),
         }
-        self.plan = plan
-        self.point = point
-        self.tracked_at = ""
 
-    def execute(self, context: Any) -> dict[str, Any]:
-        """Start the step, pass its lines on to the task's log, and answer for its exit code."""
-        work = work_of(self.task_id, self.plan, context, self.point)
-        context["point_name"] = work.context.point
-        self.log.info("Output: %s", work.spec.output)
+    def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
+        """Run the step in a container of its own, which does not outlive this call."""
         self.labels = NO_SERVICE | {
             RUN: work.context.run_key,
-            TASK: f"{self.task_id}.{context['ti'].map_index}",
+            TASK: f"{self.task_id}.{map_index}",
             SPEC: work.spec.digest(),
         }
-        exit_code, last_line = self._once(work)
-        while exit_code == UNFINISHED:
-            exit_code, last_line = self._once(work)
-        if exit_code:
-            raise failure(work.context.task, exit_code, last_line)
-        return work.answer()
-
-    def _once(self, work: Work) -> tuple[int, str]:
-        """Run the step in a container of its own, which does not outlive this call."""
         self._remove_left_behind()
         try:
             return self._run(work)
         finally:
-            self._end()
+            self.on_kill()
 
-    def _run(self, work: Work) -> tuple[int, str]:
+    def _run(self, work: Work) -> tuple[int, Follower]:
         if not self.cli.images(name=self.image):
             raise AirflowException(f"no image {self.image} on this engine: build or pull it")
-        self.container = self._create(work)
+        self.container = self.create(work)
         identifier = self.container["Id"]
-        last: dict[Stream, str] = {}
+        told = Follower()
         lease = self.cli.attach_socket(identifier, params={"stdin": 1, "stream": 1})
         try:
             output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True, demux=True)
             self.cli.start(identifier)
-            for stream, line in whole_lines(output):
-                self.log.info("%s", line)
-                self.tracked_at = tracked_at(line) or self.tracked_at
-                last[stream] = line
+            for is_message, line in whole_lines(output):
+                if not (is_message and told.hear(line)):
+                    self.log.info("%s", line)
             exit_code = int(self.cli.wait(identifier)["StatusCode"])
         finally:
             lease.close()
         if self.cli.inspect_container(identifier)["State"].get("OOMKilled"):
-            return exit_code, OUT_OF_MEMORY
-        # A step says on standard error what failed; which stream came last is chance.
-        return exit_code, last.get("stderr") or last.get("stdout") or "no output"
+            told.failed = Failed(exit_code=exit_code, reason=OUT_OF_MEMORY)
+        return exit_code, told
 
-    def _create(self, work: Work) -> dict[str, Any]:
+    def create(self, work: Work) -> dict[str, Any]:
+        """Create the step's container, with what it needs and nothing else."""
         words = work.arguments()
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
-        held = needs(work.spec)
-        try:
-            told = environment_for(work.spec, handed_on(os.environ, PLACES + SECRETS), apart=True)
-        except NoReader as error:
-            raise failure(work.context.task, BAD_INPUT, str(error)) from None
-        environment = told | work.environment()
-        environment["CONFIDE_LEASE"] = "stdin"
+        environment = work.environment(forwarded_environment(*PLACES, *SECRETS), apart=True)
+        environment |= {"CONFIDE_LEASE": "stdin", CHANNEL: STDOUT}
         if self.execution_timeout is not None:
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
+        granted = [mount for need in needs(work.spec) for mount in self.granted.get(need, [])]
         container: dict[str, Any] = self.cli.create_container(
             image=self.image,
             command=[*words[:-1], SPEC_FILE] if long else words,
@@ -144,7 +123,7 @@ class DockerStep(DockerOperator):
             labels=self.labels,
             stdin_open=True,
             host_config=self.cli.create_host_config(
-                mounts=self.mounts + [m for need in held for m in self.granted.get(need, [])],
+                mounts=self.mounts + granted,
                 network_mode=self.network_mode,
                 mem_limit=self.mem_limit,
                 device_requests=self.device_requests,
@@ -165,18 +144,39 @@ class DockerStep(DockerOperator):
             self.log.info("Removing container %s of an earlier try", left["Id"][:12])
             self.cli.remove_container(left["Id"], force=True)
 
-    def _end(self) -> None:
+    def on_kill(self) -> None:
         """Stop the container if it still runs, and remove it."""
         if self.container is None:
             return
         identifier, self.container = self.container["Id"], None
         with contextlib.suppress(APIError):  # it is gone already
-            self.cli.stop(identifier, timeout=GRACE_SECONDS)
+            self.cli.stop(identifier, timeout=int(LAUNCHER_GRACE))
             self.cli.remove_container(identifier, force=True)
 
-    def on_kill(self) -> None:
-        """End the container: the task was cancelled."""
-        self._end()
+
+def whole_lines(
+    pieces: Iterable[tuple[bytes | None, bytes | None]],
+) -> Iterator[tuple[bool, str]]:
+    """Yield each line that is not empty, once its end has come, and whether it came on stdout.
+
+    The engine sends both streams in pieces, as they come: between the two halves of a line on one
+    stream there may be a line of the other.
+
+    Args:
+        pieces: what came on standard output and on standard error, None for nothing; lines and
+            UTF-8 characters may be cut anywhere.
+    """
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
+    begun = ["", ""]
+    for both in pieces:
+        for stream, piece in enumerate(both):
+            text = begun[stream] + decoders[stream].decode(piece or b"")
+            *lines, begun[stream] = text.split("\n")
+            yield from ((stream == 0, line.rstrip()) for line in lines if line.strip())
+    for stream in range(2):
+        rest = begun[stream] + decoders[stream].decode(b"", final=True)
+        if rest.strip():
+            yield stream == 0, rest.rstrip()
 
 
 def for_every_step(variable: str) -> list[Mount]:

@@ -9,7 +9,7 @@ from airflow.sdk import Param
 from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
-from dags.launcher import deployment
+from dags.launcher.step_operator import launcher
 from tasks.protocol import JobSettings, missing_file, one_line
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -81,7 +81,7 @@ def settings_to_start(model: type[Job], params: Mapping[str, Any]) -> Job:
     """
     settings = settings_from(model, params)
     # What containers and pods see, this machine cannot know.
-    if deployment.launcher() == "process" and (missing := missing_file(settings)):
+    if launcher() == "process" and (missing := missing_file(settings)):
         name, reason = missing
         raise AirflowFailException(f"settings refused: {name}: {reason}")
     return settings

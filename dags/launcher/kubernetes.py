@@ -11,43 +11,44 @@ What the pods are made of:
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import HTTPError
 
-from dags.launcher.handed_on import PLACES, handed_on
-from dags.launcher.links import tracked_at
-from dags.launcher.outcome import BAD_INPUT, UNFINISHED, failure
-from dags.launcher.work import Plan, Work, work_of
-from tasks.protocol import Need, environment_for, needs
+from dags.launcher.step_operator import (
+    BAD_INPUT,
+    LONGEST_ARGUMENT,
+    PLACES,
+    SEEDS_AT,
+    UNFINISHED,
+    StepOperator,
+    Work,
+    failure,
+    forwarded_environment,
+)
+from tasks.protocol import Need, needs
+from tasks.protocol.messages import CHANNEL, Follower
 
 TEMPLATES = Path(__file__).parent / "pods"
-LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
-SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
-LAST_LINES = 50  # of a step's log: its run's address is among them
+TERMINATION_MESSAGE = "/dev/termination-log"  # of which the cluster keeps the last 4 KiB
 
 
 class TimeIsUp(AirflowException):
     """The step's own time is up, and its checkpoint written: another pod goes on from there."""
 
 
-class KubernetesStep(KubernetesPodOperator):
+class KubernetesStep(StepOperator, KubernetesPodOperator):
     """Runs a step in a pod; a worker that dies finds its pod again, a cancelled one deletes it.
 
-    Secrets never pass through Airflow: the pod template names the Kubernetes secret.
+    Secrets never pass through Airflow: the pod template names the Kubernetes secret. The step's
+    messages are the container's termination message.
     """
 
-    template_fields = ("point",)
-
-    def __init__(
-        self, *, plan: Plan, point: Mapping[str, float] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(
             image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
             deferrable=True,
@@ -55,26 +56,20 @@ class KubernetesStep(KubernetesPodOperator):
             get_logs=True,
             do_xcom_push=False,  # no sidecar: the result lies in the store
             log_pod_spec_on_failure=False,
-            # The last lines of a failed step's log become its message.
-            termination_message_policy="FallbackToLogsOnError",
+            termination_message_policy="File",
             startup_timeout_seconds=1800,  # a TPU slice has to be made first
             poll_interval=10,
             **options,
         )
-        self.plan = plan
-        self.point = point
-        self.tracked_at = ""
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
         work = self._prepare(context)
-        super().execute(context)
+        KubernetesPodOperator.execute(self, context)
         return work.answer()
 
     def _prepare(self, context: Any) -> Work:
-        work = work_of(self.task_id, self.plan, context, self.point)
-        context["point_name"] = work.context.point
-        self.log.info("Output: %s", work.spec.output)
+        work = self.work(context)
         self.describe(work)
         return work
 
@@ -82,15 +77,11 @@ class KubernetesStep(KubernetesPodOperator):
         """Set what the pod of this work consists of, beyond its template."""
         arguments = work.arguments()
         if len(arguments[-1]) > LONGEST_ARGUMENT:
-            raise failure(
-                work.context.task,
-                BAD_INPUT,
-                "the spec is too long for a pod: make the sweep smaller",
-            )
+            raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
         self.name = f"confide-{work.context.task.replace('_', '-')}"
         self.arguments = arguments
-        told = environment_for(work.spec, handed_on(os.environ, PLACES), apart=True)
-        told |= work.environment()
+        told = work.environment(forwarded_environment(*PLACES), apart=True)
+        told[CHANNEL] = TERMINATION_MESSAGE
         # The cluster would put variables in place of $(NAME), secrets among them: $$ is a $.
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in told.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
@@ -101,7 +92,6 @@ class KubernetesStep(KubernetesPodOperator):
 
     def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Answer for the pod that has ended; where its time was up, start the next one and wait."""
-        self.tracked_at = self._tracked_at(event)  # first: the pod is deleted on the way
         try:
             super().trigger_reentry(context, event)
         except TimeIsUp:
@@ -109,35 +99,25 @@ class KubernetesStep(KubernetesPodOperator):
             self.pod = self.pod_request_obj = None
             self._prepare(context)
             self.execute_async(context)  # within the same try: nothing has failed
-        return work_of(self.task_id, self.plan, context, self.point).answer()
-
-    def _tracked_at(self, event: Mapping[str, Any]) -> str:
-        """Return the address of the step's run, out of its log; '' where that is gone."""
-        try:
-            log: str = self.client.read_namespaced_pod_log(
-                name=event["name"],
-                namespace=event["namespace"],
-                container=self.base_container_name,
-                tail_lines=LAST_LINES,
-            )
-        except (ApiException, HTTPError):
-            return ""
-        return next(filter(None, map(tracked_at, reversed(log.splitlines()))), "")
+        return self.work(context).answer()
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
         """Delete the pod; say what its exit code means, and that bad input is not tried again."""
+        ended, told = terminated(remote_pod, self.base_container_name), Follower()
+        for line in (ended.message or "").splitlines() if ended else ():
+            told.hear(line)
+        self.tracked_at = told.tracked_at or self.tracked_at
         try:
             super().cleanup(pod, remote_pod, *more, **named)
         except (AirflowSkipException, AirflowFailException):
             raise
         except AirflowException:
-            ended = terminated(remote_pod, self.base_container_name)
             if ended is None or not ended.exit_code:
                 raise
             if ended.exit_code == UNFINISHED:
                 raise TimeIsUp from None
-            lines = (ended.message or ended.reason or "no output").strip().splitlines()
-            raise failure(self.task_id, ended.exit_code, lines[-1]) from None
+            reason = told.reason(ended.reason or Follower().reason())
+            raise failure(ended.exit_code, reason) from None
 
 
 def template(device: str) -> dict[str, Any]:

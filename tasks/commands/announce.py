@@ -7,7 +7,7 @@ import click
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_json
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
-from tasks.local.connection import connected
+from tasks.local.stack import connected
 from tasks.runtime.deployment import Deployment
 
 

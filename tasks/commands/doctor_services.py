@@ -12,8 +12,7 @@ from pathlib import Path
 from dp_core.errors import BadInput, ConfideError, without_password
 from tasks.commands.finding import Finding, answers
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
-from tasks.local.connection import connected, named
-from tasks.local.stack import TRAINING_POOL
+from tasks.local.stack import TRAINING_POOL, connected, named_airflow
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 _SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
@@ -52,13 +51,13 @@ def tracking(deployment: Deployment) -> Iterator[Finding]:
     yield answers("MLflow", place, lambda: _mlflow(deployment), fix, needed=False)
     waiting = unsent(deployment)
     words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
-    fix = "They are sent by the next step that ends while MLflow answers, or by the courier."
-    yield Finding("outbox", not waiting, False, words, fix)
+    fix = "They are sent by the next step that ends while MLflow answers, or by the MLflow sync."
+    yield Finding("event logs", not waiting, False, words, fix)
 
 
 def airflow(deployment: Deployment) -> Iterator[Finding]:
     """Ask Airflow for its parts, its DAGs, and the pool that the trainings wait for."""
-    place = without_password(named()) or "this machine's own"
+    place = without_password(named_airflow()) or "this machine's own"
     fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
     try:
         api = connected(deployment)

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from tasks.commands import report, watching
+from tasks.commands import report
 from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.progress_bars import one_after_the_other
 from tasks.commands.settings import settings_from, settings_told
 from tasks.protocol import (
     JobSettings,
@@ -20,7 +21,7 @@ from tasks.protocol import (
     sweep_report,
 )
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.runner import Job, run_job
+from tasks.runtime.process import Job, run_job
 from tasks.tracking.mlflow import send_all
 
 
@@ -57,7 +58,7 @@ def command(
     )
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
-    with watching.bars(len(steps)) as watch:
+    with one_after_the_other(len(steps)) as watch:
         finished = run_job(
             Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
         )

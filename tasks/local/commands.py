@@ -45,8 +45,7 @@ def demo(file: Path | None, words: tuple[str, ...]) -> None:
 def up() -> None:
     """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
     from tasks.local import stack as local
-    from tasks.local.configuration import USER, airflow_home
-    from tasks.local.tracking_server import runs_page
+    from tasks.local.configuration import USER, airflow_home, runs_page
 
     console = Console(highlight=False)
     deployment = Deployment.from_environment()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
-from collections.abc import Iterator
-from datetime import datetime
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,15 +15,97 @@ from typing import Any
 from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
+from tasks.commands.progress_bars import ProgressBars
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
-from tasks.local.follow import Follower, first_failure, progress_folder
 from tasks.local.stack import Stack
 from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol.messages import Follower, Progress, channel_file
 from tasks.runtime.deployment import Deployment
 
 DAG = "dp_bert"
 PREFIX = "demo__"
+FINISHED = {"success", "failed", "skipped", "upstream_failed", "removed"}
+_EVERY = 1.0  # seconds between looks
+_PATIENCE = 60.0  # seconds without an answer before giving up
+
+
+class RunFollower:
+    """Shows one DAG run until it ends: bars on a terminal, a line for each finished task.
+
+    Args:
+        home: of the deployment, below which the run's steps keep their messages.
+        check: called at every look; raises where following has become pointless.
+    """
+
+    def __init__(
+        self,
+        api: AirflowApi,
+        dag: str,
+        run_id: str,
+        home: Path,
+        check: Callable[[], None],
+        console: Console,
+    ) -> None:
+        self._api, self._dag, self._run_id = api, dag, run_id
+        self._home, self._check, self._console = home, check, console
+        self._started = time.monotonic()
+        self._said: set[str] = set()
+        self._channels: dict[str, Follower] = {}
+
+    def until_end(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the run's final state and its task instances."""
+        with ProgressBars(self._console) as bars:
+            while True:
+                state, tasks = self._look()
+                done = sum(task["state"] in FINISHED for task in tasks)
+                bars.show(self._dag, Progress(done=done, total=len(tasks)))
+                for task in tasks:
+                    self._show(bars, task)
+                if state in {"success", "failed"}:
+                    return state, tasks
+                time.sleep(_EVERY)
+
+    def told(self, task: dict[str, Any]) -> Follower:
+        """Return what a task's step has told so far."""
+        name = _name(task)
+        if name not in self._channels:
+            step, run_key = task["task_id"].rpartition(".")[2], f"{self._dag}/{self._run_id}"
+            file = channel_file(self._home, run_key, step, task["map_index"])
+            self._channels[name] = Follower(file)
+        return self._channels[name].look()
+
+    def _look(self) -> tuple[str, list[dict[str, Any]]]:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            self._check()
+            try:
+                state = self._api.run_state(self._dag, self._run_id)
+                return state, self._api.task_instances(self._dag, self._run_id)
+            except AirflowAway:
+                if time.monotonic() > deadline:
+                    raise ConfideError("Airflow does not answer any more") from None
+                time.sleep(_EVERY)
+
+    def _show(self, bars: ProgressBars, task: dict[str, Any]) -> None:
+        name = _name(task)
+        if task["state"] == "running":
+            bars.show(f"  {name}", self.told(task).progress)
+        elif task["state"] in FINISHED and name not in self._said:
+            self._said.add(name)
+            bars.remove(f"  {name}")
+            if task["state"] != "upstream_failed":
+                self._print(task, name)
+
+    def _print(self, task: dict[str, Any], name: str) -> None:
+        now = time.strftime("%M:%S", time.gmtime(time.monotonic() - self._started))
+        mark = {"success": "[green]✓", "skipped": "[dim]–"}
+        words = "" if task["state"] == "success" else f" {task['state']}"
+        took = f"{task['duration']:6.1f} s" if task.get("duration") else " " * 8
+        self._console.print(
+            f"{now}  {mark.get(task['state'], '[red]✗')}[/] {name:<28}{took}{words}",
+            highlight=False,
+        )
 
 
 def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
@@ -56,8 +138,7 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
             log = local.log_of(deployment, dead[0])
             raise ConfideError(f"{dead[0]} ended during the run", fix=f"See {log}.")
 
-    folder = progress_folder(deployment.home, DAG, run_id)
-    follower = Follower(stack.api(), DAG, run_id, folder, check, console)
+    follower = RunFollower(stack.api(), DAG, run_id, deployment.home, check, console)
     state, tasks = follower.until_end()
     if state == "success":
         return
@@ -65,23 +146,14 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
     log = _log_of(deployment, run_id, failed)
-    raise ConfideError(_reason(log), where=str(failed["task_id"]), fix=f"Its log: {log}")
+    reason = follower.told(failed).reason("failed").rstrip(".")
+    raise ConfideError(reason, where=str(failed["task_id"]), fix=f"Its log: {log}")
 
 
 def _log_of(deployment: Deployment, run_id: str, task: dict[str, Any]) -> Path:
     """Return where Airflow keeps the log of a task's last try."""
     folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
     return folder / f"task_id={task['task_id']}" / f"attempt={task['try_number']}.log"
-
-
-def _reason(log: Path) -> str:
-    """Return the message of the last exception in a task's log."""
-    reason = "failed"
-    with contextlib.suppress(OSError):
-        for line in log.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-                reason = str(json.loads(line)["error_detail"][0]["exc_value"])
-    return reason.rstrip(".")
 
 
 @contextlib.contextmanager
@@ -127,3 +199,20 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the task instance that failed first."""
+    failed = [task for task in tasks if task["state"] == "failed"]
+    return min(failed, key=lambda task: task["end_date"] or _now(), default=None)
+
+
+def _name(task: dict[str, Any]) -> str:
+    own = str(task["task_id"]).rpartition(".")[2]
+    if task["map_index"] < 0:
+        return own
+    return f"{own} ({task.get('rendered_map_index') or task['map_index']})"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

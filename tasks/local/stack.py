@@ -1,4 +1,10 @@
-"""Start, find again and stop the local stack."""
+"""The local stack: start it, find it again, connect to it, stop it.
+
+Commands talk to the Airflow that the environment names, or to this machine's own:
+`CONFIDE_AIRFLOW_API`       its address, for example http://127.0.0.1:8080
+`CONFIDE_AIRFLOW_USER`      (default `confide`)
+`CONFIDE_AIRFLOW_PASSWORD`
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
-from tasks.local import processes, tracking_server
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.configuration import (
     HOST,
@@ -22,9 +27,13 @@ from tasks.local.configuration import (
     airflow_home,
     environment,
     free_port,
+    mlflow_command,
+    mlflow_environment,
+    mlflow_folder,
     write_private,
 )
-from tasks.local.processes import Started
+from tasks.protocol import supervisor
+from tasks.protocol.supervisor import STACK_GRACE, Process
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a DAG
@@ -41,7 +50,7 @@ _AIRFLOW = [str(_ORCHESTRATOR), "-m", "airflow"]
 class Stack:
     """A stack that was started: its processes, ports, and how to reach it."""
 
-    components: dict[str, Started]
+    components: dict[str, Process]
     ports: dict[str, int]
     password: str
     mlflow_password: str
@@ -62,7 +71,7 @@ class Stack:
 
     def dead(self) -> list[str]:
         """Return the components that do not run any more."""
-        return [n for n, process in self.components.items() if not processes.is_alive(process)]
+        return [n for n, process in self.components.items() if not process.is_alive()]
 
 
 def running(deployment: Deployment) -> Stack | None:
@@ -74,7 +83,7 @@ def running(deployment: Deployment) -> Stack | None:
 def start(
     deployment: Deployment,
     names: Sequence[str],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     end_with_us: bool = False,
 ) -> Stack:
@@ -97,23 +106,26 @@ def start(
     secret = Secrets.of(folder)
     ports = {name: free_port(name) for name in ("airflow", "mlflow")}
     variables = environment(deployment, secret, ports)
-    _migrate(deployment, variables, say)
+    _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
-    own = tracking_server.environment(deployment, folder, secret)
+    own = mlflow_environment(deployment, folder, secret)
     began = datetime.now(UTC).isoformat()
-    components: dict[str, Started] = {}
+    components: dict[str, Process] = {}
     for name in names:
-        log = log_of(deployment, name)
-        components[name] = processes.start(
-            _command(name, ports),
-            own if name == "mlflow" else variables,
-            tracking_server.working_folder(deployment) if name == "mlflow" else CHECKOUT,
-            log,
-            end_with_us=end_with_us,
-        )
+        file = log_of(deployment, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as output:
+            process = supervisor.start(
+                _command(name, ports),
+                own if name == "mlflow" else variables,
+                mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
+                output,
+                end_with_us=end_with_us,
+            )
+        components[name] = supervisor.released(process)
         stack = Stack(dict(components), ports, secret.password, secret.mlflow)
         _write(deployment, stack)  # after each: a stack killed while starting is found again
-    say(f"Starting {', '.join(names)} …")
+    log(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)
     except BaseException:
@@ -127,7 +139,7 @@ def stop(deployment: Deployment) -> bool:
     stack = _read(deployment)
     if stack is None:
         return False
-    processes.stop(stack.components.values())
+    supervisor.stop(stack.components.values(), STACK_GRACE, for_the_rest=2.0)
     _state_file(deployment).unlink(missing_ok=True)
     return True
 
@@ -137,26 +149,54 @@ def log_of(deployment: Deployment, component: str) -> Path:
     return deployment.logs / f"{component}.log"
 
 
+def named_airflow() -> str:
+    """Return the address that the environment names, or ''."""
+    return (os.environ.get("CONFIDE_AIRFLOW_API") or "").rstrip("/")
+
+
+def connected(deployment: Deployment) -> AirflowApi | None:
+    """Return a client of this deployment's Airflow, or None where there is none to be found.
+
+    Raises:
+        BadInput: an address without a password, or one that is not http.
+    """
+    if not named_airflow():
+        stack = running(deployment)
+        return stack.api() if stack else None
+    if not named_airflow().startswith(("http://", "https://")):
+        raise BadInput("not an http address", where="CONFIDE_AIRFLOW_API")
+    password = os.environ.get("CONFIDE_AIRFLOW_PASSWORD", "")
+    if not password:
+        raise BadInput(
+            "an Airflow is named, but no password for it",
+            where="CONFIDE_AIRFLOW_PASSWORD",
+            fix="In a compose stack it stands in .env as AIRFLOW_PASSWORD.",
+        )
+    return AirflowApi(
+        named_airflow(), os.environ.get("CONFIDE_AIRFLOW_USER") or "confide", password
+    )
+
+
 def _command(name: str, ports: dict[str, int]) -> list[str]:
     if name == "mlflow":
-        return tracking_server.command(ports["mlflow"])
+        return mlflow_command(ports["mlflow"])
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
     return [*_AIRFLOW, name]
 
 
-def _migrate(deployment: Deployment, variables: dict[str, str], say: Callable[[str], None]) -> None:
+def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[str], None]) -> None:
     """Bring Airflow's database to this Airflow's schema, once for each version of its lock."""
     lock = (CHECKOUT / "requirements" / "orchestrator.txt").read_bytes()
     digest = hashlib.sha256(lock).hexdigest()
     stamp = airflow_home(deployment) / "migrated"
     if stamp.exists() and stamp.read_text() == digest:
         return
-    say("Preparing Airflow's database …")
-    log = log_of(deployment, "migrate")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    log("Preparing Airflow's database …")
+    file = log_of(deployment, "migrate")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as output:
         answer = subprocess.run(  # noqa: S603 - fixed words
             [*_AIRFLOW, "db", "migrate"],
             cwd=CHECKOUT,
@@ -167,7 +207,7 @@ def _migrate(deployment: Deployment, variables: dict[str, str], say: Callable[[s
             check=False,
         )
     if answer.returncode:
-        raise ConfideError("Airflow's database could not be prepared", fix=f"See {log}.")
+        raise ConfideError("Airflow's database could not be prepared", fix=f"See {file}.")
     stamp.write_text(digest)
 
 
@@ -221,5 +261,5 @@ def _read(deployment: Deployment) -> Stack | None:
         state = json.loads(_state_file(deployment).read_text())
     except FileNotFoundError:
         return None
-    components = {name: Started(**process) for name, process in state["components"].items()}
+    components = {name: Process(**process) for name, process in state["components"].items()}
     return Stack(components, state["ports"], state["password"], state.get("mlflow_password", ""))

@@ -23,14 +23,14 @@ from tasks.releases.ledger import ledger_for
 from tasks.releases.plans import PlannedRelease, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.context import StepContext
-from tasks.runtime.messages import say
+from tasks.runtime.log import log
 
 
 @dataclass(frozen=True)
 class Charge:
     """A release that may be made now: its entry, and the secret seed of its noise."""
 
-    bench: StepContext
+    context: StepContext
     ledger: Ledger
     entry: Entry
     seed: PrivacySeed
@@ -46,14 +46,14 @@ class Charge:
             BadInput: something else was released under the same noise before.
         """
         self.ledger.settle(self.entry.id, self.seed.derive("released", content))
-        return _recorded(self.bench, self.entry, self.declared_units, self.seed.known)
+        return _recorded(self.context, self.entry, self.declared_units, self.seed.known)
 
 
-def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
+def register_plan(context: StepContext, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
     """Register every release of a run before the first: all of it fits, or nothing is charged.
 
     Args:
-        bench: of the step that registers.
+        context: of the step that registers.
         planned: spec hash of each step -> what it will charge.
 
     Raises:
@@ -62,7 +62,7 @@ def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> 
             of it is not below one in the declared number of units.
     """
     refuse_large_deltas(planned.values())
-    run = bench.context.run_key
+    run = context.run.run_key
     plans: dict[str, list[Reservation]] = {}
     for spec_hash, release in planned.items():
         # data sets that share a budget are plans of their own
@@ -74,7 +74,7 @@ def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> 
     entries: list[Entry] = []
     done: list[tuple[Ledger, str, str]] = []
     for name, reservations in plans.items():
-        ledger = ledger_for(bench, name)
+        ledger = ledger_for(context, name)
         try:
             entries += ledger.register_plan(reservations)
         except ConfideError:
@@ -87,7 +87,7 @@ def register_plan(bench: StepContext, planned: Mapping[str, PlannedRelease]) -> 
 
 
 def charge(
-    bench: StepContext, units: PrivateUnits, planned: PlannedRelease, *, content: bytes
+    context: StepContext, units: PrivateUnits, planned: PlannedRelease, *, content: bytes
 ) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
@@ -95,7 +95,7 @@ def charge(
     mechanism counts: data set, unit and bound are those of the input that is read.
 
     Args:
-        bench: of the step; every input has been opened.
+        context: of the step; every input has been opened.
         units: that are read, as provenance derived them.
         planned: what the spec says will be charged.
         content: the manifest.
@@ -106,52 +106,52 @@ def charge(
             not below one in the units; the data set is not registered, or for something else.
     """
     units.refuse_other(planned)
-    refuse_operator_ancestors(bench)
-    refuse_large_deltas([planned], bench.releases)
-    ledger = ledger_for(bench, units.dataset)
+    refuse_operator_ancestors(context)
+    refuse_large_deltas([planned], context.releases)
+    ledger = ledger_for(context, units.dataset)
     for attempt in count():
         unit = units.unit or planned.unit
         entry = ledger.reserve(
-            _reservation(bench, units.dataset, unit, planned.event, planned.delta, attempt)
+            _reservation(context, units.dataset, unit, planned.event, planned.delta, attempt)
         )
-        if _may_continue(bench, entry, content):
-            seed = ledger.seed(entry, bench.seeds, content)
-            return Charge(bench, ledger, entry, seed, planned.declared_units)
-        say("an earlier attempt had other inputs or code: a new release, charged as one", "warning")
+        if _may_continue(context, entry, content):
+            seed = ledger.seed(entry, context.seeds, content)
+            return Charge(context, ledger, entry, seed, planned.declared_units)
+        log("an earlier attempt had other inputs or code: a new release, charged as one", "warning")
     raise AssertionError("count() does not end")
 
 
 def record_operator_use(
-    bench: StepContext, units: PrivateUnits, *, reason: str = "training without privacy"
+    context: StepContext, units: PrivateUnits, *, reason: str = "training without privacy"
 ) -> ReleaseRecord:
     """List a use of private data without any guarantee; it stays with the operator.
 
     The output, and whatever descends from it, carries the record: its ε is infinite.
     """
-    ledger = ledger_for(bench, units.dataset)
+    ledger = ledger_for(context, units.dataset)
     if units.unit is None:
         raise BadInput("nobody has chosen its unit", where=units.dataset)
     unit = units.unit
     event = Unaccounted(reason, unit=unit)
-    entry = ledger.reserve(_reservation(bench, units.dataset, unit, event, 0.0))
+    entry = ledger.reserve(_reservation(context, units.dataset, unit, event, 0.0))
     ledger.settle(entry.id)
-    return _recorded(bench, entry)
+    return _recorded(context, entry)
 
 
 def _reservation(
-    bench: StepContext,
+    context: StepContext,
     dataset: str,
     unit: PrivacyUnit,
     event: MechanismEvent,
     delta: float,
     attempt: int = 0,
 ) -> Reservation:
-    run = bench.context.run_key
-    return Reservation(dataset, unit, event, delta, bench.spec_hash, run, run, attempt)
+    run = context.run.run_key
+    return Reservation(dataset, unit, event, delta, context.spec_hash, run, run, attempt)
 
 
 def _recorded(
-    bench: StepContext, entry: Entry, declared_units: int = 0, seed_known: bool = False
+    context: StepContext, entry: Entry, declared_units: int = 0, seed_known: bool = False
 ) -> ReleaseRecord:
     """Return a settled release as a record, which the step's output carries from now on."""
     record = ReleaseRecord(
@@ -166,15 +166,15 @@ def _recorded(
         declared_units=declared_units,
         seed_known=seed_known,
     )
-    bench.descends_from(record)
+    context.descends_from(record)
     return record
 
 
-def _may_continue(bench: StepContext, entry: Entry, content: bytes) -> bool:
+def _may_continue(context: StepContext, entry: Entry, content: bytes) -> bool:
     if not entry.seed_hash:
         return True
     try:
-        seed = bench.seeds.get(entry.seed_key)
+        seed = context.seeds.get(entry.seed_key)
     except BadInput:
         return False  # the seed is lost, and with it the noise that was begun
     return entry.is_bound_to(seed, content)

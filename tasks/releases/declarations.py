@@ -26,7 +26,7 @@ from tasks.releases.ledger import open_ledger, refuse_unregistered
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key
 from tasks.runtime.deployment import Deployment, is_full_disk
-from tasks.runtime.messages import say
+from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, stage_source
 
 _KEY = "content-digest"  # what the secret is derived for: the same as of the steps' outputs
@@ -40,7 +40,7 @@ class Opened:
     digest: str
 
 
-def open_source(source: Source, bench: StepContext) -> Opened:
+def open_source(source: Source, context: StepContext) -> Opened:
     """Return a source's files on this disk, if the ledger agrees with what the spec says of them.
 
     What is called public is a copy of the step's own: nobody changes it between the look and the
@@ -50,19 +50,19 @@ def open_source(source: Source, bench: StepContext) -> Opened:
         BadInput: nobody declared it public, or its data set is registered for something else, or
             there is no such file.
     """
-    folder = bench.durable / "source" / source.field
-    ledger = _ledger(source, bench)
+    folder = context.durable / "source" / source.field
+    ledger = _ledger(source, context)
     try:
         path = stage_source(source.uri, folder, field=source.field)
         if source.public and not is_remote(source.uri):
             path = _copied(path, folder, source.field)
-        return Opened(path, _agreed_digest(path, source, ledger, bench))
+        return Opened(path, _agreed_digest(path, source, ledger, context))
     except BadInput:
         shutil.rmtree(folder, ignore_errors=True)  # what may not be read does not stay here
         raise
 
 
-def record_sources(sources: Iterable[Source], bench: StepContext) -> None:
+def record_sources(sources: Iterable[Source], context: StepContext) -> None:
     """Ask the ledger of everything that a run will read, before anything is charged.
 
     What is called public must be declared; what is private is remembered. Only digests are taken:
@@ -72,8 +72,8 @@ def record_sources(sources: Iterable[Source], bench: StepContext) -> None:
         BadInput: as `open_source`.
     """
     for source in sources:
-        ledger = _ledger(source, bench)
-        digest = _digest_elsewhere(source, bench.deployment)
+        ledger = _ledger(source, context)
+        digest = _digest_elsewhere(source, context.deployment)
         if source.public:
             _refuse_undeclared(digest, source, ledger)
         else:
@@ -81,7 +81,7 @@ def record_sources(sources: Iterable[Source], bench: StepContext) -> None:
 
 
 def refuse_if_changed(
-    spec: StepSpec, digests: Sequence[str], bench: StepContext, version: str
+    spec: StepSpec, digests: Sequence[str], context: StepContext, version: str
 ) -> None:
     """Refuse to answer with what was read from files that have changed, or are no longer public.
 
@@ -90,8 +90,10 @@ def refuse_if_changed(
     """
     now = []
     for source in spec.sources:
-        path = stage_source(source.uri, bench.durable / "source" / source.field, field=source.field)
-        now.append(_agreed_digest(path, source, _ledger(source, bench), bench))
+        path = stage_source(
+            source.uri, context.durable / "source" / source.field, field=source.field
+        )
+        now.append(_agreed_digest(path, source, _ledger(source, context), context))
     if now != list(digests):
         raise BadInput(
             f"the files have changed since data_version {version!r} was read",
@@ -172,25 +174,25 @@ def _is_among_ours(uri: str, deployment: Deployment) -> bool:
     )
 
 
-def _ledger(source: Source, bench: StepContext) -> Ledger:
+def _ledger(source: Source, context: StepContext) -> Ledger:
     """Return the ledger, in which the source's data set is what the spec says it is."""
     if source.public and not source.dataset:
-        return open_ledger(bench.deployment, bench.store)
+        return open_ledger(context.deployment, context.store)
     if not source.public and source.dataset == MADE_UP:
         raise BadInput(
             f"the data set {MADE_UP} is the project's own made-up notes, and these are files",
             where=source.field,
             fix="Give the private data set a name of its own.",
         )
-    return refuse_unregistered(bench, source.dataset)
+    return refuse_unregistered(context, source.dataset)
 
 
-def _agreed_digest(path: Path, source: Source, ledger: Ledger, bench: StepContext) -> str:
+def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepContext) -> str:
     """Return the keyed digest of a source that may be read as what the spec says it is."""
-    digest = keyed_digest(path, bench.content_key())
+    digest = keyed_digest(path, context.content_key())
     if source.public:
         _refuse_undeclared(digest, source, ledger)
-    elif bench.deployment.holds_seeds:  # run by hand, by who may write the ledger
+    elif context.deployment.holds_seeds:  # run by hand, by who may write the ledger
         _remember(digest, source, ledger)
     elif not ledger.sources.is_text_of(digest, source.dataset):
         raise BadInput(
@@ -204,7 +206,7 @@ def _agreed_digest(path: Path, source: Source, ledger: Ledger, bench: StepContex
 def _remember(digest: str, source: Source, ledger: Ledger) -> None:
     """Remember whose text a private source is; warn where others' budgets are for it, too."""
     if others := ledger.sources.read_as_private(digest, source.dataset):
-        say(
+        log(
             f"WARNING: the files of {source.dataset} are those of {', '.join(others)} too, whose "
             "budget is another: what both budgets allow is spent on the same people. Register one "
             "of them with --shares-budget-with, under a new name, and use that.",

@@ -62,7 +62,7 @@ def confirm_store(store: Store, identity: str) -> bool:
     return True
 
 
-def ledger_for(bench: StepContext, dataset: str) -> Ledger:
+def ledger_for(context: StepContext, dataset: str) -> Ledger:
     """Return the ledger, in which the data set is registered as what the run says it is.
 
     A run registers nothing but the project's own notes: what is public, the operator says.
@@ -71,13 +71,13 @@ def ledger_for(bench: StepContext, dataset: str) -> Ledger:
         BadInput: it is not registered; or registered as public and called private, or the other
             way round; or the ledger is not the one that seeds and store remember.
     """
-    ledger = refuse_unregistered(bench, dataset)
+    ledger = refuse_unregistered(context, dataset)
     if dataset == MADE_UP and dataset not in ledger.datasets():
         ledger.register_made_up(dataset)
     return ledger
 
 
-def refuse_unregistered(bench: StepContext, dataset: str) -> Ledger:
+def refuse_unregistered(context: StepContext, dataset: str) -> Ledger:
     """Check that the data set is registered as what the run says it is; only read the ledger.
 
     The project's own notes may be registered later, by who may write.
@@ -85,9 +85,9 @@ def refuse_unregistered(bench: StepContext, dataset: str) -> Ledger:
     Raises:
         BadInput: as `ledger_for`.
     """
-    ledger = open_ledger(bench.deployment, bench.store)
+    ledger = open_ledger(context.deployment, context.store)
     if dataset != MADE_UP:
-        refuse_other_standing(ledger.datasets().get(dataset), dataset, made_up=bench.made_up)
+        refuse_other_standing(ledger.datasets().get(dataset), dataset, made_up=context.made_up)
     return ledger
 
 

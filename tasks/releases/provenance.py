@@ -76,55 +76,55 @@ def unlisted_patients() -> BadInput:
     )
 
 
-def corpus_at(bench: StepContext, uri: str, role: Role, *, field: str = "corpus_uri") -> Input:
+def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpus_uri") -> Input:
     """Return a corpus in normal form.
 
     Raises:
         BadInput: it is none, or not of that role.
     """
-    return _opened(bench, uri, ("corpus",), field, role=role)
+    return _opened(context, uri, ("corpus",), field, role=role)
 
 
-def vocabulary_at(bench: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
+def vocabulary_at(context: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
     """Return a released vocabulary.
 
     Raises:
         BadInput: it is none.
     """
-    return _opened(bench, uri, ("vocabulary",), field)
+    return _opened(context, uri, ("vocabulary",), field)
 
 
 def canaries_at(
-    bench: StepContext, uri: str, vocabulary: Input, *, field: str = "canaries_uri"
+    context: StepContext, uri: str, vocabulary: Input, *, field: str = "canaries_uri"
 ) -> Input:
     """Return canaries that were drawn from the vocabulary, or from that of a model or store.
 
     Raises:
         BadInput: they are none, or of another vocabulary.
     """
-    return _opened(bench, uri, ("canaries",), field, vocabulary=vocabulary)
+    return _opened(context, uri, ("canaries",), field, vocabulary=vocabulary)
 
 
-def rows_at(bench: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:
+def rows_at(context: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:
     """Return a token store of that role that was cut with the vocabulary.
 
     Raises:
         BadInput: it is none, of the other role, or cut with another vocabulary.
     """
-    return _opened(bench, uri, ("token_store",), field, role=role, vocabulary=vocabulary)
+    return _opened(context, uri, ("token_store",), field, role=role, vocabulary=vocabulary)
 
 
-def labels_at(bench: StepContext, uri: str, *, field: str = "entities_uri") -> Input:
+def labels_at(context: StepContext, uri: str, *, field: str = "entities_uri") -> Input:
     """Return labelled sentences.
 
     Raises:
         BadInput: they are none.
     """
-    return _opened(bench, uri, ("entities",), field)
+    return _opened(context, uri, ("entities",), field)
 
 
 def model_at(
-    bench: StepContext,
+    context: StepContext,
     uri: str,
     *,
     field: str,
@@ -136,7 +136,7 @@ def model_at(
     Raises:
         BadInput: it is none, or of another vocabulary.
     """
-    return _opened(bench, uri, steps, field, vocabulary=vocabulary)
+    return _opened(context, uri, steps, field, vocabulary=vocabulary)
 
 
 def private_units(source: Input) -> PrivateUnits:
@@ -178,17 +178,17 @@ def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
     return any(MechanismEvent.from_json(r.event).is_unaccounted for r in releases)
 
 
-def refuse_operator_ancestors(bench: StepContext) -> None:
+def refuse_operator_ancestors(context: StepContext) -> None:
     """Refuse to make something releasable of what only the operator may have.
 
     Raises:
         BadInput: an input descends from a use of private text without privacy.
     """
-    if operator_only(bench.releases):
+    if operator_only(context.releases):
         raise BadInput(
             "an input descends from private text that was used without privacy: nothing made of"
             " it has a finite ε",
-            where=f"inputs of {bench.context.task}",
+            where=f"inputs of {context.run.task}",
             fix="Begin with a model trained with DP, or on public text alone.",
         )
 
@@ -215,7 +215,7 @@ def vocabulary_digest(source: Input) -> str:
 
 
 def _opened(
-    bench: StepContext,
+    context: StepContext,
     uri: str,
     steps: Sequence[str],
     field: str,
@@ -223,7 +223,7 @@ def _opened(
     role: Role | None = None,
     vocabulary: Input | None = None,
 ) -> Input:
-    source = bench.input(uri)
+    source = context.input(uri)
     if source.result.step not in steps:
         raise BadInput(
             f"it is the output of the step {source.result.step}",

@@ -40,7 +40,8 @@ from tasks.report.model import (
     SweepReport,
     SweepRow,
 )
-from tasks.runtime.context import Input, StepContext, labelled, merged
+from tasks.runtime.context import Input, StepContext, merged
+from tasks.tracking.event_log import labelled
 
 Results = Mapping[str, Input]  # by the name of the task
 
@@ -55,13 +56,13 @@ _NAMES: dict[Kind, str] = {
 _QUANTITIES: tuple[Literal["loss", "mlm_public"], ...] = ("loss", "mlm_public")  # metrics' names
 
 
-def job_report(spec: ReportSpec, bench: StepContext, results: Results) -> JobReport:
+def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobReport:
     """Return what the report of one job shows."""
     kinds = [kind for kind in _NAMES if f"{kind}_pretraining" in results]
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
     shown = _releases(released_models(dp, results.get("dp_finetuning")))
     return JobReport(
-        **_header(spec, bench, results, shown),
+        **_header(spec, context, results, shown),
         models=tuple(
             model_row(
                 kind,
@@ -82,14 +83,14 @@ def job_report(spec: ReportSpec, bench: StepContext, results: Results) -> JobRep
 
 def sweep_report(
     spec: SweepReportSpec,
-    bench: StepContext,
+    context: StepContext,
     points: Mapping[str, Results],
     missing: Sequence[str],
 ) -> SweepReport:
     """Return what the report of a sweep shows: the points that finished, and which did not."""
     first = next(iter(points.values()))
     return SweepReport(
-        **_header(spec, bench, first, released_by_sweep(points)),
+        **_header(spec, context, first, released_by_sweep(points)),
         points=tuple(_sweep_row(spec, name, results) for name, results in points.items()),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
@@ -151,7 +152,7 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
 
 def _header(
     spec: ReportSpec | SweepReportSpec,
-    bench: StepContext,
+    context: StepContext,
     results: Results,
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
@@ -161,8 +162,8 @@ def _header(
     labelled_text = isinstance(spec, SweepReportSpec) or "entities" in results
     return {
         "title": spec.title,
-        "run_key": bench.context.run_key,
-        "shown_run": bench.tracker.shown_run,
+        "run_key": context.run.run_key,
+        "shown_run": context.tracker.shown_run,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "made_up": spec.made_up,
         "known_seed": any(release.seed_known for release in releases),
@@ -175,7 +176,7 @@ def _header(
         "declared_units": vocabulary.facts["declared_units"],
         "model_size": _model_size(dp),
         "statement": statement_of(releases, made_up=spec.made_up),
-        "ledger": _ledger_view(bench, dataset, unit),
+        "ledger": _ledger_view(context, dataset, unit),
         "settings": spec.settings,
         "versions": dp.result.versions,
         "public_seeds": {"seed": int(spec.settings["seed"])},
@@ -285,9 +286,9 @@ def _vocabulary_facts(vocabulary: Input) -> Iterator[Fact]:
         yield Fact("Distinct words before noise", distinct.value, distinct.label)
 
 
-def _ledger_view(bench: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
+def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
     """Return the data set's account: its latest entries and how its budget stands."""
-    ledger = open_ledger(bench.deployment)
+    ledger = open_ledger(context.deployment)
     remaining = ledger.remaining(dataset)
     entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
     return LedgerView(

@@ -1,8 +1,7 @@
-"""What a step works with: its inputs, a place for its outputs, and somewhere to report to."""
+"""The context of a step: its inputs, a folder for its outputs, and its event log."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,20 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput
-from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.labels import Label, Labelled
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.messages import Progress, append, read
+from tasks.runtime.log import ProgressReporter
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracking.mlflow import Tracker
-
-_TYPES: dict[Label, type[Labelled]] = {
-    Label.DP: Dp,
-    Label.PUBLIC: Public,
-    Label.OPERATOR: Operator,
-}
 
 
 @dataclass(frozen=True)
@@ -67,11 +60,6 @@ class StepOutput:
     model: str = ""
 
 
-def labelled(record: MetricRecord) -> Labelled:
-    """Return a recorded number as a value of its label's type."""
-    return _TYPES[Label(record.label)](record.value)
-
-
 def read_result(store: Store, uri: str) -> StepResult | None:
     """Return what the step of an output folder answered, or None if it has not.
 
@@ -102,9 +90,10 @@ def content_key(deployment: Deployment, purpose: str) -> bytes:
 
 
 class StepContext:
-    """One step's bench.
+    """What one step works with.
 
     Attributes:
+        run: which run the step is part of.
         out: empty local folder; what the step leaves in it is published.
         durable: local folder that survives a retry, for checkpoints.
         spec_hash: the step's own hash.
@@ -118,18 +107,17 @@ class StepContext:
         *,
         deployment: Deployment,
         store: Store,
-        context: RunContext,
+        run: RunContext,
         spec_hash: str,
         made_up: bool,
         durable: Path,
         tracker: Tracker,
-        progress: Progress,
+        progress: ProgressReporter,
     ) -> None:
-        self.deployment, self.store, self.context = deployment, store, context
+        self.deployment, self.store, self.run = deployment, store, run
         self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable
         self.tracker, self.progress = tracker, progress
         self.out = durable / "out"
-        self._measured = durable / "metrics.jsonl"
         self.releases: list[ReleaseRecord] = []
 
     def descends_from(self, *releases: ReleaseRecord) -> None:
@@ -195,18 +183,16 @@ class StepContext:
         return f"{self.store.root}/unfinished/{self.durable.name}"
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
-        """Record a number: in the result, and in the tracker as soon as it can be sent."""
-        record = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
-        append(self._measured, record.model_dump_json())
-        self.tracker.labelled(name, value, step)
+        """Record a number: in the event log, of which the result and MLflow are made.
+
+        Raises:
+            TypeError: a number without a label.
+        """
+        self.tracker.measure(name, value, step)
 
     def measured(self) -> list[MetricRecord]:
         """Return every number of this step, also of an attempt that this one continues."""
-        records: dict[tuple[str, int], MetricRecord] = {}
-        for line in read(self._measured):
-            record = MetricRecord.model_validate(json.loads(line))
-            records[record.name, record.step] = record
-        return [records[place] for place in sorted(records, key=lambda p: (p[0], p[1]))]
+        return self.tracker.events.metrics()
 
     @property
     def seeds(self) -> SeedStore:

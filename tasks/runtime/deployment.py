@@ -22,7 +22,7 @@ _OWN = (
     "store",
     "work",
     "cache",
-    "outbox",
+    "events",
     "logs",
     "mlflow.db",
     "airflow",
@@ -147,9 +147,9 @@ class Deployment:
         return self.home / "cache"
 
     @property
-    def outbox(self) -> Path:
-        """What the tracker has still to be told."""
-        return self.home / "outbox"
+    def events(self) -> Path:
+        """Event logs of the steps: of unfinished work, and what MLflow has still to be told."""
+        return self.home / "events"
 
     @property
     def artifacts(self) -> Path:

@@ -7,7 +7,6 @@ Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import shutil
@@ -27,17 +26,18 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
+from tasks.protocol.messages import Failed, Finished
+from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_full_disk
-from tasks.runtime.messages import Progress, introduce, say
+from tasks.runtime.log import ProgressReporter, configure, log, send
 from tasks.storage import RESULT, Store, read_spec
-from tasks.tracking.mlflow import Tracker
-from tasks.tracking.outbox import Identity
-from tasks.tracking.recording import LAST_STEPS, end_tracking, record, say_where
+from tasks.storage.journal import exclusive
+from tasks.tracking.event_log import Identity, Target
+from tasks.tracking.mlflow import LAST_STEPS, Tracker
 
 STOPPED = 143
 _UNTIMED = ("select",)  # how long it took would say how many trainings there were
-GRACE = 3.0  # seconds that a stopped step has to end by itself, before its launcher ends it
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 _READERS = ("corpus", "entities")  # the steps that read files which others may change
 
@@ -45,10 +45,10 @@ _READERS = ("corpus", "entities")  # the steps that read files which others may 
 class StepModule(Protocol):
     """A file in `tasks/steps`."""
 
-    def run(self, spec: StepSpec, bench: StepContext) -> StepOutput:
+    def run(self, spec: StepSpec, context: StepContext) -> StepOutput:
         """Do the work."""
 
-    def refuse_if_changed(self, spec: StepSpec, result: StepResult, bench: StepContext) -> None:
+    def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
         """Refuse a result whose source files have changed since; only `_READERS` have it."""
 
 
@@ -61,23 +61,24 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
     signal.signal(signal.SIGTERM, _stop)
     os.umask(0o077)  # everything here may hold private text
     try:
-        introduce(name)
+        configure(name)
         deployment = Deployment.from_environment()
         spec = _spec(name, spec_uri)
-        run = _context(context, spec)
-        introduce(name, run)
-        result = run_step(spec, deployment, run)
+        run = _run_context(context, spec)
+        configure(name, run)
+        run_step(spec, deployment, run)
     except ConfideError as error:
         return _fail(name, str(error), error.exit_code)
     except Stopped:
         return _fail(name, "stopped before it was done", STOPPED)
     except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
         return _fail(name, fault_line(error), 1)
-    print(f"{spec.output}/{RESULT}" if result else "")
+    send(Finished(result=f"{spec.output}/{RESULT}"))
+    print(f"{spec.output}/{RESULT}")
     return 0
 
 
-def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> StepResult:
+def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepResult:
     """Return the step's result, working only if there is none yet.
 
     Raises:
@@ -88,40 +89,50 @@ def run_step(spec: StepSpec, deployment: Deployment, context: RunContext) -> Ste
     store = Store(deployment.store, deployment.cache)
     store.key(spec.output)  # refuses a root that is not this deployment's
     spec_hash = spec.digest()
-    tracker = Tracker(deployment, _identity(spec, spec_hash, context, deployment))
     durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
-    bench = StepContext(
+    tracker = Tracker(deployment, _identity(spec, spec_hash, run, deployment))
+    context = StepContext(
         deployment=deployment,
         store=store,
-        context=context,
+        run=run,
         spec_hash=spec_hash,
         made_up=spec.made_up,
         durable=durable,
         tracker=tracker,
-        progress=Progress(context.task, _progress_file()),
+        progress=ProgressReporter(run.task),
     )
-    last = ("parent",) if spec.step in LAST_STEPS else ("point",) if context.point else ()
     with _alone(durable):
         try:
             result = read_result(store, spec.output)
-            if result is not None and _answers(result, spec_hash):
-                _check_sources(spec, result, bench)
-                say(f"{context.task}: done before")
+            if done_before := result is not None and _answers(result, spec_hash):
+                _check_sources(spec, result, context)
+                log(f"{run.task}: done before")
             else:
-                result = _work(_module(spec), spec, bench)
-            record(tracker, spec, store, result, point=bool(context.point))
+                result = _work(_module(spec), spec, context)
+            tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
             with suppress(OSError):  # a full disk is no reason to answer something else
-                end_tracking(
-                    tracker,
-                    stopped=isinstance(error, Stopped),
-                    goes_on=isinstance(error, Unfinished),
-                )
+                _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
-    tracker.finish("FINISHED", also=last)
-    say_where(tracker)
+    last: Target | None = "parent" if spec.step in LAST_STEPS else "point" if run.point else None
+    tracker.end("FINISHED", also=(last,) if last else ())
+    tracker.send_address()
     tracker.send_left_behind()
     return result
+
+
+def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> None:
+    """End the runs of a step that did not finish; a retry makes them run again.
+
+    One that was told to end ends its job too; one whose time was up is started again at once.
+    """
+    if isinstance(error, Stopped):
+        tracker.leave("KILLED", also=("parent",), closed=closed)
+    elif isinstance(error, Unfinished):
+        tracker.leave("KILLED", closed=closed)
+    else:
+        tracker.end("FAILED", also=("parent",), closed=closed)
+        tracker.send_address()
 
 
 def fault_line(error: BaseException) -> str:
@@ -153,28 +164,28 @@ def _answers(result: StepResult, spec_hash: str) -> bool:
     return result.spec_hash == spec_hash and not result.facts.get("missing")
 
 
-def _check_sources(spec: StepSpec, result: StepResult, bench: StepContext) -> None:
+def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
     try:
         if spec.step in _READERS:
-            _module(spec).refuse_if_changed(spec, result, bench)
+            _module(spec).refuse_if_changed(spec, result, context)
     finally:
-        bench.clear()  # a copy of the files; what a kill after the result had no time to remove
+        context.clear()  # a copy of the files; what a kill after the result had no time to remove
 
 
-def _work(module: StepModule, spec: StepSpec, bench: StepContext) -> StepResult:
+def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResult:
     started = time.monotonic()
-    shutil.rmtree(bench.out, ignore_errors=True)
-    bench.out.mkdir(parents=True)
-    bench.tracker.begin()
-    answer = module.run(spec, bench)
-    bench.store.publish(bench.out, spec.output)
+    shutil.rmtree(context.out, ignore_errors=True)
+    context.out.mkdir(parents=True)
+    context.tracker.begin()
+    answer = module.run(spec, context)
+    context.store.publish(context.out, spec.output)
     result = StepResult(
         step=spec.step,
-        spec_hash=bench.spec_hash,
+        spec_hash=context.spec_hash,
         outputs={n: f"{spec.output}/{p}".rstrip("/") for n, p in answer.outputs.items()},
-        metrics=bench.measured(),
-        releases=bench.releases,
+        metrics=context.measured(),
+        releases=context.releases,
         facts={
             **answer.facts,
             "made_up": spec.made_up,
@@ -184,8 +195,8 @@ def _work(module: StepModule, spec: StepSpec, bench: StepContext) -> StepResult:
         seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
         versions=_versions(),
     )
-    bench.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
-    bench.clear()
+    context.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())
+    context.clear()
     return result
 
 
@@ -199,7 +210,7 @@ def _spec(name: str, uri: str) -> StepSpec:
     return spec
 
 
-def _context(text: str, spec: StepSpec) -> RunContext:
+def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
@@ -210,14 +221,12 @@ def _context(text: str, spec: StepSpec) -> RunContext:
         raise BadInput(one_line(error), where="CONFIDE_RUN_CONTEXT") from None
 
 
-def _identity(
-    spec: StepSpec, spec_hash: str, context: RunContext, deployment: Deployment
-) -> Identity:
+def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deployment) -> Identity:
     return Identity(
-        run_key=context.run_key,
-        run_name=context.run_name,
-        task=context.task,
-        point=context.point,
+        run_key=run.run_key,
+        run_name=run.run_name,
+        task=run.task,
+        point=run.point,
         step=spec.step,
         spec_hash=spec_hash,
         made_up=spec.made_up,
@@ -229,17 +238,15 @@ def _identity(
 def _alone(durable: Path) -> Iterator[None]:
     """Let one process of this machine work on a spec; a second one waits, then finds the result."""
     durable.mkdir(parents=True, exist_ok=True)
-    with durable.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive(durable.with_suffix(".lock")):
         durable.mkdir(parents=True, exist_ok=True)
         yield
         with suppress(OSError):
             durable.rmdir()  # nothing was left to go on from
 
 
-def _progress_file() -> Path | None:
-    file = os.environ.get("CONFIDE_PROGRESS")
-    return Path(file) if file else None
+def _is_resumable(durable: Path) -> bool:
+    return durable.exists() and any(durable.iterdir())
 
 
 def _versions() -> dict[str, str]:
@@ -254,7 +261,7 @@ def _versions() -> dict[str, str]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     # A long native call delays this exception: then the timer ends the process.
-    timer = threading.Timer(GRACE, os._exit, args=(STOPPED,))
+    timer = threading.Timer(STEP_GRACE, os._exit, args=(STOPPED,))
     timer.daemon = True
     timer.start()
     raise Stopped
@@ -263,5 +270,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _fail(name: str, line: str, code: int) -> int:
     if os.environ.get("CONFIDE_DEBUG") and code != STOPPED:
         traceback.print_exc()
-    say(f"confide: {name}: {line}", "error")
+    send(Failed(exit_code=code, reason=line))
+    log(f"confide: {name}: {line}", "error")
     return code

@@ -11,22 +11,22 @@ from tasks.releases.plans import planned_release
 from tasks.runtime.context import StepContext, StepOutput
 
 
-def run(spec: BudgetSpec, bench: StepContext) -> StepOutput:
+def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3).
 
     What the run calls public and the operator has not declared so is refused before that; what it
     reads as private is written down here, for the steps that parse files may not write the ledger.
     """
-    record_sources(spec.reads, bench)
+    record_sources(spec.reads, context)
     planned = {charged.digest(): planned_release(charged) for charged in spec.charged}
-    register_plan(bench, planned)
+    register_plan(context, planned)
     for dataset in dict.fromkeys(release.dataset for release in planned.values()):
         charges = [release for release in planned.values() if release.dataset == dataset]
         delta = sum(release.delta for release in charges)
         total = total_epsilon([release.event.stating(release.unit) for release in charges], delta)
         if total is not None:
-            bench.measure(f"planned_epsilon/{dataset}", Public(total))
-            bench.measure(f"planned_delta/{dataset}", Public(delta))
+            context.measure(f"planned_epsilon/{dataset}", Public(total))
+            context.measure(f"planned_delta/{dataset}", Public(delta))
     return StepOutput(
         outputs={},
         facts={

@@ -20,12 +20,12 @@ FILE = "canaries.json"
 _CANARIES = TypeAdapter(list[Canary])
 
 
-def run(spec: CanariesSpec, bench: StepContext) -> StepOutput:
+def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
     """Write the canaries and the references that are never planted."""
-    vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
+    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
     canaries = draw(vocabulary.folder, spec.patterns, spec.rates, spec.per_group, spec.seed)
-    (bench.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
-    bench.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
+    (context.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
+    context.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
     return StepOutput(
         outputs={"canaries": FILE},
         facts={
@@ -33,7 +33,7 @@ def run(spec: CanariesSpec, bench: StepContext) -> StepOutput:
             "rates": list(spec.rates),
             "patterns": list(spec.patterns),
             "vocabulary_digest": vocabulary_digest(vocabulary),
-            "digest": sha256_of(bench.out / FILE),
+            "digest": sha256_of(context.out / FILE),
         },
         artifacts=[Artifact(FILE, Label.DP)],
     )

@@ -24,11 +24,13 @@ from tasks.runtime.context import StepContext, StepOutput
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 
 
-def run(spec: CorpusSpec, bench: StepContext) -> StepOutput:
+def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
     """Write the corpus in normal form; counts of private text are for the operator."""
     if spec.role == "private":
-        ledger_for(bench, spec.dataset)  # registered as what the spec says: nothing is read before
-    opened = [open_source(source, bench) for source in spec.sources]
+        ledger_for(
+            context, spec.dataset
+        )  # registered as what the spec says: nothing is read before
+    opened = [open_source(source, context) for source in spec.sources]
     quarantine = Quarantine()
     taken, all_name_a_patient = 0, True
 
@@ -38,14 +40,14 @@ def run(spec: CorpusSpec, bench: StepContext) -> StepOutput:
             taken += 1
             all_name_a_patient = all_name_a_patient and bool(document.patient_id)
             if spec.role == "public" and taken % 1000 == 0:  # the size of private data is private
-                bench.progress(taken, 0)
+                context.progress(taken, 0)
             yield document
 
-    with listed(quarantine, bench, "quarantine.json"):
-        write_corpus(counted(), bench.out)
+    with listed(quarantine, context, "quarantine.json"):
+        write_corpus(counted(), context.out)
     count = Operator if spec.role == "private" else Public
-    bench.measure("documents", count(taken))
-    bench.measure("documents_quarantined", count(quarantine.rejected))
+    context.measure("documents", count(taken))
+    context.measure("documents_quarantined", count(quarantine.rejected))
     return StepOutput(
         outputs={"corpus": ""},
         facts={
@@ -53,20 +55,20 @@ def run(spec: CorpusSpec, bench: StepContext) -> StepOutput:
             "dataset": spec.dataset,
             "all_name_a_patient": all_name_a_patient,
             "source_digests": [source.digest for source in opened],
-            "digest": bench.content_digest(bench.out),
+            "digest": context.content_digest(context.out),
         },
     )
 
 
 def refuse_if_changed(
-    spec: CorpusSpec | EntitiesSpec, result: StepResult, bench: StepContext
+    spec: CorpusSpec | EntitiesSpec, result: StepResult, context: StepContext
 ) -> None:
     """Refuse to answer with what was read from files that have changed since.
 
     Raises:
         BadInput: they have, or are no longer what the spec calls them.
     """
-    declarations.refuse_if_changed(spec, result.facts["source_digests"], bench, spec.data_version)
+    declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
 
 def _documents(
@@ -81,7 +83,7 @@ def _documents(
 
 
 @contextmanager
-def listed(quarantine: Quarantine, bench: StepContext, file: str) -> Iterator[None]:
+def listed(quarantine: Quarantine, context: StepContext, file: str) -> Iterator[None]:
     """Read within, then list the items that the reader did not take, whatever becomes of the step.
 
     The list lies with the output or, of a refused source, in the work folder. It is the operator's:
@@ -93,13 +95,13 @@ def listed(quarantine: Quarantine, bench: StepContext, file: str) -> Iterator[No
     try:
         yield
     except BadInput as error:
-        path, fix = bench.durable / file, error.fix
+        path, fix = context.durable / file, error.fix
         if quarantine.rejected:
             with suppress(OSError):  # a full disk makes bad input no better
                 _list(quarantine, path)
                 fix = f"{error.fix} Which ones: {path}".strip()
         raise BadInput(error.what, where=error.where, fix=fix) from None  # a cause may quote
-    _list(quarantine, bench.out / file)
+    _list(quarantine, context.out / file)
 
 
 def _list(quarantine: Quarantine, path: Path) -> None:

@@ -23,16 +23,16 @@ __all__ = ["read_part", "refuse_if_changed", "run", "write_sentences"]
 PARTS = ("train", "test")
 
 
-def run(spec: EntitiesSpec, bench: StepContext) -> StepOutput:
+def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     """Write both parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
-        refuse_unregistered(bench, spec.dataset)  # what reads them will be written down there
-    opened = [open_source(source, bench) for source in spec.sources]
+        refuse_unregistered(context, spec.dataset)  # what reads them will be written down there
+    opened = [open_source(source, context) for source in spec.sources]
     if spec.format == "synthetic":
         parts = dict(zip(PARTS, labelled_sentences(seed=spec.seed), strict=True))
     else:
         parts = {
-            part: _read(spec, bench, part, source.path)
+            part: _read(spec, context, part, source.path)
             for part, source in zip(PARTS, opened[: len(PARTS)], strict=True)
         }
     if spec.patients_path:
@@ -40,8 +40,8 @@ def run(spec: EntitiesSpec, bench: StepContext) -> StepOutput:
         parts["train"] = with_patients(parts["train"], patients)
     count = Public if spec.public else Operator
     for part, sentences in parts.items():
-        write_sentences(sentences, bench.out / f"{part}.jsonl")
-        bench.measure(f"{part}_sentences", count(len(sentences)))
+        write_sentences(sentences, context.out / f"{part}.jsonl")
+        context.measure(f"{part}_sentences", count(len(sentences)))
     # Of private labels, whether one unit's entity is the only one is not for this step to tell.
     if spec.public and len(label_set(parts["train"])) == 1:
         raise BadInput("the training part has no entity", where="entities_train")
@@ -53,7 +53,7 @@ def run(spec: EntitiesSpec, bench: StepContext) -> StepOutput:
             "unit": spec.unit,
             "all_name_a_patient": bool(spec.patients_path),
             "source_digests": [source.digest for source in opened],
-            "digest": bench.content_digest(bench.out),
+            "digest": context.content_digest(context.out),
         },
     )
 
@@ -94,9 +94,9 @@ def _sentence(row: object) -> Sentence:
     return Sentence(tuple(tokens), tuple(tags), document, patient)
 
 
-def _read(spec: EntitiesSpec, bench: StepContext, part: str, path: Path) -> list[Sentence]:
+def _read(spec: EntitiesSpec, context: StepContext, part: str, path: Path) -> list[Sentence]:
     quarantine = Quarantine()
-    with listed(quarantine, bench, f"{part}_quarantine.json"):
+    with listed(quarantine, context, f"{part}_quarantine.json"):
         sentences = list(read_sentences(spec.format, path, quarantine))
-    bench.measure(f"{part}_sentences_quarantined", Operator(quarantine.rejected))
+    context.measure(f"{part}_sentences_quarantined", Operator(quarantine.rejected))
     return sentences

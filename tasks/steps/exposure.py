@@ -29,12 +29,12 @@ from tasks.steps.canaries import read_canaries
 CONTEXTS_PER_CANARY = 8
 
 
-def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
+def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
-    model_input = model_at(bench, spec.model_uri, field="model_uri", steps=PRETRAINED)
-    planted = canaries_at(bench, spec.canaries_uri, model_input)
+    model_input = model_at(context, spec.model_uri, field="model_uri", steps=PRETRAINED)
+    planted = canaries_at(context, spec.canaries_uri, model_input)
     store = rows_at(
-        bench, spec.private_store_uri, "private", model_input, field="private_store_uri"
+        context, spec.private_store_uri, "private", model_input, field="private_store_uri"
     )
     if fact(store, "canaries_digest") != fact(planted, "digest"):
         raise BadInput("these canaries are not those planted in it", where="private_store_uri")
@@ -54,13 +54,13 @@ def run(spec: ExposureSpec, bench: StepContext) -> StepOutput:
         seed=spec.seed,
     )
     summary = summarise(rows, EMBEDDED)
-    label = Operator if operator_only(bench.releases) else Dp
-    bench.measure("exposure_mean", label(summary.mean))
-    bench.measure("exposure_largest", label(summary.largest))
+    label = Operator if operator_only(context.releases) else Dp
+    context.measure("exposure_mean", label(summary.mean))
+    context.measure("exposure_largest", label(summary.largest))
     for row in rows:
         name = f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}"
-        bench.measure(name, label(row.exposure))
-    (bench.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        context.measure(name, label(row.exposure))
+    (context.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return StepOutput(
         outputs={"exposure": EXPOSURE_FILE},
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],

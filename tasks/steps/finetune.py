@@ -42,14 +42,14 @@ class _Tuned:
     release: ReleaseRecord | None = None
 
 
-def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
+def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     """Train on the training part, tag the test part, score.
 
     The model may be released if the one it began with may, and its labels are public or its
     training was private. Its F1 is `dp` on public labels only: on private ones it is a function
     of private sentences without noise, whatever the model is.
     """
-    model = model_at(bench, spec.model_uri, field="model_uri")
+    model = model_at(context, spec.model_uri, field="model_uri")
     if model.facts.get("shape", {}).get("kind") == CAUSAL:
         raise BadInput(
             "entity extraction needs a model that reads both sides of a word, and this one is"
@@ -57,23 +57,23 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
             where="model_uri",
             fix="Give the output of a pre-training of kind bert or distilbert.",
         )
-    entities = labels_at(bench, spec.entities_uri)
+    entities = labels_at(context, spec.entities_uri)
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
     tuned = (
-        _privately(spec, bench, model, entities)
+        _privately(spec, context, model, entities)
         if spec.plan
-        else _freely(spec, bench, model, entities)
+        else _freely(spec, context, model, entities)
     )
-    label = _label(bench, entities)
+    label = _label(context, entities)
     scores = score([s.tags for s in read_part(entities.folder, "test")], tuned.predictions)
-    bench.measure("f1", label(scores.micro.f1))
-    bench.measure("precision", label(scores.micro.precision))
-    bench.measure("recall", label(scores.micro.recall))
+    context.measure("f1", label(scores.micro.f1))
+    context.measure("precision", label(scores.micro.precision))
+    context.measure("recall", label(scores.micro.recall))
     for kind, of_type in scores.by_type.items():
-        bench.measure(f"f1/{kind}", label(of_type.f1))
-    write_model(bench, tuned.model, model)
+        context.measure(f"f1/{kind}", label(of_type.f1))
+    write_model(context, tuned.model, model)
     types = sorted(scores.by_type) if public else list(spec.entity_types)
     return StepOutput(
         outputs={"model": ""},
@@ -85,26 +85,26 @@ def run(spec: FinetuneSpec, bench: StepContext) -> StepOutput:
     )
 
 
-def _label(bench: StepContext, entities: Input) -> type[Dp] | type[Operator]:
+def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
     """Return the label of what is measured on the labels: all that was charged is known by now."""
-    return Operator if operator_only(bench.releases) or not fact(entities, "public") else Dp
+    return Operator if operator_only(context.releases) or not fact(entities, "public") else Dp
 
 
-def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
+def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
     if not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
-        record_operator_use(bench, private_units(entities), reason=reason)
+        record_operator_use(context, private_units(entities), reason=reason)
         if len(label_set(read_part(entities.folder, "train"))) == 1:
             raise BadInput("the training part has no entity", where="entities_train")
-    tokenizer, label = wordpiece.load(model.folder), _label(bench, entities)
+    tokenizer, label = wordpiece.load(model.folder), _label(context, entities)
 
     def progress(now: Progress) -> None:
         # In epochs: how many updates there are, or what share is one, says how many sentences.
         epochs = spec.epochs * now.update // now.updates
         if now.at_point:
-            bench.measure("finetuning_loss", label(now.loss), epochs)
-        bench.progress(epochs, spec.epochs)
+            context.measure("finetuning_loss", label(now.loss), epochs)
+        context.progress(epochs, spec.epochs)
 
     trained = finetune(
         model.folder,
@@ -115,14 +115,14 @@ def _freely(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Inpu
         config=finetuning_config(spec),
         max_length=spec.sequence_length,
         seed=spec.seed,
-        checkpoints=bench.checkpoints("checkpoints"),
+        checkpoints=context.checkpoints("checkpoints"),
         device=spec.device,
         progress=progress,
     )
     return _Tuned(trained, _tagged(trained, spec, entities, tokenizer))
 
 
-def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: Input) -> _Tuned:
+def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
     plan, config = finetuning_plan(spec), finetuning_config(spec)
     units = private_units(entities)
@@ -138,9 +138,9 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         seed=spec.seed,
         device=spec.device,
     )
-    charged = charge(bench, units, planned_release(spec), content=content)
+    charged = charge(context, units, planned_release(spec), content=content)
     # Only now may the labels be read.
-    bench.refuse_altered(entities)
+    context.refuse_altered(entities)
     train = read_part(entities.folder, "train")
     tokenizer = wordpiece.load(model.folder)
 
@@ -154,9 +154,9 @@ def _privately(spec: FinetuneSpec, bench: StepContext, model: Input, entities: I
         config=config,
         init_seed=spec.seed,
         max_length=spec.sequence_length,
-        checkpoints=bench.checkpoints(f"checkpoints-{charged.entry.id}"),
+        checkpoints=context.checkpoints(f"checkpoints-{charged.entry.id}"),
         device=spec.device,
-        progress=Spending(bench, plan, spec.updates).tell,
+        progress=Spending(context, plan, spec.updates).tell,
     )
     release = charged.settle(weights_released(trained.parameters))
     return _Tuned(trained, _tagged(trained, spec, entities, tokenizer), release)

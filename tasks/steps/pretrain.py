@@ -43,27 +43,27 @@ _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 _UNDER_WAY = "_under_way"
 
 
-def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
+def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
-    inputs = TrainingInputs.open(spec, bench)
+    inputs = TrainingInputs.open(spec, context)
     units = None if spec.mode == "public" else private_units(inputs.rows)
     plan = charged = None
     updates: UpdateRule = OrdinaryUpdates(
         spec.updates, spec.batch_size * spec.examples_per_step, spec.seed
     )
     if units is None:
-        refuse_operator_ancestors(bench)
+        refuse_operator_ancestors(context)
     elif spec.mode == "nonprivate":
-        record_operator_use(bench, units)
+        record_operator_use(context, units)
     else:
         plan = training_plan(spec, units.rows_kept)
         content = _manifest(spec, inputs, plan)
-        charged = charge(bench, units, planned_release(spec), content=content)
+        charged = charge(context, units, planned_release(spec), content=content)
         updates = PrivateUpdates(plan, charged.seed, content)
     # Only now may the rows be read.
-    store = inputs.train_store(spec, bench)
-    start = _start(spec, bench, store, inputs)
+    store = inputs.train_store(spec, context)
+    start = _start(spec, context, store, inputs)
     words = continuation_tokens(load(inputs.vocabulary.folder)) if spec.whole_words else None
     model = pretrain(
         model=start,
@@ -71,18 +71,18 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
         updates=updates,
         config=training_config_of(spec),
         init_seed=spec.seed,
-        checkpoints=bench.checkpoints(
+        checkpoints=context.checkpoints(
             f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
         ),
         device=spec.device,
-        progress=_Curve(spec, bench, plan),
-        hook=_public_curve(spec, bench, inputs, start.config) if plan else None,
+        progress=_Curve(spec, context, plan),
+        hook=_public_curve(spec, context, inputs, start.config) if plan else None,
         continuation=words,
     )
     record = charged.settle(weights_released(model.parameters)) if charged else None
-    _publish_curve(bench)
-    _measure(spec, bench, model, inputs)
-    write_model(bench, model, inputs.vocabulary)
+    _publish_curve(context)
+    _measure(spec, context, model, inputs)
+    write_model(context, model, inputs.vocabulary)
     without_charge = None if spec.mode == "nonprivate" else 0.0
     epsilon = record.epsilon if record else without_charge
     return StepOutput(
@@ -90,7 +90,7 @@ def run(spec: PretrainSpec, bench: StepContext) -> StepOutput:
         facts={
             "mode": spec.mode,
             "public_documents": inputs.rows.facts["role"] == "public",
-            **model_facts(bench, model, inputs.vocabulary, plan, epsilon),
+            **model_facts(context, model, inputs.vocabulary, plan, epsilon),
         },
         model=f"confide-{units.dataset}" if units and charged else "",
     )
@@ -121,14 +121,14 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
 
 
 def _start(
-    spec: PretrainSpec, bench: StepContext, store: TokenStore, inputs: TrainingInputs
+    spec: PretrainSpec, context: StepContext, store: TokenStore, inputs: TrainingInputs
 ) -> AnyModel:
     """Return the model before the first update: an earlier step's, a public one, or a fresh one."""
     if inputs.initial:
         return language_model(load_model(inputs.initial.folder))
     if spec.public_model:
         (source,) = spec.sources
-        folder = open_source(source, bench).path
+        folder = open_source(source, context).path
         refuse_own_model(folder, "public_model")
         pieces = list(read_vocabulary(inputs.vocabulary.folder))
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
@@ -139,7 +139,7 @@ def _start(
 
 
 def _public_curve(
-    spec: PretrainSpec, bench: StepContext, inputs: TrainingInputs, config: ModelConfig
+    spec: PretrainSpec, context: StepContext, inputs: TrainingInputs, config: ModelConfig
 ) -> EvaluationHook | None:
     """Return the evaluation of a private training's weights on public text, on the way.
 
@@ -154,25 +154,27 @@ def _public_curve(
     def evaluate(done: int, weights: Arrays) -> None:
         name, value = score(Model(config, weights), store, spec.seed, EVALUATED_ROWS)
         if math.isfinite(value):
-            bench.measure(_CURVES[name] + _UNDER_WAY, Operator(value), done)
+            context.measure(_CURVES[name] + _UNDER_WAY, Operator(value), done)
 
     points = curve_points(spec.updates)
     return EvaluationHook(frozenset(points[:: -(CURVE_POINTS // EVALUATIONS)]), evaluate)
 
 
-def _publish_curve(bench: StepContext) -> None:
+def _publish_curve(context: StepContext) -> None:
     """Show anyone the scores on the way: the weights that they led to are released."""
-    for look in bench.measured():
+    for look in context.measured():
         if look.name.endswith(_UNDER_WAY):
-            bench.measure(look.name.removesuffix(_UNDER_WAY), Dp(look.value), look.step)
+            context.measure(look.name.removesuffix(_UNDER_WAY), Dp(look.value), look.step)
 
 
 class _Curve:
     """Turns the trainer's reports into metrics: ε beside the loss, at bounded cost."""
 
-    def __init__(self, spec: PretrainSpec, bench: StepContext, plan: ExecutionPlan | None) -> None:
-        self._spec, self._bench = spec, bench
-        self._spending = Spending(bench, plan, spec.updates)
+    def __init__(
+        self, spec: PretrainSpec, context: StepContext, plan: ExecutionPlan | None
+    ) -> None:
+        self._spec, self._context = spec, context
+        self._spending = Spending(context, plan, spec.updates)
 
     def __call__(self, now: Progress) -> None:
         if now.at_point:
@@ -183,15 +185,15 @@ class _Curve:
                 numbers["clipped"] = now.clipped
             for name, value in numbers.items():
                 if math.isfinite(value):
-                    self._bench.measure(name, seen(value), now.update)
+                    self._context.measure(name, seen(value), now.update)
         self._spending.tell(now)
 
 
 def _measure(
-    spec: PretrainSpec, bench: StepContext, model: AnyModel, inputs: TrainingInputs
+    spec: PretrainSpec, context: StepContext, model: AnyModel, inputs: TrainingInputs
 ) -> None:
     """Measure on rows that no model trained on: public ones, and private ones for the operator."""
-    public = Operator if operator_only(bench.releases) else Dp
+    public = Operator if operator_only(context.releases) else Dp
     for name, source, label in (
         ("public", inputs.public, public),
         ("private", inputs.private, Operator),
@@ -199,4 +201,4 @@ def _measure(
         if (store := held_out(source)) is not None:
             measure, value = score(model, store, spec.seed)
             if math.isfinite(value):
-                bench.measure(f"{measure}_{name}", label(value))
+                context.measure(f"{measure}_{name}", label(value))

@@ -18,17 +18,17 @@ from tasks.runtime.context import Artifact, StepContext, StepOutput
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
 
-def run(spec: ReportSpec, bench: StepContext) -> StepOutput:
+def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     """Write the page for anyone and the page for the operator; hand the closing table on."""
-    results = {name: bench.input(uri) for name, uri in spec.results.items()}
-    report = job_report(spec, bench, results)
+    results = {name: context.input(uri) for name, uri in spec.results.items()}
+    report = job_report(spec, context, results)
     for name, edition in EDITIONS.items():
-        job_page(report, edition).write(bench.out / name)
+        job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # The figures by which runs are compared: they stand on the run's own line in MLflow.
     for row, shown_row in zip(report.models, shown.models, strict=True):
         for name, value in (*_cost_headlines(shown_row), *_headlines(row)):
-            bench.measure(f"{row.kind}/{name}", value)
+            context.measure(f"{row.kind}/{name}", value)
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -41,15 +41,15 @@ def run(spec: ReportSpec, bench: StepContext) -> StepOutput:
             },
             "table": closing_table(shown.models, shown.unit).to_json(),
         },
-        artifacts=list(artifacts(bench)),
+        artifacts=list(artifacts(context)),
     )
 
 
-def artifacts(bench: StepContext) -> Iterator[Artifact]:
+def artifacts(context: StepContext) -> Iterator[Artifact]:
     """Yield the pages and figures of both editions, each with the label of its edition."""
     labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
     for name, label in labels.items():
-        for file in sorted((bench.out / name).iterdir()):
+        for file in sorted((context.out / name).iterdir()):
             yield Artifact(f"{name}/{file.name}", label, name)
 
 

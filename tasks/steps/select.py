@@ -30,7 +30,7 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_config_of, training_plan
 from tasks.releases.provenance import private_units
 from tasks.runtime.context import StepContext, StepOutput
-from tasks.runtime.messages import silence
+from tasks.runtime.log import silence
 from tasks.steps.training_inputs import TrainingInputs, held_out
 from tasks.steps.training_outputs import MEASURED_ROWS, model_facts, write_model
 from tasks.storage import sha256_of
@@ -64,11 +64,11 @@ class _Trained:
         return self.score, digest.digest()
 
 
-def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
+def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     """Reserve once, draw how many and which, train, keep the best, settle."""
     first = spec.candidates[0]
     _refuse_unlike(spec)
-    inputs = TrainingInputs.open(first, bench)
+    inputs = TrainingInputs.open(first, context)
     units = private_units(inputs.rows)
     plans = [training_plan(candidate, units.rows_kept) for candidate in spec.candidates]
     public = held_out(inputs.public)
@@ -90,18 +90,18 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
         device=first.device,
         dtype=first.precision,
     )
-    charged = charge(bench, units, planned_release(spec), content=content)
+    charged = charge(context, units, planned_release(spec), content=content)
     # Only now may the rows be read.
-    store = inputs.train_store(first, bench)
+    store = inputs.train_store(first, context)
     with silence():  # what TensorFlow warns of once a training counts the trainings
-        best = _best(spec, bench, plans, store, public, inputs, content, charged)
+        best = _best(spec, context, plans, store, public, inputs, content, charged)
     record = charged.settle(weights_released(best.model.parameters))
-    bench.measure("mlm_accuracy_public", Dp(best.score))
+    context.measure("mlm_accuracy_public", Dp(best.score))
     if (private := held_out(inputs.private)) is not None:
         with silence():  # how often TensorFlow has traced before decides whether it warns now
             accuracy = _accuracy(best.model, private, first.seed)
-        bench.measure("mlm_accuracy_private", Operator(accuracy))
-    write_model(bench, best.model, inputs.vocabulary)
+        context.measure("mlm_accuracy_private", Operator(accuracy))
+    write_model(context, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
     return StepOutput(
         outputs={"model": ""},
@@ -109,7 +109,7 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
             "mode": "dp",
             "public_documents": False,
             "chosen": _point(spec.candidates[shown]) if best.candidate >= 0 else None,
-            **model_facts(bench, best.model, inputs.vocabulary, plans[shown], record.epsilon),
+            **model_facts(context, best.model, inputs.vocabulary, plans[shown], record.epsilon),
         },
         model=f"confide-{units.dataset}",
     )
@@ -117,7 +117,7 @@ def run(spec: SelectSpec, bench: StepContext) -> StepOutput:
 
 def _best(
     spec: SelectSpec,
-    bench: StepContext,
+    context: StepContext,
     plans: list[ExecutionPlan],
     store: TokenStore,
     public: TokenStore,
@@ -138,7 +138,7 @@ def _best(
             updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
             config=training_config_of(one),
             init_seed=one.seed,
-            checkpoints=bench.checkpoints(f"selection-{charged.entry.id}-{number}"),
+            checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,
             progress=lambda now: None,  # what is under way says how many there are
             continuation=words if one.whole_words else None,

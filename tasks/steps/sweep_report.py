@@ -15,7 +15,7 @@ from tasks.runtime.context import StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts
 
 
-def run(spec: SweepReportSpec, bench: StepContext) -> StepOutput:
+def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
     """Write both editions of the sweep's page; hand the table of its points on.
 
     Raises:
@@ -24,26 +24,26 @@ def run(spec: SweepReportSpec, bench: StepContext) -> StepOutput:
     missing = [
         name
         for name, tasks in spec.results.items()
-        if any(read_result(bench.store, uri) is None for uri in tasks.values())
+        if any(read_result(context.store, uri) is None for uri in tasks.values())
     ]
     points = {
-        name: {task: bench.input(uri) for task, uri in tasks.items()}
+        name: {task: context.input(uri) for task, uri in tasks.items()}
         for name, tasks in spec.results.items()
         if name not in missing
     }
     if not points:
         raise BadInput("no point has finished", where="sweep", fix="See why the points failed.")
-    report = sweep_report(spec, bench, points, missing)
+    report = sweep_report(spec, context, points, missing)
     for name, edition in EDITIONS.items():
-        sweep_page(report, edition).write(bench.out / name)
+        sweep_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # What releasing every point costs together. Of a later try with more points, it is the last.
     for total in totals(released_by_sweep(points)):
         name = "" if total.dataset == report.private_dataset else f"/{total.dataset}"
         if total.epsilon is not None and math.isfinite(total.epsilon):
-            bench.measure(f"sweep/epsilon{name}", Public(total.epsilon), len(points))
-            bench.measure(f"sweep/delta{name}", Public(total.delta), len(points))
-    bench.measure("sweep/points", Public(len(points)), len(points))
+            context.measure(f"sweep/epsilon{name}", Public(total.epsilon), len(points))
+            context.measure(f"sweep/delta{name}", Public(total.delta), len(points))
+    context.measure("sweep/points", Public(len(points)), len(points))
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -52,5 +52,5 @@ def run(spec: SweepReportSpec, bench: StepContext) -> StepOutput:
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,
         },
-        artifacts=list(artifacts(bench)),
+        artifacts=list(artifacts(context)),
     )

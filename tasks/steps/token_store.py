@@ -24,18 +24,18 @@ from tasks.steps.canaries import read_canaries
 TRAIN, HELD_OUT = "train", "held_out"
 
 
-def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
+def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     """Write two stores: units that train, and units that only measure (none of them carries)."""
-    corpus = corpus_at(bench, spec.corpus_uri, spec.role)
-    vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
+    corpus = corpus_at(context, spec.corpus_uri, spec.role)
+    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
     _refuse_another_unit(spec, corpus, vocabulary)
-    planted = canaries_at(bench, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
+    planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     tokenizer = wordpiece.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
     key = seed_key(spec.seed)
     writers = {
         part: TokenStoreWriter(
-            bench.out / part, spec.sequence_length, tokenizer.get_vocab_size(), key=key
+            context.out / part, spec.sequence_length, tokenizer.get_vocab_size(), key=key
         )
         for part in (TRAIN, HELD_OUT)
     }
@@ -48,7 +48,7 @@ def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
     )
     for number, (unit_id, unit_rows) in enumerate(rows, 1):
         if spec.role == "public" and number % 500 == 0:  # the size of private data is private
-            bench.progress(number, 0)
+            context.progress(number, 0)
         if is_held_out(unit_id, spec.holdout, key):
             writers[HELD_OUT].add_unit(unit_id, unit_rows)
         else:
@@ -57,7 +57,7 @@ def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
-    _measure(spec, bench, train)
+    _measure(spec, context, train)
     return StepOutput(
         outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
         facts={
@@ -69,14 +69,14 @@ def run(spec: TokenStoreSpec, bench: StepContext) -> StepOutput:
             "canaries_seed": spec.seed if canaries else None,
             "canaries_digest": fact(planted, "digest") if planted else "",
             "vocabulary_digest": vocabulary_digest(vocabulary),
-            "digest": keyed_store_digest(train, bench),
+            "digest": keyed_store_digest(train, context),
         },
     )
 
 
-def keyed_store_digest(store: TokenStore, bench: StepContext) -> str:
+def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
     """Return the keyed digest of a store's content as it is now, in hex."""
-    key = bench.content_key()
+    key = context.content_key()
     return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
 
 
@@ -117,7 +117,7 @@ def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
         yield unit
 
 
-def _measure(spec: TokenStoreSpec, bench: StepContext, store: TokenStore) -> None:
+def _measure(spec: TokenStoreSpec, context: StepContext, store: TokenStore) -> None:
     count = Operator if spec.role == "private" else Public
-    bench.measure("units", count(store.n_units))
-    bench.measure("rows", count(store.n_rows))
+    context.measure("units", count(store.n_units))
+    context.measure("rows", count(store.n_rows))

@@ -38,16 +38,16 @@ class TrainingInputs:
     initial: Input | None
 
     @classmethod
-    def open(cls, spec: PretrainSpec, bench: StepContext) -> Self:
+    def open(cls, spec: PretrainSpec, context: StepContext) -> Self:
         """Open what the spec names, and nothing of another role or vocabulary.
 
         Raises:
             BadInput: an input is not what the spec calls it.
         """
-        vocabulary = vocabulary_at(bench, spec.vocabulary_uri)
+        vocabulary = vocabulary_at(context, spec.vocabulary_uri)
 
         def rows(field: str, role: Literal["public", "private"]) -> Input:
-            return rows_at(bench, getattr(spec, field), role, vocabulary, field=field)
+            return rows_at(context, getattr(spec, field), role, vocabulary, field=field)
 
         return cls(
             vocabulary,
@@ -55,20 +55,20 @@ class TrainingInputs:
             rows("public_store_uri", "public"),
             rows("private_store_uri", "private"),
             model_at(
-                bench, spec.init_uri, field="init_uri", steps=PRETRAINED, vocabulary=vocabulary
+                context, spec.init_uri, field="init_uri", steps=PRETRAINED, vocabulary=vocabulary
             )
             if spec.init_uri
             else None,
         )
 
-    def train_store(self, spec: PretrainSpec, bench: StepContext) -> TokenStore:
+    def train_store(self, spec: PretrainSpec, context: StepContext) -> TokenStore:
         """Return the rows that train, as their step wrote them: the noise is bound to them.
 
         Raises:
             BadInput: they were altered.
         """
         store = TokenStore.open(self.rows.folder / TRAIN)
-        if keyed_store_digest(store, bench) != self.rows.facts["digest"]:
+        if keyed_store_digest(store, context) != self.rows.facts["digest"]:
             raise BadInput("the rows are not those that the step wrote", where=spec.store_uri)
         return store
 

@@ -33,8 +33,8 @@ class Spending:
     when it is released (`write_model`).
     """
 
-    def __init__(self, bench: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
-        self._bench, self._plan = bench, plan
+    def __init__(self, context: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
+        self._context, self._plan = context, plan
         self._left, self._spent = curve_points(updates), 0.0
 
     def tell(self, now: Progress) -> None:
@@ -42,12 +42,12 @@ class Spending:
         passed = [point for point in self._left if point <= now.update]
         self._left = self._left[len(passed) :]
         if self._plan is None:
-            self._bench.progress(now.update, now.updates)
+            self._context.progress(now.update, now.updates)
             return
         for point in passed:
             self._spent = epsilon_pld(plan_until(self._plan, point).event(), self._plan.delta)
-            self._bench.measure("epsilon_training", Public(self._spent), point)
-        self._bench.progress(now.update, now.updates, f"ε {self._spent:.3g}")
+            self._context.measure("epsilon_training", Public(self._spent), point)
+        self._context.progress(now.update, now.updates, f"ε {self._spent:.3g}")
 
 
 def score(
@@ -59,7 +59,7 @@ def score(
     return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
 
 
-def write_model(bench: StepContext, model: AnyModel, vocabulary: Input) -> None:
+def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> None:
     """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
 
     Args:
@@ -69,28 +69,28 @@ def write_model(bench: StepContext, model: AnyModel, vocabulary: Input) -> None:
     its own, `epsilon/NAME` and `delta/NAME`: they hold other people, so no sum and no largest of
     them is anybody's guarantee. An infinite or missing total is no number: it is told in words.
     """
-    save(model, bench.out, vocabulary.folder)
-    write_statement(bench.out, bench.releases, made_up=bench.made_up)
-    of_datasets = totals(bench.releases)
+    save(model, context.out, vocabulary.folder)
+    write_statement(context.out, context.releases, made_up=context.made_up)
+    of_datasets = totals(context.releases)
     for total in of_datasets or (DatasetTotal("", None, 0.0, 0.0),):
         name = f"/{total.dataset}" if len(of_datasets) > 1 else ""
         if total.epsilon is None or math.isinf(total.epsilon):
             words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
-            bench.tracker.tag(f"epsilon{name}", words)
+            context.tracker.tag(f"epsilon{name}", words)
         else:
-            bench.measure(f"epsilon{name}", Public(total.epsilon))
-            bench.measure(f"delta{name}", Public(total.delta))
+            context.measure(f"epsilon{name}", Public(total.epsilon))
+            context.measure(f"delta{name}", Public(total.delta))
 
 
 def model_facts(
-    bench: StepContext,
+    context: StepContext,
     model: AnyModel,
     vocabulary: Input,
     plan: ExecutionPlan | None,
     epsilon: float | None,
 ) -> dict[str, Any]:
     """Return what a pre-training says of the model that it wrote; `epsilon` None: no guarantee."""
-    kept = operator_only(bench.releases)
+    kept = operator_only(context.releases)
     return {
         "parameters": model.size,
         "shape": {
@@ -101,5 +101,5 @@ def model_facts(
         "plan": None if plan is None else plan.to_json(),
         "epsilon_training": epsilon,
         "vocabulary_digest": vocabulary_digest(vocabulary),
-        "weights_digest": "" if kept else sha256_of(bench.out / "model.safetensors"),
+        "weights_digest": "" if kept else sha256_of(context.out / "model.safetensors"),
     }

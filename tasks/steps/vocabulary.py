@@ -18,15 +18,15 @@ from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.storage import sha256_of
 
 
-def run(spec: VocabularySpec, bench: StepContext) -> StepOutput:
+def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     """Reserve, count, add noise, cut at the threshold, settle; then post-process."""
-    corpus = corpus_at(bench, spec.corpus_uri, "private")
+    corpus = corpus_at(context, spec.corpus_uri, "private")
     units = private_units(corpus)
     plan, planned = histogram_plan(spec), planned_release(spec)
     content = manifest(kind="vocabulary", corpus=corpus.facts["digest"], plan=asdict(plan))
-    charged = charge(bench, units, planned, content=content)
+    charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
-    bench.refuse_altered(corpus)
+    context.refuse_altered(corpus)
     counts = set_counts(
         iter_units(corpus.folder, PrivacyUnit(spec.unit), spec.words_per_unit),
         spec.words_per_unit,
@@ -36,12 +36,12 @@ def run(spec: VocabularySpec, bench: StepContext) -> StepOutput:
     noised = release(counts, plan, charged.seed, content)
     record = charged.settle(counts_released(noised))
     tokenizer = wordpiece.learn(noised, spec.size)
-    wordpiece.save(tokenizer, bench.out)
-    bench.measure("distinct_words", Operator(len(counts)))
-    bench.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
-    bench.measure("words_released", Dp(len(noised)))
-    bench.measure("vocabulary_epsilon", Public(record.epsilon))
-    bench.measure("vocabulary_delta", Public(record.delta))
+    wordpiece.save(tokenizer, context.out)
+    context.measure("distinct_words", Operator(len(counts)))
+    context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
+    context.measure("words_released", Dp(len(noised)))
+    context.measure("vocabulary_epsilon", Public(record.epsilon))
+    context.measure("vocabulary_delta", Public(record.delta))
     return StepOutput(
         outputs={"vocabulary": ""},
         facts={
@@ -53,7 +53,7 @@ def run(spec: VocabularySpec, bench: StepContext) -> StepOutput:
             "sigma": plan.sigma,
             "threshold": plan.threshold,
             "words_per_unit": spec.words_per_unit,
-            "digest": sha256_of(bench.out / "vocab.txt"),
+            "digest": sha256_of(context.out / "vocab.txt"),
         },
         artifacts=[Artifact("vocab.txt", Label.DP)],
     )

@@ -1,9 +1,8 @@
-"""Local folders and `gs://` behind one door; the backends stay inside."""
+"""The store: local folders and `gs://` behind one interface."""
 
-from tasks.storage.checkpoints import StoredCheckpoints
-from tasks.storage.sources import keyed_digest, read_spec, stage_source
-from tasks.storage.store import CHECKSUMS, RESULT, Store, sha256_of
-from tasks.storage.uris import encode_data, is_remote, local_path
+from tasks.storage.local import is_remote, local_path
+from tasks.storage.sources import encode_data, keyed_digest, read_spec, stage_source
+from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints, sha256_of
 
 __all__ = [
     "CHECKSUMS",

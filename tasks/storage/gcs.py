@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
-from tasks.storage.backend import Missing
+from tasks.storage.local import Missing
 
 CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 

@@ -1,4 +1,4 @@
-"""Objects as files below one folder of this machine."""
+"""Back ends of the store: the protocol, files below a folder, and which URI belongs to which."""
 
 from __future__ import annotations
 
@@ -8,9 +8,36 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
 
 from dp_core.errors import BadInput
-from tasks.storage.backend import Missing
+
+
+class Missing(Exception):
+    """No object under this key."""
+
+
+class Backend(Protocol):
+    """Keys are relative, slash-separated and already known to stay inside the backend's root."""
+
+    def read(self, key: str) -> bytes:
+        """Return the object's content; raise `Missing` if there is none."""
+
+    def write(self, key: str, content: bytes) -> None:
+        """Replace the object at once: a reader sees the old or the new content, never a part."""
+
+    def get(self, key: str, destination: Path) -> None:
+        """Copy the object to a local file, streaming; raise `Missing` if there is none."""
+
+    def put(self, source: Path, key: str) -> None:
+        """Copy a local file into the object, streaming, visible only when complete."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return key -> bytes of every object below a folder, by key."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object if it is there."""
 
 
 class LocalBackend:
@@ -86,3 +113,39 @@ class LocalBackend:
             yield Path(name)
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def is_remote(uri: str) -> bool:
+    """Return whether the URI names a bucket and not this machine's disk."""
+    return uri.startswith("gs://")
+
+
+def local_path(uri: str) -> Path:
+    """Return the path of a plain path or a `file://` URI.
+
+    Raises:
+        BadInput: another scheme, or a relative path (steps run in other folders than people).
+    """
+    if uri.startswith("file://"):
+        path = Path(unquote(uri.removeprefix("file://")))
+    elif "://" in uri or uri.startswith("data:"):
+        raise BadInput(
+            f"unknown kind of URI {uri.split(':')[0]!r}",
+            where="storage",
+            fix="Use a path, file:// or gs://.",
+        )
+    else:
+        path = Path(os.path.expanduser(uri))  # noqa: PTH111 - which leaves what it cannot expand
+    if not path.is_absolute():
+        raise BadInput("a path must be absolute", where=f"{uri!r}", fix="Write it from / on.")
+    return path
+
+
+def backend_for(uri: str) -> Backend:
+    """Return the backend whose root is the URI."""
+    if is_remote(uri):
+        from tasks.storage.gcs import GoogleStorageBackend
+
+        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+        return GoogleStorageBackend(bucket, prefix)
+    return LocalBackend(local_path(uri))

@@ -1,7 +1,9 @@
-"""What people point at: specs, and source files anywhere this machine or its cloud can read."""
+"""Inputs by URI: specs (`data:` among them) and source files, local or in a bucket."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import errno
 import hashlib
 import hmac
@@ -10,11 +12,11 @@ import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from dp_core.data.readers.sources import entries, open_regular
 from dp_core.errors import BadInput
-from tasks.storage.backend import Missing
-from tasks.storage.uris import backend_for, decode_data, is_remote, local_path
+from tasks.storage.local import Missing, backend_for, is_remote, local_path
 
 # What a file system says to a name that is too long, or is a file and a folder at once.
 _NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
@@ -108,3 +110,27 @@ def keyed_digest(path: Path, key: bytes, *, without: Collection[str] = ()) -> st
                 fix=f"`find {shlex.quote(str(path))} ! -readable` lists it.",
             ) from None
     return digest.hexdigest()
+
+
+def decode_data(uri: str) -> bytes:
+    """Return the content of a `data:` URI (RFC 2397).
+
+    Raises:
+        BadInput: it is cut or not base64.
+    """
+    head, comma, body = uri.removeprefix("data:").partition(",")
+    if not comma:
+        raise BadInput("a data: URI without a comma", where="spec", fix="Check the quoting.")
+    if not head.endswith(";base64"):
+        return unquote_to_bytes(body)
+    try:
+        return base64.b64decode(body, validate=True)
+    except binascii.Error as error:
+        raise BadInput("a data: URI that is not base64", where="spec", fix="Send it whole.") from (
+            error
+        )
+
+
+def encode_data(content: bytes) -> str:
+    """Return JSON as a `data:` URI."""
+    return "data:application/json;base64," + base64.b64encode(content).decode()

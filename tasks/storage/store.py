@@ -7,19 +7,20 @@ the step contract then writes `result.json` last, and only that makes it count.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
-from tasks.storage.backend import Missing
-from tasks.storage.copies import Copies
-from tasks.storage.local import LocalBackend
-from tasks.storage.uris import backend_for, is_remote, local_path
+from tasks.storage.journal import exclusive
+from tasks.storage.local import LocalBackend, Missing, backend_for, is_remote, local_path
 
 CHECKSUMS = "checksums.json"
 RESULT = "result.json"
@@ -213,3 +214,130 @@ def _damaged(uri: str, name: str) -> BadInput:
     return BadInput(
         f"{name} is missing or damaged", where=uri, fix="Delete the folder and run its step again."
     )
+
+
+class StoredCheckpoints:
+    """Files below a URI of the store; a `dp_core` `CheckpointPlace`.
+
+    An object appears in the store only when it is complete, so a kill during an upload leaves
+    the one before.
+
+    Args:
+        store: where they are kept.
+        uri: below the store's root.
+        scratch: local folder for the file that is on its way.
+    """
+
+    def __init__(self, store: Store, uri: str, scratch: Path) -> None:
+        self._store, self._uri, self._scratch = store, uri.rstrip("/"), scratch
+
+    @property
+    def where(self) -> str:
+        """The URI."""
+        return self._uri
+
+    def write(self, name: str, make: Callable[[Path], None]) -> None:
+        """Keep the file that `make` writes."""
+        with self._room() as folder:
+            make(folder / name)
+            self._store.put(folder / name, f"{self._uri}/{name}")
+
+    def names(self) -> list[str]:
+        """Return the files' names, sorted."""
+        return self._store.names(self._uri)
+
+    @contextmanager
+    def read(self, name: str) -> Iterator[Path]:
+        """Give a local copy for as long as the context lasts."""
+        with self._room() as folder:
+            self._store.get(f"{self._uri}/{name}", folder / name)
+            yield folder / name
+
+    def delete(self, name: str) -> None:
+        """Remove the file."""
+        self._store.remove(f"{self._uri}/{name}")
+
+    @contextmanager
+    def _room(self) -> Iterator[Path]:
+        shutil.rmtree(self._scratch, ignore_errors=True)  # what a killed run left
+        self._scratch.mkdir(parents=True, mode=0o700)
+        try:
+            yield self._scratch
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job is tried again
+
+
+class Copies:
+    """The copies below one folder; any number of processes of this machine may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._used: dict[str, int] = {}  # held, as long as this process lives, by these descriptors
+
+    def copy(self, mark: str, fill: Callable[[Path], None]) -> Path:
+        """Return the copy of that mark, which stays while this process lives.
+
+        Args:
+            mark: a name that stands for the content.
+            fill: writes the content into a folder, where there is no copy yet.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._remove_unused()
+        copy = self._folder / mark
+        with exclusive(copy.with_suffix(".lock")) as lock:
+            os.utime(lock)  # its time is that of the last use
+            if not copy.is_dir():
+                partial = _emptied(copy.with_suffix(".partial"))
+                fill(partial)
+                partial.rename(copy)
+            if mark not in self._used:
+                self._used[mark] = os.open(copy, os.O_RDONLY)
+                fcntl.flock(self._used[mark], fcntl.LOCK_SH)
+        return copy
+
+    def _remove_unused(self) -> None:
+        for lock in self._folder.glob("*.lock"):
+            if _is_old(lock):
+                with exclusive(lock):
+                    if _is_old(lock) and not _is_used(lock.with_suffix("")):
+                        _remove(lock.with_suffix(""))
+                        lock.unlink()
+
+
+def _is_old(lock: Path) -> bool:
+    try:
+        return time.time() - lock.stat().st_mtime > UNUSED
+    except FileNotFoundError:  # another process has removed it
+        return False
+
+
+def _is_used(copy: Path) -> bool:
+    """Return whether a process that lives has asked for the copy, however long ago."""
+    try:
+        descriptor = os.open(copy, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _remove(copy: Path) -> None:
+    partial = _emptied(copy.with_suffix(".partial"))
+    if copy.is_dir():
+        partial.rmdir()
+        copy.rename(partial)  # a kill from here on leaves no half of a copy under its name
+    shutil.rmtree(partial)
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder

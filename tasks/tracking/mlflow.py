@@ -1,29 +1,77 @@
-"""What may be told to which experiment, and in which order: of lines, before they are sent."""
+"""MLflow: delivers event logs to it, late where it is away, each event once.
+
+Two experiments: what is publishable is for anyone (`PUBLIC`), and of private data the rest is for
+the operator alone (`OPERATOR`). A number's or a file's label decides, here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
-import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from dp_core.labels import Dp, Label, Labelled, Operator, Public, Publishable
+from dp_core.labels import Label, Labelled
+from tasks.protocol import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
+from tasks.protocol.messages import TrackedAt
+from tasks.releases.statements import WORDS
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.messages import say
-from tasks.storage import CHECKSUMS, RESULT
-from tasks.tracking.outbox import Identity, Line, Outbox
+from tasks.runtime.log import log, send
+from tasks.storage import CHECKSUMS, RESULT, Store
+from tasks.tracking.event_log import (
+    KINDS,
+    Artifact,
+    Begun,
+    Dataset,
+    Ended,
+    Event,
+    EventLog,
+    Identity,
+    Metric,
+    Model,
+    Param,
+    Status,
+    Tag,
+    Target,
+    fit,
+    labelled,
+    metric,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run  # noqa: TID251 - this is the place
+    from mlflow.tracking import MlflowClient  # noqa: TID251
 
 PUBLIC, OPERATOR = "confide", "confide-operator"
-_KINDS = ("begin", "metric", "param", "tag", "artifact", "dataset", "model", "end")
+EXPERIMENTS = (PUBLIC, OPERATOR)
+KEY_TAG = "confide.key"
+LAST_STEPS = ("report", "sweep_report")
+PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
+EVERY = 5.0  # seconds between deliveries of a step that is running
+_AT_ONCE = 1000  # metrics that MLflow takes in one request
 _DAY = 86_400_000  # milliseconds
 _TIME_OF_DAY = re.compile(r"[ T]\d\d:\d\d.*")
+# MLflow's pages show training runs, not conversations, of an experiment that says what it is.
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+# Before MLflow is imported: its makers are not told what is done here.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+class TrackingDown(Exception):
+    """MLflow cannot be reached; what was to be sent stays on disk."""
+
+
+def experiment_of(label: Label, identity: Identity) -> str:
+    """Return the experiment that may hold what has this label."""
+    restricted = label is Label.OPERATOR and not identity.made_up
+    return OPERATOR if restricted else PUBLIC
 
 
 def shown_time(milliseconds: int, identity: Identity, experiment: str) -> int:
@@ -54,34 +102,19 @@ def _may_know_times(identity: Identity, experiment: str) -> bool:
     return identity.made_up or experiment == OPERATOR
 
 
-def grouped(lines: list[Line]) -> list[list[Line]]:
-    """Return the lines grouped by kind and run; a run begins before, and ends after, the rest.
+def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
+    """Return the events grouped by kind and run; a run begins before, and ends after, the rest.
 
     The end of an earlier try is left out: a later one has begun, and goes on.
     """
-    groups: dict[tuple[str, str, str], list[Line]] = {}
-    began = max((at for at, line in enumerate(lines) if line["kind"] == "begin"), default=-1)
-    for line in (x for at, x in enumerate(lines) if x["kind"] != "end" or at > began):
-        place = (line["kind"], line.get("experiment", ""), line.get("target", ""))
-        groups.setdefault(place, []).append(line)
-    return [groups[place] for place in sorted(groups, key=lambda p: _KINDS.index(p[0]))]
-
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run  # noqa: TID251 - this is the place
-    from mlflow.tracking import MlflowClient  # noqa: TID251
-
-EXPERIMENTS = (PUBLIC, OPERATOR)
-KEY_TAG = "confide.key"
-_AT_ONCE = 1000  # metrics that MLflow takes in one request
-# MLflow's pages show training runs, not conversations, of an experiment that says what it is.
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
-# Before MLflow is imported: its makers are not told what is done here.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
-class TrackingDown(Exception):
-    """MLflow cannot be reached; what was to be sent stays on disk."""
+    groups: dict[tuple[int, str, str], list[Event]] = {}
+    began = max((at for at, event in enumerate(events) if isinstance(event, Begun)), default=-1)
+    for at, event in enumerate(events):
+        if at >= began or not isinstance(event, Ended):
+            label = getattr(event, "label", Label.PUBLIC)
+            place = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
+            groups.setdefault(place, []).append(event)
+    return [groups[place] for place in sorted(groups, key=lambda place: place[0])]
 
 
 def _client(deployment: Deployment) -> MlflowClient:
@@ -119,7 +152,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 class Delivery:
-    """Sends outboxes to one MLflow, remembering the runs it has found."""
+    """Delivers event logs to one MLflow, remembering the runs it has found."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -127,32 +160,37 @@ class Delivery:
         self._runs: dict[str, Run] = {}
         self._known: dict[str, set[tuple[str, int]]] = {}
 
-    def deliver(self, outbox: Outbox) -> bool:
-        """Send what is unsent; return whether this process was the one to send.
+    def deliver(self, events: EventLog) -> bool:
+        """Tell every run what it was not told; return whether this process was the one to do it.
 
         Raises:
             TrackingDown: MLflow did not take it all; the rest stays.
         """
-        with outbox.sending() as mine:
-            if not mine or not (outbox.folder / "identity.json").exists():
+        with events.delivering() as ours:
+            if not ours:
                 return False
-            sent, lines = outbox.unsent()
-            over = bool(lines) and lines[-1]["kind"] == "end"
-            with _faults():
-                if self._mlflow is None:
-                    with _one_at_a_time(self._deployment.outbox):
-                        self._mlflow = _client(self._deployment)
-                for start in range(0, len(lines), _AT_ONCE):
-                    window = lines[start : start + _AT_ONCE]
-                    for group in grouped(window):
-                        if not (over and _revives(group[0])):
-                            self._send(outbox, group)
-                    outbox.confirm(sent + start + len(window))
-            if outbox.complete:
-                outbox.remove()
+            for identity in events.runs():
+                self._tell(events, identity)
+            events.remove_if_told()
             return True
 
-    def url(self, identity: Identity, target: str) -> str:
+    def _tell(self, log: EventLog, identity: Identity) -> None:
+        events, end = log.undelivered(identity)
+        if not events:
+            return
+        over = isinstance(events[-1], Ended)
+        with _faults():
+            if self._mlflow is None:
+                with _one_at_a_time(self._deployment.events):  # it may make the database's tables
+                    self._mlflow = _client(self._deployment)
+            for start in range(0, len(events), _AT_ONCE):
+                for group in grouped(events[start : start + _AT_ONCE], identity):
+                    # That the whole job runs: late, it may have ended meanwhile.
+                    if not (over and isinstance(group[0], Begun) and group[0].target == "parent"):
+                        self._send(log, identity, group)
+        log.confirm(identity, end)
+
+    def url(self, identity: Identity, target: Target) -> str:
         """Return the address of a run's page, or '' when no server shows it."""
         if not self._deployment.tracking_ui:
             return ""
@@ -184,7 +222,7 @@ class Delivery:
             raise TrackingDown("no experiment")
         return str(found.experiment_id)
 
-    def _run(self, identity: Identity, experiment: str, target: str) -> Run:
+    def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
         """Return the run of a step, point or parent, creating it and those above it once."""
         key = identity.key(target)
         known = self._runs.get(f"{experiment}/{key}")
@@ -196,14 +234,14 @@ class Delivery:
         if target == "parent":
             name = shown_name(identity, experiment)
         else:
-            above = "point" if target == "step" and identity.point else "parent"
+            above: Target = "point" if target == "step" and identity.point else "parent"
             tags["mlflow.parentRunId"] = self._run(identity, experiment, above).info.run_id
             name = identity.point if target == "point" else identity.task
             if identity.point:
                 tags["confide.point"] = identity.point
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
-        with _one_at_a_time(self._deployment.outbox):
+        with _one_at_a_time(self._deployment.events):
             now = shown_time(_now(), identity, experiment)
             run = self._find_or_create(self._experiment(experiment), key, name, tags, now)
         if experiment == OPERATOR and target != "step":
@@ -241,19 +279,15 @@ class Delivery:
             self._api.set_tag(double, KEY_TAG, f"a double: {double}")
             self._api.set_terminated(double, "KILLED")
 
-    def _runs_of(
-        self, identity: Identity, target: str, used: Sequence[str]
-    ) -> Iterator[tuple[str, Run]]:
-        """Yield a target's run in each experiment: in the used ones, and where it is already.
+    def _runs_of(self, identity: Identity, target: Target) -> Iterator[tuple[str, Run]]:
+        """Yield a target's run in each experiment: the public one, and the operator's if there.
 
         A job's last step may have nothing for the operator, where other steps had.
         """
-        for experiment in EXPERIMENTS:
-            if experiment in used:
-                yield experiment, self._run(identity, experiment, target)
-            elif found := self._api.get_experiment_by_name(experiment):
-                for run in self._with_key(found.experiment_id, identity.key(target)):
-                    yield experiment, run
+        yield PUBLIC, self._run(identity, PUBLIC, target)
+        if found := self._api.get_experiment_by_name(OPERATOR):
+            for run in self._with_key(found.experiment_id, identity.key(target)):
+                yield OPERATOR, run
 
     def _with_key(self, experiment: str, key: str) -> list[Run]:
         return list(
@@ -264,109 +298,110 @@ class Delivery:
             )
         )
 
-    # --- lines
+    # --- events
 
-    def _send(self, outbox: Outbox, batch: list[Line]) -> None:
-        identity, first = outbox.identity, batch[0]
-        if first["kind"] == "begin":
-            for _, run in self._runs_of(identity, first["target"], [first["experiment"]]):
+    def _send(self, log: EventLog, identity: Identity, group: list[Event]) -> None:
+        first = group[0]
+        if isinstance(first, Begun):
+            for _, run in self._runs_of(identity, first.target):
                 self._api.update_run(run.info.run_id, status="RUNNING")
             return
-        if first["kind"] == "end":
-            self._end(identity, batch[-1])
+        if isinstance(first, Ended):
+            self._end(identity, cast(Ended, group[-1]))
             return
-        run = self._run(identity, first["experiment"], first["target"])
-        run_id = run.info.run_id
-        match first["kind"]:
-            case "metric":
-                self._send_metrics(run_id, batch, identity)
-            case "param":
-                self._send_params(run_id, batch)
-            case "tag":
-                for line in batch:
-                    self._api.set_tag(run_id, line["key"], line["value"])
-            case "artifact":
-                for line in batch:
-                    self._api.log_artifact(run_id, str(outbox.file(line["file"])), line["folder"])
-            case "dataset":
-                for line in batch:
-                    self._send_dataset(run_id, line)
-            case "model":
-                for line in batch:
-                    self._register(run, line, outbox)
+        experiment = experiment_of(getattr(first, "label", Label.PUBLIC), identity)
+        run = self._run(identity, experiment, first.target)
+        if isinstance(first, Metric):
+            self._send_metrics(run.info.run_id, cast(list[Metric], group), identity, experiment)
+        elif isinstance(first, Param):
+            self._send_params(run.info.run_id, cast(list[Param], group))
+        else:
+            for event in group:
+                self._send_one(log, run, event)
 
-    def _send_metrics(self, run_id: str, batch: list[Line], identity: Identity) -> None:
-        from mlflow.entities import Metric  # noqa: TID251
+    def _send_one(self, log: EventLog, run: Run, event: Event) -> None:
+        from mlflow.entities import Dataset as Data  # noqa: TID251
+        from mlflow.entities import DatasetInput  # noqa: TID251
+
+        run_id = run.info.run_id
+        match event:
+            case Tag():
+                self._api.set_tag(run_id, fit(event.name), event.value[:4000])
+            case Artifact():
+                self._api.log_artifact(run_id, str(log.kept(event.file)), event.folder or None)
+            case Dataset():
+                data = Data(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
+                self._api.log_inputs(run_id, [DatasetInput(data, [])])
+            case Model():
+                self._register(run, event, log)
+
+    def _send_metrics(
+        self, run_id: str, group: list[Metric], identity: Identity, experiment: str
+    ) -> None:
+        from mlflow.entities import Metric as Number  # noqa: TID251
 
         known = self._known.setdefault(run_id, set())
-        unseen = {line["key"] for line in batch} - {key for key, _ in known}
+        unseen = {fit(event.name) for event in group} - {name for name, _ in known}
         if unseen:  # a history costs a request each: ask for those alone that there are
             unseen &= self._api.get_run(run_id).data.metrics.keys()
-        for key in unseen:
-            known |= {(key, m.step) for m in self._api.get_metric_history(run_id, key)}
-        fresh: dict[tuple[str, int], Metric] = {}
-        for line in batch:
-            place = (line["key"], line["step"])
+        for name in unseen:
+            known |= {(name, m.step) for m in self._api.get_metric_history(run_id, name)}
+        fresh: dict[tuple[str, int], Number] = {}
+        for event in group:
+            place = (fit(event.name), event.step)
             if place not in known:
-                told = shown_time(line["time"], identity, line["experiment"])
-                fresh[place] = Metric(line["key"], line["value"], told, line["step"])
+                told = shown_time(event.time, identity, experiment)
+                fresh[place] = Number(place[0], event.value, told, event.step)
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
 
-    def _send_params(self, run_id: str, batch: list[Line]) -> None:
-        from mlflow.entities import Param  # noqa: TID251
+    def _send_params(self, run_id: str, group: list[Param]) -> None:
+        from mlflow.entities import Param as Setting  # noqa: TID251
 
         stored = self._api.get_run(run_id).data.params
-        fresh = {x["key"]: Param(x["key"], x["value"]) for x in batch if x["key"] not in stored}
-        params = list(fresh.values())
+        fresh = {fit(event.name): event.value[:500] for event in group}
+        params = [Setting(name, value) for name, value in fresh.items() if name not in stored]
         for start in range(0, len(params), 100):  # as many as MLflow takes
             self._api.log_batch(run_id, params=params[start : start + 100])
 
-    def _send_dataset(self, run_id: str, line: Line) -> None:
-        from mlflow.entities import Dataset, DatasetInput  # noqa: TID251
-
-        data = Dataset(line["name"], line["digest"], "confide", '{"ledger": true}')
-        self._api.log_inputs(run_id, [DatasetInput(data, [])])
-
-    def _register(self, run: Run, line: Line, outbox: Outbox) -> None:
-        """Make the folder a version of the model, unless another run has made it one."""
+    def _register(self, run: Run, model: Model, log: EventLog) -> None:
+        """Make the files a version of the model, unless another run has made them one."""
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
-        name, run_id = line["name"], run.info.run_id
-        versions = self._api.search_model_versions(f"name = '{name}'")
-        wanted = line["tags"]["confide.spec_hash"]
+        wanted = model.tags["confide.spec_hash"]
+        versions = self._api.search_model_versions(f"name = '{model.name}'")
         if any(version.tags.get("confide.spec_hash") == wanted for version in versions):
             return
-        # An earlier version's outbox may name these too: the result has the operator's numbers.
-        for file in (f for f in line["files"] if Path(f).name not in {RESULT, CHECKSUMS}):
-            self._api.log_artifact(run_id, str(outbox.file(file)), "model")
+        # The result, should it ever be among them, has the operator's numbers.
+        for file in (f for f in model.files if Path(f).name not in {RESULT, CHECKSUMS}):
+            self._api.log_artifact(run.info.run_id, str(log.kept(file)), "model")
         with suppress(MlflowException):  # it exists
-            self._api.create_registered_model(name)
+            self._api.create_registered_model(model.name)
         self._api.create_model_version(
-            name,
+            model.name,
             f"{run.info.artifact_uri}/model",
-            run_id,
-            tags=line["tags"],
-            description=line["description"],
+            run.info.run_id,
+            tags=model.tags,
+            description=model.description,
         )
 
-    def _end(self, identity: Identity, line: Line) -> None:
-        for target in line["targets"]:
-            for experiment, run in self._runs_of(identity, target, line["experiments"]):
-                ended = shown_time(line["time"], identity, experiment)
+    def _end(self, identity: Identity, event: Ended) -> None:
+        for target in ("step", *event.also):
+            for experiment, run in self._runs_of(identity, target):
+                ended = shown_time(event.time, identity, experiment)
                 ended = max(ended, run.info.start_time)  # a clock that was set back meanwhile
-                self._api.set_terminated(run.info.run_id, line["status"], ended)
+                self._api.set_terminated(run.info.run_id, event.status, ended)
 
 
 def send_all(deployment: Deployment) -> int:
-    """Send what earlier steps could not; return how many outboxes still hold something."""
-    for gone in deployment.outbox.glob("*.sent"):  # whose removal was interrupted
+    """Deliver what earlier steps could not; return how many logs MLflow has not taken whole."""
+    for gone in deployment.events.glob("*.removed"):  # whose removal was interrupted
         shutil.rmtree(gone, ignore_errors=True)
     delivery, left = Delivery(deployment), 0
-    for outbox in sorted(Outbox.all(deployment.outbox), key=_turn):
+    for events in sorted(EventLog.all(deployment.events), key=_turn):
         try:
-            delivery.deliver(outbox)
+            delivery.deliver(events)
         except TrackingDown:
             left += 1
     return left
@@ -374,22 +409,8 @@ def send_all(deployment: Deployment) -> int:
 
 def unsent(deployment: Deployment) -> int:
     """Return how many steps have something to say that MLflow has not heard yet."""
-    return sum(bool(outbox.unsent()[1]) for outbox in Outbox.all(deployment.outbox))
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
-
-
-def _revives(line: Line) -> bool:
-    """Return whether a line says that the whole job runs: late, it may have ended meanwhile."""
-    return bool(line["kind"] == "begin" and line["target"] == "parent")
-
-
-def _turn(outbox: Outbox) -> tuple[bool, int]:
-    """Return when to send an outbox: one that ends its whole job after all the others."""
-    last = (outbox.unsent()[1] or [{"time": 0}])[-1]
-    return "parent" in last.get("targets", ()), last["time"]
+    logs = EventLog.all(deployment.events)
+    return sum(any(log.undelivered(run)[0] for run in log.runs()) for log in logs)
 
 
 def reachable(deployment: Deployment) -> bool:
@@ -402,178 +423,183 @@ def reachable(deployment: Deployment) -> bool:
     return True
 
 
-PATIENCE = 30.0  # seconds between attempts to reach a tracker that is down
-EVERY = 5.0  # seconds between deliveries of a step that is running
-_UNFIT = re.compile(r"[^\w./ -]")
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _turn(log: EventLog) -> tuple[bool, int]:
+    """Return when to deliver a log: one that ends its whole job after all the others."""
+    events = [event for run in log.runs() for event in log.undelivered(run)[0][-1:]]
+    last = max(events, key=lambda event: event.time, default=None)
+    ends_all = any(isinstance(event, Ended) and "parent" in event.also for event in events)
+    return ends_all, last.time if last else 0
 
 
 class Tracker:
-    """One step's runs in MLflow; every call returns at once, whether MLflow is there or not."""
+    """A step's runs in MLflow; every call returns at once, whether MLflow is there or not.
+
+    Args:
+        deployment: whose MLflow it is.
+        identity: of the step in its run.
+    """
 
     def __init__(self, deployment: Deployment, identity: Identity) -> None:
-        self._identity = identity
-        self._outbox = Outbox.create(deployment.outbox, identity)
-        self._deployment = deployment
+        self._identity, self._deployment = identity, deployment
+        self.events = EventLog.of(deployment.events, identity)
+        self._own = identity.key("step")
         self._delivery = Delivery(deployment)
         self._next, self._down = 0.0, False
-        self._used = {PUBLIC}
 
     def begin(self) -> None:
         """Mark the run and the step as running, also when an earlier attempt ended them."""
-        for target in ("parent", "step"):
-            self._add(PUBLIC, target, "begin")
+        self._add(Begun(run=self._own, target="parent"), Begun(run=self._own))
 
-    def publishable(
-        self, values: Mapping[str, Publishable], step: int = 0, *, target: str = "step"
-    ) -> None:
-        """Record `dp` and `public` numbers.
+    def measure(self, name: str, value: Labelled, step: int = 0) -> None:
+        """Record a number of the work; its label's type says who sees it.
 
         Raises:
-            TypeError: a value of another type.
+            TypeError: a number without a label.
         """
-        for name, value in values.items():
-            if not isinstance(value, Dp | Public):
-                raise TypeError(f"metric {name}: only Dp and Public values are publishable")
-            self._metric(PUBLIC, target, name, value, step)
+        self._add(metric(name, value, step))
 
-    def operator(
-        self, values: Mapping[str, Operator], step: int = 0, *, target: str = "step"
+    def tag(self, name: str, value: str) -> None:
+        """Record a word or two, for anyone, about what the work made."""
+        self._add(Tag(name=name, value=value))
+
+    def record(
+        self, spec: StepSpec, store: Store, result: StepResult, *, done_before: bool
     ) -> None:
-        """Record numbers for the operator alone.
-
-        Raises:
-            TypeError: a value of another type.
-        """
-        for name, value in values.items():
-            if not isinstance(value, Operator):
-                raise TypeError(f"metric {name}: only Operator values belong here")
-            self._metric(self._restricted, target, name, value, step)
-
-    def labelled(self, name: str, value: Labelled, step: int = 0, *, target: str = "step") -> None:
-        """Record a number where its own type sends it."""
-        if isinstance(value, Operator):
-            self.operator({name: value}, step, target=target)
-        else:
-            self.publishable({name: value}, step, target=target)
-
-    def settings(
-        self, values: Mapping[str, bool | int | float | str], *, target: str = "step"
-    ) -> None:
-        """Record settings, which are public, as parameters."""
-        for name, value in values.items():
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            self._add(PUBLIC, target, "param", key=_fit(name), value=text[:500])
-
-    def tag(self, name: str, value: str, *, target: str = "step") -> None:
-        """Record a word or two about the run."""
-        self._add(PUBLIC, target, "tag", key=_fit(name), value=value[:4000])
-
-    def artifact(self, file: Path, label: Label, folder: str = "", *, target: str = "step") -> None:
-        """Keep a file with the run, in the experiment of its label."""
-        experiment = self._restricted if label is Label.OPERATOR else PUBLIC
-        kept = self._outbox.keep(file)
-        self._add(experiment, target, "artifact", file=kept, folder=folder or None)
-
-    def dataset(self, name: str, ledger_id: str) -> None:
-        """Name the data set that a release was charged to: no counts, no contents."""
-        self._add(PUBLIC, "step", "dataset", name=name, digest=ledger_id[:36])
-
-    def model(
-        self, name: str, files: Sequence[Path], statement: str, tags: Mapping[str, str]
-    ) -> None:
-        """Register a model's files as a version of it, once, with its privacy statement.
+        """Record what the result and the spec say of this run, and which files to show.
 
         Args:
-            name: of the model.
-            files: each of them fit for publication.
-            statement: what the model promises, in words.
-            tags: of the version.
+            spec: of the step.
+            store: that holds the result's files.
+            result: of the step.
+            done_before: nothing was measured by this run: its numbers are the result's.
         """
-        self._add(
-            PUBLIC,
-            "step",
-            "model",
-            name=name,
-            files=[self._outbox.keep(file) for file in files],
-            tags={**tags, "confide.spec_hash": self._identity.spec_hash},
-            description=statement[:4000],
-        )
+        point = bool(self._identity.point)
+        events: list[Event] = []
+        told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
+        events += self._params(_flat(told))
+        if isinstance(spec, ReportSpec | SweepReportSpec):
+            events += self._params(spec.settings, "parent")
+        if isinstance(spec, PretrainSpec) and spec.plan and point:  # by these, points are compared
+            coordinates = {"batch_size": spec.batch_size, "updates": spec.updates}
+            sigma = {"σ": spec.plan.noise_multiplier}
+            events += self._params(coordinates | sigma, "point")
+        if done_before:
+            events += [metric(m.name, labelled(m), m.step, run=self._own) for m in result.metrics]
+        above: Target | None = "parent" if spec.step in LAST_STEPS else "point" if point else None
+        if above:
+            events += [
+                metric(m.name, labelled(m), m.step, target=above, run=self._own)
+                for m in {m.name: m for m in result.metrics}.values()
+            ]
+        events += [
+            Dataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
+            for release in result.releases
+        ]
+        if result.facts["artifacts"] or result.facts["model"]:
+            folder = store.local_copy(spec.output)
+            # On the job's own page too, where the step is its last.
+            targets: list[Target] = ["step", "parent"] if spec.step in LAST_STEPS else ["step"]
+            for file, label, under in result.facts["artifacts"]:
+                kept = self.events.keep(folder / file)
+                events += [
+                    Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
+                    for t in targets
+                ]
+            if result.facts["model"]:
+                # Not all that is there: a local store is no copy, and has the operator's numbers.
+                files = [folder / name for name in store.published(spec.output)]
+                events.append(self._model(result, files))
+        self._add(*events)
 
-    def flush(self) -> None:
-        """Send now what can be sent, unless MLflow was down a moment ago."""
-        self._deliver()
-
-    def finish(self, status: str, *, also: tuple[str, ...] = ()) -> None:
-        """End the step's runs (FINISHED, FAILED or KILLED) and send everything.
+    def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+        """End the step's run, and deliver everything.
 
         Args:
             status: MLflow's word for how it ended.
             also: `point` or `parent`, when this step was its last.
+            closed: nothing is left that a further attempt would go on from.
         """
         self._next = 0.0
         if "parent" in also:  # of the whole job: what was left behind comes before
             self._deliver()
             self.send_left_behind()
-        self._outbox.add(
-            kind="end", status=status, targets=["step", *also], experiments=sorted(self._used)
-        )
+        self.leave(status, also=also, closed=closed)
         if not self._down:
             self._next = 0.0
         self._deliver()
 
+    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+        """End the runs, as `end`, on disk only: the process has no time to reach anybody."""
+        self.events.append(Ended(run=self._own, status=status, also=also, closed=closed))
+
     def send_left_behind(self) -> None:
-        """Send what earlier steps could not, if MLflow answers now."""
+        """Deliver what earlier steps could not, if MLflow answers now."""
         if not self._down:
             send_all(self._deployment)
 
-    def leave(self, status: str, *, also: tuple[str, ...] = ()) -> None:
-        """End the runs, as `finish`, on disk only: the process has no time to reach anybody."""
-        self._outbox.add(
-            kind="end", status=status, targets=["step", *also], experiments=sorted(self._used)
-        )
+    def flush(self) -> None:
+        """Deliver now what can be, unless MLflow was down a moment ago."""
+        self._deliver()
 
-    def url(self, target: str = "step") -> str:
-        """Return the run's page, or '' when there is none or MLflow was away a moment ago."""
+    def send_address(self) -> None:
+        """Tell whoever started the step where its run is: Airflow makes a button of it."""
         if self._down:
-            return ""
-        try:
-            return self._delivery.url(self._identity, target)
-        except TrackingDown:
-            return ""
+            return
+        with suppress(TrackingDown):
+            if url := self._delivery.url(self._identity, "step"):
+                send(TrackedAt(url=url))
+                log(f"MLflow: {url}")
 
     @property
     def shown_run(self) -> str:
         """The run's key, as anyone may know it."""
         return shown_key(self._identity, PUBLIC)
 
-    @property
-    def _restricted(self) -> str:
-        return PUBLIC if self._identity.made_up else OPERATOR
+    def _params(self, values: dict[str, Any], target: Target = "step") -> list[Event]:
+        """Return settings, which are public, as events."""
+        words = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in values.items()}
+        return [
+            Param(run=self._own, target=target, name=name, value=value)
+            for name, value in words.items()
+        ]
 
-    def _metric(self, experiment: str, target: str, name: str, value: Labelled, step: int) -> None:
-        number = float(value.value)
-        if math.isfinite(number):
-            self._add(experiment, target, "metric", key=_fit(name), value=number, step=step)
-        else:  # MLflow would store infinity as the largest float
-            self._add(experiment, target, "tag", key=_fit(name), value=str(number))
+    def _model(self, result: StepResult, files: Sequence[Path]) -> Model:
+        (statement,) = (file.read_text() for file in files if file.name == WORDS)
+        tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
+        return Model(
+            run=self._own,
+            name=result.facts["model"],
+            files=[self.events.keep(file) for file in files],
+            description=statement[:4000],
+            tags={**tags, "confide.spec_hash": result.spec_hash},
+        )
 
-    def _add(self, experiment: str, target: str, kind: str, **line: object) -> None:
-        self._used.add(experiment)
-        self._outbox.add(kind=kind, experiment=experiment, target=target, **line)
-        if time.monotonic() >= self._next:
-            self._deliver()
+    def _add(self, *events: Event) -> None:
+        self.events.append(*events)
+        self._deliver()
 
     def _deliver(self) -> None:
         if time.monotonic() < self._next:
             return
         try:
-            self._delivery.deliver(self._outbox)
+            self._delivery.deliver(self.events)
             self._next, self._down = time.monotonic() + EVERY, False
         except TrackingDown as error:
-            say(f"tracking is down ({error}): kept on disk, sent later", "warning")
+            log(f"tracking is down ({error}): kept on disk, sent later", "warning")
             self._next, self._down = time.monotonic() + PATIENCE, True
 
 
-def _fit(name: str) -> str:
-    """Return the name in the characters that MLflow allows."""
-    return _UNFIT.sub("_", name)
+def _flat(values: dict[str, Any], above: str = "") -> dict[str, bool | int | float | str]:
+    flat: dict[str, bool | int | float | str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{above}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            flat[f"{above}{name}"] = value
+        else:
+            flat[f"{above}{name}"] = json.dumps(value)
+    return flat

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
 from tasks.protocol import MetricRecord, StepResult, spec_from_json
+from tasks.protocol.messages import Failed, Message, Progress, TrackedAt
 
 
 def read(uri: str) -> bytes:
@@ -27,11 +28,19 @@ spec = spec_from_json(read(uri))
 context = json.loads(os.environ["CONFIDE_RUN_CONTEXT"])
 task = context["task"]
 print(f"{task}: working", file=sys.stderr)
-print(f"MLflow: http://127.0.0.1:5000/#/experiments/1/runs/{task}", file=sys.stderr)
-Path(os.environ["CONFIDE_PROGRESS"] + ".env").write_text(json.dumps(dict(os.environ)))
+channel = Path(os.environ["CONFIDE_MESSAGES"])
+
+
+def send(message: Message) -> None:
+    """Append a message to the channel."""
+    with channel.open("a") as file:
+        print(message.model_dump_json(), file=file)
+
+
+send(TrackedAt(url=f"http://127.0.0.1:5000/#/experiments/1/runs/{task}"))
+Path(f"{channel}.env").write_text(json.dumps(dict(os.environ)))
 for done in range(1, 3):
-    with Path(os.environ["CONFIDE_PROGRESS"]).open("a") as file:
-        print(json.dumps({"done": done, "total": 2, "note": "pretending"}), file=file)
+    send(Progress(done=done, total=2, note="pretending"))
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
 
 order = Path(os.environ["CONFIDE_HOME"]) / "fail"  # for a stack whose variables are set long ago
@@ -39,7 +48,7 @@ words = order.read_text() if order.exists() else os.environ.get("FAKE_EXIT", "")
 fails = dict(item.split("=") for item in filter(None, words.split(";")))
 code = fails.get(task) or fails.get(f"{task}@{context['point'].split(' ')[0].removeprefix('σ=')}")
 if code:
-    print(f"confide: {name}: made to fail with {code}", file=sys.stderr)
+    send(Failed(exit_code=int(code), reason=f"made to fail with {code}"))
     sys.exit(int(code))
 
 output = Path(unquote(urlparse(spec.output).path))

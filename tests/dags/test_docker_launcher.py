@@ -1,51 +1,68 @@
 """Steps as containers: asked for rightly, answered for rightly, and never left running.
 
-The second half needs a Docker engine and the task image (`docker compose build prepare`), and
+The last part needs a Docker engine and the task image (`docker compose build prepare`), and
 says so where it is skipped.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from docker.errors import DockerException
+from launcher_conformance import (
+    DATA,
+    JOB,
+    PASSWORD,
+    READER,
+    ROOT,
+    SEEDS,
+    LauncherConformance,
+    Outcome,
+    context_of,
+    plan,
+    work,
+)
 
 import docker
 from dags.launcher import docker as launcher
-from dags.launcher.docker import RUN, DockerStep
-from tasks.protocol import JobSettings, dp_bert_steps
+from dags.launcher.docker import RUN, DockerStep, archive, for_every_step, gpus, mounts, whole_lines
+from dags.launcher.step_operator import StepOperator, Work
+from tasks.protocol import Need, StepSpec, SweepSettings, needs, sweep_report
 
+MOUNTS = "CONFIDE_DOCKER_MOUNTS"
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
 RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
 # Stands in for the steps: says that it started, then ends as FAKE_EXIT tells it, or waits.
 FAKE_TASKS = """
 import json, os, pathlib, sys, time
 print("started", json.loads(os.environ["CONFIDE_RUN_CONTEXT"])["task"], sys.argv[1], flush=True)
-sys.stderr.write("MLflow: https://mlflow.example/#/runs/1")
-sys.stderr.flush()
+sys.stdout.write('{"version": 1, "kind": "tracked_at", "url": "https://mlflow.')
+sys.stdout.flush()
 time.sleep(0.3)  # so that the engine sends what is there
-print("gs://bucket/result.json", flush=True)
+print("a line of the log", file=sys.stderr, flush=True)
 time.sleep(0.3)
-sys.stderr.write("\\n")
+print('example/#/runs/1"}', flush=True)
 if os.environ.get("FAKE_SPEC"):
     print(len(open(sys.argv[3]).read()))
 if os.environ.get("FAKE_EXIT") == "wait":
     time.sleep(120)
-sys.stderr.write("confide: the last line\\n")
+print('{"version": 1, "kind": "failed", "exit_code": 1, "reason": "the last line"}', flush=True)
 if os.environ.get("FAKE_EXIT") == "time is up":
     tries = pathlib.Path("/var/lib/tries", os.environ["HOSTNAME"])
     tries.touch()
@@ -54,40 +71,209 @@ sys.exit(int(os.environ.get("FAKE_EXIT") or 0))
 """
 
 
-def plan(params: Any, root: str, point: Any) -> dict[str, Any]:
-    return dict(dp_bert_steps(JobSettings(), "gs://bucket/store"))
+def context() -> Any:
+    return context_of(run_id=RUN_ID)
 
 
-def context() -> dict[str, Any]:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    run = SimpleNamespace(dag_id="dp_bert", run_id=RUN_ID, start_date=now, run_after=now)
-    return {"params": {}, "dag_run": run, "ti": SimpleNamespace(map_index=-1, try_number=1)}
+class Engine:
+    """The few calls of an engine that the launcher makes; its containers end as they are told."""
 
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes, self.asked, self.removed = outcomes, [], []
+        self.code, self.killed_for_memory = 0, False
 
-def test_a_step_gets_what_it_needs_and_nothing_of_airflow_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CONFIDE_LEDGER", "postgresql://ledger")
-    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "a key")
-    monkeypatch.setenv("FAKE_MORE", "1")
-    monkeypatch.setenv("CONFIDE_HANDED_ON", "FAKE_MORE")
-    asked: list[dict[str, Any]] = []
+    def images(self, **_: Any) -> list[str]:
+        return ["the image"]
 
-    def create(**options: Any) -> dict[str, str]:
-        asked.append(options)
+    def containers(self, **_: Any) -> list[Any]:
+        return []
+
+    def create_host_config(self, **options: Any) -> dict[str, Any]:
+        return options
+
+    def create_container(self, **options: Any) -> dict[str, str]:
+        self.asked.append(options)
         return {"Id": "x"}
 
-    client = SimpleNamespace(create_container=create, create_host_config=lambda **options: options)
-    monkeypatch.setattr(DockerStep, "cli", client)
-    step = DockerStep(task_id="vocabulary", plan=plan)
-    step._create(launcher.work_of("vocabulary", plan, context(), None))
-    (options,) = asked
-    assert options["environment"].keys() >= {"CONFIDE_LEDGER", "FAKE_MORE", "CONFIDE_RUN_CONTEXT"}
-    assert options["environment"]["CONFIDE_LEASE"] == "stdin"
-    assert not [name for name in options["environment"] if name.startswith("AIRFLOW")]
-    assert options["command"][:4] == ["-m", "tasks", "vocabulary", "--spec"]
-    assert options["host_config"]["cap_drop"] == ["ALL"]
-    assert options["stdin_open"] is True
+    def attach_socket(self, *_: Any, **__: Any) -> io.BytesIO:
+        return io.BytesIO()
+
+    def attach(self, *_: Any, **__: Any) -> Iterator[tuple[bytes | None, bytes | None]]:
+        self.code, messages = self.outcomes.pop(0)
+        for message in messages:
+            line = message.model_dump_json().encode() + b"\n"
+            yield line[:9], b"confide: not a mess"
+            yield line[9:], b"age\n"
+        yield None, b'{"version": 1, "kind": "failed", "exit_code": 1, "reason": "on stderr"}\n'
+
+    def start(self, _: str) -> None: ...
+
+    def stop(self, *_: Any, **__: Any) -> None: ...
+
+    def wait(self, _: str) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def inspect_container(self, _: str) -> dict[str, Any]:
+        return {"State": {"OOMKilled": self.killed_for_memory}}
+
+    def remove_container(self, identifier: str, **_: Any) -> None:
+        self.removed.append(identifier)
+
+
+class TestDocker(LauncherConformance):
+    """At the level of what the engine is asked for."""
+
+    def operator(self, **options: Any) -> StepOperator:
+        return DockerStep(task_id="vocabulary", plan=plan, **options)
+
+    def started(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        engine = Engine([(0, [])])
+        monkeypatch.setattr(DockerStep, "cli", engine)
+        self.operator().run_step(of, -1)
+        (options,) = engine.asked
+        return dict(options)
+
+    def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
+        options = self.started(of, monkeypatch)
+        return options["command"], options["environment"]
+
+    def run(
+        self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    ) -> dict[str, Any]:
+        engine, expected = Engine(outcomes), len(outcomes)
+        monkeypatch.setattr(DockerStep, "cli", engine)
+        try:
+            return operator.execute(context())
+        finally:
+            assert len(engine.removed) == expected  # none outlives the task, however it ends
+
+    def test_a_container_has_no_rights_and_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAKE_MORE", "1")
+        monkeypatch.setenv("CONFIDE_FORWARDED_ENVIRONMENT", "FAKE_MORE")
+        options = self.started(work(JOB["vocabulary"]), monkeypatch)
+        assert options["environment"]["FAKE_MORE"] == "1"
+        assert options["environment"]["CONFIDE_LEASE"] == "stdin"
+        assert options["stdin_open"] is True
+        assert options["host_config"]["cap_drop"] == ["ALL"]
+
+    def test_a_container_that_was_too_large_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Engine([(137, [])])
+        engine.killed_for_memory = True
+        monkeypatch.setattr(DockerStep, "cli", engine)
+        with pytest.raises(AirflowException, match="out of memory"):
+            self.operator().execute(context())
+
+    @pytest.mark.parametrize("task", sorted(JOB))
+    def test_what_a_container_sees_of_the_disk(
+        self, task: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = needs(JOB[task])
+        mounted = self.started(work(JOB[task]), monkeypatch)["host_config"]["mounts"]
+        by_source = {mount["Source"]: mount for mount in mounted}
+        assert (SEEDS in by_source) == (Need.CHARGING in held)
+        assert (DATA in by_source) == (Need.SOURCES in held)
+        assert by_source["confide_keys"]["ReadOnly"]
+        if DATA in by_source:
+            assert by_source[DATA]["ReadOnly"]  # whatever the word said
+
+    @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings(), ROOT)])
+    def test_a_report_may_look_at_the_account_and_has_nothing_else(
+        self, spec: StepSpec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = str(self.started(work(spec), monkeypatch))
+        assert READER in options
+        assert PASSWORD not in options
+        assert SEEDS not in options
+
+    def test_no_container_has_the_ledger_s_password_for_want_of_a_reader(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("CONFIDE_LEDGER_READER")
+        with pytest.raises(AirflowFailException, match="CONFIDE_LEDGER_READER is not"):
+            self.started(work(JOB["private_corpus"]), monkeypatch)
+        self.started(work(JOB["vocabulary"]), monkeypatch)  # whose step charges
+
+
+# --- its variables
+
+
+def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MOUNTS, " home:/var/lib/confide  /srv/notes:/data:ro ")
+    volume, folder = mounts(MOUNTS)
+    assert (volume["Type"], volume["Source"], volume["Target"]) == (
+        "volume",
+        "home",
+        "/var/lib/confide",
+    )
+    assert (folder["Type"], folder["Source"], folder["ReadOnly"]) == ("bind", "/srv/notes", True)
+    monkeypatch.delenv(MOUNTS)
+    assert mounts(MOUNTS) == []
+
+
+@pytest.mark.parametrize("word", ["home", "home:", ":/data", "home:data", "home:/data:rw"])
+def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv(MOUNTS, word)
+    with pytest.raises(ValueError, match=MOUNTS):
+        mounts(MOUNTS)
+
+
+@pytest.mark.parametrize("target", ["/var/lib/confide-seeds", "/var/lib"])
+def test_the_seeds_are_no_mount_of_every_step(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    monkeypatch.setenv(MOUNTS, f"home:/var/lib/confide seeds:{target}")
+    with pytest.raises(ValueError, match="CONFIDE_DOCKER_SEEDS"):
+        for_every_step(MOUNTS)
+
+
+def test_gpus() -> None:
+    assert gpus("") is None
+    assert [request["Count"] for request in gpus("all") or []] == [-1]
+    assert [request["Count"] for request in gpus("2") or []] == [2]
+
+
+def test_an_archive_holds_its_file() -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive("tmp/spec.json", b"{}"))) as tar:
+        entry = tar.getmember("tmp/spec.json")
+        content = tar.extractfile(entry)
+        assert content is not None
+        assert (content.read(), entry.mode) == (b"{}", 0o644)
+
+
+# --- its lines
+
+
+def test_the_last_line_needs_no_end_and_empty_ones_are_left_out() -> None:
+    assert list(whole_lines([(b"one\r\n\n  \ntwo", None)])) == [
+        (True, "one"),
+        (True, "two"),
+    ]
+    assert list(whole_lines([])) == []
+
+
+def test_what_is_no_text_is_marked() -> None:
+    assert list(whole_lines([(b"\xff1\n\xe2\x82", None)])) == [
+        (True, "�1"),
+        (True, "�"),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_cut_and_no_mixture_changes_a_line(size: int, seed: int) -> None:
+    chance = random.Random(seed)
+    lines: dict[bool, list[str]] = {
+        True: ["gs://bucket/result.json", "naïve — 数", "x" * 90],
+        False: ["a line of the log", "€", "12/20"],
+    }
+    waiting = {
+        stream: "".join(f"{one}\n" for one in said).encode() for stream, said in lines.items()
+    }
+    pieces: list[tuple[bytes | None, bytes | None]] = []
+    while left := [stream for stream in waiting if waiting[stream]]:
+        stream, cut = chance.choice(left), chance.randint(1, size)
+        piece, waiting[stream] = waiting[stream][:cut], waiting[stream][cut:]
+        pieces.append((piece, None) if stream else (None, piece))
+    said = list(whole_lines(pieces))
+    assert {stream: [line for s, line in said if s == stream] for stream in lines} == lines
 
 
 # --- with an engine
@@ -147,7 +333,7 @@ def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
             path.chmod(0o755)  # the image's user must get through
     monkeypatch.setenv("CONFIDE_TASK_IMAGE", IMAGE)
     monkeypatch.setenv("CONFIDE_DOCKER_MOUNTS", f"{folder}:/opt/confide/tasks:ro")
-    monkeypatch.setenv("CONFIDE_HANDED_ON", "FAKE_EXIT FAKE_SPEC")
+    monkeypatch.setenv("CONFIDE_FORWARDED_ENVIRONMENT", "FAKE_EXIT FAKE_SPEC")
 
     def make(exit_code: str = "0", **options: Any) -> DockerStep:
         monkeypatch.setenv("FAKE_EXIT", exit_code)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +12,21 @@ import pytest
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from kubernetes.client import ApiClient, models
+from launcher_conformance import (
+    JOB,
+    LEDGER,
+    ROOT,
+    LauncherConformance,
+    Outcome,
+    context_of,
+    plan,
+)
+from launcher_conformance import work as work_on
 
-from dags.launcher.kubernetes import KubernetesStep, template
-from dags.launcher.work import Work
-from tasks.protocol import JobSettings, RunContext, dp_bert_steps, spec_from_json
+from dags.launcher.kubernetes import KubernetesStep, granted, template
+from dags.launcher.step_operator import SEEDS_AT, StepOperator, Work
+from tasks.protocol import JobSettings, Need, dp_bert_steps, needs
 
-ROOT = "gs://bucket/store"
-SECRET = "postgresql://ledger:hunter2@db/ledger"
-TODAY = datetime(2026, 1, 1, tzinfo=UTC)
 PENDING = models.V1Pod(
     metadata=models.V1ObjectMeta(name="p", namespace="confide"),
     status=models.V1PodStatus(phase="Pending"),
@@ -56,17 +61,16 @@ def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
 
 def work(device: str) -> Work:
     spec = dp_bert_steps(JobSettings(device=device), ROOT)["dp_pretraining"]
-    context = RunContext(run_key="dp_bert/manual", run_name="a run", task="dp_pretraining")
-    return Work(spec=spec, context=context)
+    return work_on(spec, task="dp_pretraining")
 
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> KubernetesStep:
     monkeypatch.setenv("CONFIDE_TASK_IMAGE", "registry.example/confide-task:1")
     monkeypatch.setenv("CONFIDE_STORE", ROOT)
-    monkeypatch.setenv("CONFIDE_LEDGER", SECRET)
+    monkeypatch.setenv("CONFIDE_LEDGER", LEDGER)
     monkeypatch.delenv("CONFIDE_POD_TEMPLATES", raising=False)
-    return KubernetesStep(task_id="dp_pretraining", plan=lambda *_: {})
+    return KubernetesStep(task_id="dp_pretraining", plan=plan)
 
 
 def rendered(step: KubernetesStep, device: str) -> dict[str, Any]:
@@ -97,9 +101,6 @@ def test_the_schema_check_can_fail() -> None:
 def test_the_pod_runs_the_very_step(step: KubernetesStep) -> None:
     container = rendered(step, "cpu")["spec"]["containers"][0]
     assert container["image"] == "registry.example/confide-task:1"
-    assert container["args"][:4] == ["-m", "tasks", "pretrain", "--spec"]
-    body = container["args"][4].partition("base64,")[2]
-    assert spec_from_json(base64.b64decode(body)) == work("cpu").spec
     assert "command" not in container or container["command"] == []
 
 
@@ -117,7 +118,7 @@ def test_other_pods_ask_for_no_tpu(step: KubernetesStep, device: str) -> None:
 
 def test_secrets_travel_by_name_only(step: KubernetesStep) -> None:
     manifest = rendered(step, "tpu")
-    assert SECRET not in str(manifest)
+    assert LEDGER not in str(manifest)
     container = manifest["spec"]["containers"][0]
     assert {"name": "CONFIDE_STORE", "value": ROOT} in container["env"]
     assert container["envFrom"] == [
@@ -127,8 +128,7 @@ def test_secrets_travel_by_name_only(step: KubernetesStep) -> None:
 
 
 def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step: KubernetesStep) -> None:
-    asked = RunContext(run_key="dp_bert/$(CONFIDE_LEDGER)", run_name="r", task="dp_pretraining")
-    step.describe(Work(spec=work("cpu").spec, context=asked))
+    step.describe(work_on(work("cpu").spec, run_key="dp_bert/$(CONFIDE_LEDGER)"))
     pod = step.build_pod_request_obj(dry_run=True)
     (told,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
     assert "dp_bert/$$(CONFIDE_LEDGER)" in told
@@ -154,9 +154,11 @@ def test_a_deployment_s_own_templates_win(
         rendered(step, "tpu")
 
 
-def ended(exit_code: int, message: str) -> models.V1Pod:
+def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
     state = models.V1ContainerState(
-        terminated=models.V1ContainerStateTerminated(exit_code=exit_code, message=message)
+        terminated=models.V1ContainerStateTerminated(
+            exit_code=exit_code, message=message, reason=reason
+        )
     )
     status = models.V1ContainerStatus(
         name="base", image="i", image_id="i", ready=False, restart_count=0, state=state
@@ -164,54 +166,118 @@ def ended(exit_code: int, message: str) -> models.V1Pod:
     return models.V1Pod(
         metadata=models.V1ObjectMeta(name="p", namespace="confide"),
         spec=models.V1PodSpec(containers=[models.V1Container(name="base")]),
-        status=models.V1PodStatus(phase="Failed", container_statuses=[status]),
+        status=models.V1PodStatus(
+            phase="Failed" if exit_code else "Succeeded", container_statuses=[status]
+        ),
     )
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "never_again"), [(2, True), (3, True), (1, False), (137, False), (143, False)]
-)
-def test_bad_input_and_budget_are_not_tried_again(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, exit_code: int, never_again: bool
-) -> None:
-    pod = ended(exit_code, "first line\nconfide: pretrain: what is wrong\n")
-    deleted: list[Any] = []
-    monkeypatch.setattr(step, "process_pod_deletion", lambda pod, **_: deleted.append(pod))
-    monkeypatch.setattr(step, "patch_already_checked", lambda pod, **_: None)
-    monkeypatch.setattr(step, "is_istio_enabled", lambda pod: False)
-    with pytest.raises(AirflowException, match="what is wrong") as raised:
-        step.cleanup(pod, pod)
-    assert isinstance(raised.value, AirflowFailException) is never_again
-    assert deleted == [pod]
+class TestKubernetes(LauncherConformance):
+    """At the level of what the cluster is asked for."""
+
+    passwords_by_name = True  # type: ignore[assignment]
+
+    def operator(self, **options: Any) -> StepOperator:
+        operator = KubernetesStep(task_id="vocabulary", plan=plan, **options)
+        operator.kubernetes_conn_id = None
+        return operator
+
+    def pod(self, of: Work) -> dict[str, Any]:
+        operator = self.operator()
+        operator.describe(of)
+        request = operator.build_pod_request_obj(dry_run=True)
+        spec: dict[str, Any] = ApiClient().sanitize_for_serialization(request)["spec"]
+        return spec
+
+    def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
+        (container,) = self.pod(of)["containers"]
+        return container["args"], {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+    def run(
+        self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    ) -> dict[str, Any]:
+        """Pods end, and the cluster keeps what they told as their termination messages."""
+        cluster = Cluster()
+        quiet(operator, cluster, monkeypatch)
+        expected = len(outcomes)
+
+        def one_ends(self: Any, context: Any, event: Any) -> None:
+            code, messages = outcomes.pop(0)
+            pod = ended(code, "".join(f"{m.model_dump_json()}\n" for m in messages))
+            self.post_complete_action(pod=pod, remote_pod=pod, context=context, result=None)
+
+        monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", one_ends)
+        event = {"status": "success", "name": "p", "namespace": "confide"}
+        with pytest.raises(TaskDeferred) as deferred:  # it waits without a worker
+            operator.execute(context_of())
+        while True:
+            assert deferred.value.method_name == "trigger_reentry"
+            trigger = deferred.value.trigger
+            assert trigger.on_kill_action.value == "delete_pod"  # cancelled meanwhile
+            try:
+                answer: dict[str, Any] = operator.trigger_reentry(context_of(), event)
+            except TaskDeferred as again:
+                deferred.value.trigger = again.trigger
+                continue
+            names = [one.metadata.name for one in cluster.made]
+            assert len(set(names)) == len(names) == expected
+            return answer
+
+    @pytest.mark.parametrize("task", sorted(JOB))
+    def test_what_a_pod_is_given(self, task: str) -> None:
+        held, described = needs(JOB[task]), self.pod(work_on(JOB[task]))
+        (container,) = described["containers"]
+        secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
+        assert ("confide-ledger" in secrets) == (Need.CHARGING in held)
+        assert ("confide-ledger-reader" in secrets) == (Need.LEDGER in held)
+        seeds = "confide-seeds" in str(described["volumes"])
+        assert seeds == (SEEDS_AT in str(container["volumeMounts"])) == (Need.CHARGING in held)
+
+    def test_what_no_step_told_is_the_cluster_s_own_word(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        operator = self.operator()
+        quiet(operator, Cluster(), monkeypatch)
+        pod = ended(137, "not a message", "OOMKilled")
+        with pytest.raises(AirflowException, match=r"^OOMKilled \(exit code 137\)"):
+            operator.cleanup(pod, pod)  # type: ignore[attr-defined]
+
+    def test_seeds_in_the_template_of_every_pod_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        own = template("cpu")
+        own["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = SEEDS_AT
+        (tmp_path / "cpu.yaml").write_text(str(own))  # of which YAML is a superset
+        monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
+        with pytest.raises(AirflowFailException, match=r"granted\.yaml"):
+            template("cpu")
+
+    def test_a_need_that_nobody_described_is_no_pod(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        pod_template = template("cpu")
+        (tmp_path / "granted.yaml").write_text("sources: {}\n")
+        monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
+        with pytest.raises(AirflowFailException, match="charging"):
+            granted(pod_template, {Need.CHARGING})
 
 
-def test_it_waits_without_a_worker_and_answers_afterwards(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step.plan = lambda params, root, point: {"dp_pretraining": work("tpu").spec}
-    run = SimpleNamespace(dag_id="dp_bert", run_id="manual", start_date=None, run_after=TODAY)
-    context = {"params": {}, "dag_run": run, "ti": SimpleNamespace(xcom_push=lambda **_: None)}
-    monkeypatch.setattr(step, "build_pod_request_obj", lambda context: ended(0, ""))
-    monkeypatch.setattr(step, "get_or_create_pod", lambda pod_request_obj, context: PENDING)
-    step.kubernetes_conn_id = None
-    with pytest.raises(TaskDeferred) as deferred:
-        step.execute(context)
-    assert deferred.value.method_name == "trigger_reentry"
-    trigger = deferred.value.trigger
-    assert (trigger.pod_name, trigger.on_kill_action.value) == ("p", "delete_pod")  # cancelled here
-    monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", lambda self, context, event: None)
-    cluster = Cluster(log="pretrain: 10/10\nMLflow: http://mlflow/#/experiments/1/runs/a\n")
+def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a cluster of the tests in the place of a real one."""
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
-    answer = step.trigger_reentry(context, {"status": "success", "name": "p", "namespace": "n"})
-    assert answer == {"output": work("tpu").spec.output, "metrics": {}}
-    assert step.tracked_at == "http://mlflow/#/experiments/1/runs/a"
+    monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
+    for name in ("process_pod_deletion", "patch_already_checked"):
+        monkeypatch.setattr(operator, name, lambda *_, **__: True)
+    monkeypatch.setattr(operator, "is_istio_enabled", lambda pod: False)
+    build = operator.build_pod_request_obj
+    monkeypatch.setattr(operator, "build_pod_request_obj", lambda context: build(dry_run=True))
 
 
 class Cluster:
     """The few calls of a cluster that these tests need, with the pods that it holds."""
 
-    def __init__(self, pods: list[models.V1Pod] | None = None, log: str = "") -> None:
-        self.pods, self.log = pods or [], log
+    def __init__(self, pods: list[models.V1Pod] | None = None) -> None:
+        self.pods = pods or []
         self.made: list[Any] = []
         self.deleted: list[str] = []
         self.asked = ""
@@ -219,9 +285,6 @@ class Cluster:
     def list_namespaced_pod(self, namespace: str, label_selector: str) -> models.V1PodList:
         self.asked = label_selector
         return models.V1PodList(items=self.pods)
-
-    def read_namespaced_pod_log(self, **_: Any) -> str:
-        return self.log
 
     def delete_namespaced_pod(self, name: str, **_: Any) -> None:
         self.deleted.append(name)
@@ -237,38 +300,6 @@ def pod(phase: str) -> models.V1Pod:
         metadata=models.V1ObjectMeta(name="first", namespace="confide", labels=labels),
         status=models.V1PodStatus(phase=phase),
     )
-
-
-def test_a_step_whose_time_is_up_goes_on_in_another_pod_within_the_same_try(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster()
-    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
-    monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
-    monkeypatch.setattr(step, "process_pod_deletion", lambda pod, **_: True)
-    monkeypatch.setattr(step, "patch_already_checked", lambda pod, **_: None)
-    monkeypatch.setattr(step, "is_istio_enabled", lambda pod: False)
-    step.plan = lambda params, root, point: {"dp_pretraining": work("cpu").spec}
-    step.kubernetes_conn_id = None
-    ti = SimpleNamespace(
-        dag_id="dp_bert", task_id="dp_pretraining", run_id="manual", map_index=-1, try_number=1
-    )
-    ti.xcom_push = lambda **_: None
-    run = SimpleNamespace(dag_id="dp_bert", run_id="manual", start_date=TODAY, run_after=TODAY)
-    run.logical_date = None
-    context = {"params": {}, "dag_run": run, "ti": ti, "dag": None, "run_id": "manual"}
-    event = {"status": "failed", "name": "p", "namespace": "confide"}
-    build, pod = step.build_pod_request_obj, ended(75, "not done in its time\n")
-    monkeypatch.setattr(step, "build_pod_request_obj", lambda context: build(dry_run=True))
-    again = lambda self, context, event: self.cleanup(pod, pod)  # noqa: E731
-    monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", again)
-    for _ in range(2):
-        with pytest.raises(TaskDeferred) as deferred:
-            step.trigger_reentry(context, event)
-        assert deferred.value.method_name == "trigger_reentry"
-    names = [one.metadata.name for one in cluster.made]
-    assert len(set(names)) == 2
-    assert deferred.value.trigger.pod_name == names[-1]
 
 
 @pytest.mark.parametrize(("phase", "made"), [("Running", 0), ("Pending", 0), ("Failed", 1)])

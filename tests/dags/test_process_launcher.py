@@ -1,5 +1,6 @@
-"""The process launcher, with a step that only pretends: what it tells, what it ends, what it keeps
-to itself."""
+"""The process launcher: real processes that only pretend to be steps."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -8,40 +9,76 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSkipException,
-)
+from airflow.sdk.exceptions import AirflowException
+from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
-from dags.launcher.process import ProcessStep, progress_file
-from dags.launcher.work import work_of
-from tasks.protocol import JobSettings, SweepSettings, dp_bert_steps, spec_from_json, sweep_report
+from dags.launcher import process as launcher
+from dags.launcher.process import ProcessStep
+from dags.launcher.step_operator import StepOperator, Work, work_of
+from tasks.protocol import SweepSettings, spec_from_json, supervisor, sweep_report
+from tasks.protocol.messages import channel_file
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# Ends as the first line of a file tells it, having sent the messages that stand there.
+SCRIPTED = """
+import json, os, pathlib, sys
+file = pathlib.Path(os.environ["SCRIPT"])
+(code, messages), *left = json.loads(file.read_text())
+file.write_text(json.dumps(left))
+pathlib.Path(os.environ["CONFIDE_MESSAGES"]).write_text("".join(f"{m}\\n" for m in messages))
+print("confide: not a message", "MLflow: http://elsewhere/")
+sys.exit(code)
+"""
 
 
-def plan(params, root, point):
-    return dp_bert_steps(JobSettings.model_validate(dict(params)), root)
+def interpreter(folder: Path, script: str) -> str:
+    """Return a program that stands in for the task environment's Python."""
+    file = folder / "interpreter"
+    file.write_text(script)
+    file.chmod(0o755)
+    return str(file)
 
 
-def context_of(params=None, run_id="manual__1", map_index=-1):
-    run = SimpleNamespace(
-        dag_id="dp_bert",
-        run_id=run_id,
-        start_date=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        run_after=None,
-    )
-    return {
-        "params": params or {},
-        "dag_run": run,
-        "ti": SimpleNamespace(map_index=map_index),
-    }
+class TestProcess(LauncherConformance):
+    def operator(self, **options: Any) -> StepOperator:
+        return ProcessStep(task_id="vocabulary", plan=plan, **options)
+
+    def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
+        started: list[tuple[list[str], dict[str, str]]] = []
+
+        def start(command: list[str], environment: dict[str, str], *_: Any) -> None:
+            started.append((command[1:], environment))
+            raise InterruptedError
+
+        monkeypatch.setattr(supervisor, "start", start)
+        with pytest.raises(InterruptedError):
+            self.operator().run_step(of, -1)
+        ((words, variables),) = started
+        channel = Path(variables["CONFIDE_MESSAGES"])  # a run's name leads to no other folder
+        assert channel.parent.parent == Path(os.environ["CONFIDE_HOME"]) / "messages"
+        return words, variables
+
+    def run(
+        self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    ) -> dict[str, Any]:
+        home = Path(os.environ["CONFIDE_HOME"])
+        home.mkdir(exist_ok=True)
+        script = home / "script.json"
+        script.write_text(
+            json.dumps([(c, [m.model_dump_json() for m in ms]) for c, ms in outcomes])
+        )
+        (home / "scripted.py").write_text(SCRIPTED)
+        monkeypatch.setenv("SCRIPT", str(script))
+        shell = f'#!/bin/sh\nexec "{sys.executable}" "{home}/scripted.py"\n'
+        monkeypatch.setenv("CONFIDE_TASK_PYTHON", interpreter(home, shell))
+        answer = operator.execute(context_of())
+        outcomes[:] = json.loads(script.read_text())
+        return answer
 
 
 def alive(pid: int) -> bool:
@@ -51,7 +88,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -59,149 +96,103 @@ def wait_for(condition, seconds=20.0):
 
 
 @pytest.fixture
-def store(monkeypatch, tmp_path):
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CONFIDE_STORE", tmp_path.as_uri())
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "home"))
     return tmp_path
-
-
-def test_a_step_answers_with_its_output_and_publishable_numbers_only(store):
-    answer = ProcessStep(task_id="dp_pretraining", plan=plan).execute(context_of())
-    spec = dp_bert_steps(JobSettings(), store.as_uri())["dp_pretraining"]
-    assert answer == {"output": spec.output, "metrics": {"epsilon": 1.5}}  # and no `loss`
-
-
-def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(store, monkeypatch):
-    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    step = ProcessStep(task_id="canaries", plan=plan)
-    context = context_of({"seed": 7})
-    step.execute(context)
-    work = work_of("canaries", plan, context, None)
-    told = json.loads(progress_file(work).with_suffix(".jsonl.env").read_text())
-    assert json.loads(told["CONFIDE_RUN_CONTEXT"]) == {
-        "run_key": "dp_bert/manual__1",
-        "run_name": "dp_bert 2026-01-02 03:04:05",
-        "task": "canaries",
-        "point": "",
-    }
-    assert not [name for name in told if name.startswith("AIRFLOW")]
-    assert "PYTHONDONTWRITEBYTECODE" not in told
-    spec = spec_from_json(_kept(work.spec.output))
-    assert spec == work.spec
-    assert spec.seed == 7
 
 
 def _kept(output: str) -> bytes:
     return (Path(output.removeprefix("file://")) / "spec.json").read_bytes()
 
 
-def test_what_the_step_says_stands_in_the_task_log(store, capsys):
-    ProcessStep(task_id="vocabulary", plan=plan).execute(context_of())
-    assert "vocabulary: working" in capsys.readouterr().out
+def test_a_step_answers_with_publishable_numbers_only(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = ProcessStep(task_id="dp_pretraining", plan=plan)
+    spec = plan({}, store.as_uri(), None)["dp_pretraining"]
+    metrics = {"epsilon": 1.5}  # and no `loss`
+    assert operator.execute(context_of()) == {"output": spec.output, "metrics": metrics}
+    assert "dp_pretraining: working" in capsys.readouterr().out  # its log is the task's
 
 
-@pytest.mark.parametrize("code", [2, 3])
-def test_bad_input_and_budget_fail_at_once(store, monkeypatch, code):
-    monkeypatch.setenv("FAKE_EXIT", f"vocabulary={code}")
-    with pytest.raises(AirflowFailException, match=f"made to fail with {code}"):
-        ProcessStep(task_id="vocabulary", plan=plan).execute(context_of())
+def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    context = context_of({"seed": 7})
+    ProcessStep(task_id="canaries", plan=plan).execute(context)
+    work = work_of("canaries", plan, context, None)
+    channel = channel_file(store / "home", work.context.run_key, "canaries")
+    told = json.loads(Path(f"{channel}.env").read_text())
+    assert json.loads(told["CONFIDE_RUN_CONTEXT"]) == {
+        "run_key": "dp_bert/manual__1",
+        "run_name": "dp_bert 2026-01-02 03:04:05",
+        "task": "canaries",
+        "point": "",
+    }
+    assert "PYTHONDONTWRITEBYTECODE" not in told
+    spec = spec_from_json(_kept(work.spec.output))
+    assert (spec, spec.seed) == (work.spec, 7)
 
 
-def test_a_step_whose_time_was_up_goes_on_within_the_same_try(store, monkeypatch):
-    codes = [75, 75, 0]
-    step = ProcessStep(task_id="vocabulary", plan=plan)
-    monkeypatch.setattr(ProcessStep, "_run", lambda *_: (codes.pop(0), "unfinished"))
-    monkeypatch.setattr("dags.launcher.process._numbers", lambda _: {})
-    step.execute(context_of())
-    assert codes == []
-
-
-def test_a_fault_may_be_tried_again(store, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "vocabulary=1")
-    with pytest.raises(AirflowException) as fault:
-        ProcessStep(task_id="vocabulary", plan=plan).execute(context_of())
-    assert not isinstance(fault.value, AirflowFailException)
-
-
-def test_a_step_that_the_settings_switch_off_is_skipped(store):
-    step = ProcessStep(task_id="nonprivate_exposure", plan=plan)
-    with pytest.raises(AirflowSkipException):
-        step.execute(context_of({"nonprivate": False}))
-
-
-def test_a_spec_too_long_for_an_argument_goes_by_file(store):
+def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     grid = ",".join(f"{1 + i / 100:g}" for i in range(250))
     settings = {"sweep_noise_multipliers": grid, "sweep_batch_sizes": "256", "sweep_epochs": "5"}
     settings["delta"] = 1e-8  # of all points together: below one in the units
 
-    def sweep(params, root, point):
+    def sweep(params: Any, root: str, point: Any) -> dict[str, Any]:
         return {"report": sweep_report(SweepSettings.model_validate(dict(params)), root)}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
-    assert len(_kept(answer["output"])) > 100_000
+    assert len(_kept(answer["output"])) > launcher.LONGEST_ARGUMENT
     assert len(spec_from_json(_kept(answer["output"])).points) == 250
 
 
-def stubborn(folder: Path) -> Path:
-    """Return an interpreter whose steps start a child, and both ignore SIGTERM."""
-    script = folder / "stubborn"
-    script.write_text(
-        "#!/bin/sh\ntrap '' TERM\n"
-        f"(trap '' TERM; while :; do sleep 0.1; done) &\n"
-        f"echo $! > {folder}/child\necho $$ > {folder}/step\nwait\n"
+def test_cancelling_ends_the_step_and_what_it_started(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "#!/bin/sh\ntrap '' TERM\n(trap '' TERM; while :; do sleep 0.1; done) &\n"
+        f"echo $! > {store}/child\necho $$ > {store}/step\nwait\n"
     )
-    script.chmod(0o755)
-    return script
+    monkeypatch.setenv("CONFIDE_TASK_PYTHON", interpreter(store, script))
+    monkeypatch.setattr(supervisor, "LAUNCHER_GRACE", 0.2)
+    operator = ProcessStep(task_id="vocabulary", plan=plan)
+    files = [store / "child", store / "step"]
 
-
-def both_are_known(folder: Path) -> bool:
-    files = [folder / "child", folder / "step"]
-    return all(file.exists() and file.read_text().strip() for file in files)
-
-
-def test_cancelling_ends_the_step_and_what_it_started(store, monkeypatch):
-    monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(stubborn(store)))
-    monkeypatch.setattr("dags.launcher.process.GRACE_SECONDS", 0.2)
-    step = ProcessStep(task_id="vocabulary", plan=plan)
-
-    def cancel(number, frame):
-        step.on_kill()
-
-    def once_it_runs():
+    def once_it_runs() -> None:
         try:
-            wait_for(lambda: step.process is not None and both_are_known(store))
+            wait_for(lambda: operator.process and all(f.exists() and f.read_text() for f in files))
         finally:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
-    before = signal.signal(signal.SIGALRM, cancel)  # as Airflow does it: in the main thread
+    # as Airflow does it: in the main thread
+    before = signal.signal(signal.SIGALRM, lambda *_: operator.on_kill())
     waiting = threading.Thread(target=once_it_runs)
     waiting.start()
     try:
         with pytest.raises(AirflowException, match="signal 9"):
-            step.execute(context_of())
+            operator.execute(context_of())
     finally:
         waiting.join()
         signal.signal(signal.SIGALRM, before)
-    for name in ("step", "child"):
-        pid = int((store / name).read_text())
-        wait_for(lambda pid=pid: not alive(pid))
+    wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_a_worker_that_is_killed_leaves_no_step_running(store):
-    script = store / "sleeper"
-    script.write_text(f"#!/bin/sh\necho $$ > {store}/step\nexec sleep 60\n")
-    script.chmod(0o755)
+def test_a_worker_that_is_killed_leaves_no_step_running(store: Path) -> None:
+    script = interpreter(store, f"#!/bin/sh\necho $$ > {store}/step\nexec sleep 60\n")
     program = (
-        "from tests_process import ProcessStep, plan, context_of; "
+        "from launcher_conformance import plan, context_of\n"
+        "from dags.launcher.process import ProcessStep\n"
         "ProcessStep(task_id='vocabulary', plan=plan).execute(context_of())"
     )
-    (store / "tests_process.py").write_text(Path(__file__).read_text())
     worker = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=CHECKOUT,
-        env=os.environ | {"PYTHONPATH": f"{CHECKOUT}:{store}", "CONFIDE_TASK_PYTHON": str(script)},
+        env=os.environ
+        | {"PYTHONPATH": f"{CHECKOUT}:{Path(__file__).parent}", "CONFIDE_TASK_PYTHON": script},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 from airflow.sdk import DagRunState, TaskInstanceState
 
-from dags.launcher import deployment
+from dags.launcher import step_operator
 
 SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
 SKIPPED, UPSTREAM = TaskInstanceState.SKIPPED, TaskInstanceState.UPSTREAM_FAILED
@@ -38,7 +38,7 @@ def test_dp_bert_skips_the_comparison_and_still_reports(run):
     assert {state for name, state in found.items() if name not in skipped} == {SUCCESS}
     answer = tasks["dp_pretraining", -1].xcom_pull(task_ids="dp_pretraining")
     assert set(answer) == {"output", "metrics"}
-    assert answer["output"].startswith(deployment.store())
+    assert answer["output"].startswith(step_operator.store())
     assert answer["metrics"] == {"epsilon": 1.5}
 
 

@@ -17,10 +17,11 @@ import pytest
 from mlflow.exceptions import MlflowException  # noqa: TID251 - asks the server as a step does
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
+from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
-from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, PUBLIC, Delivery
+from tasks.tracking.event_log import Begun, EventLog, Identity, Model, metric
+from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, Delivery
 from tasks.tracking.mlflow import PUBLIC as SHOWN
-from tasks.tracking.outbox import Identity, Outbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -122,22 +123,13 @@ def test_a_step_logs_by_it_and_registers_its_model(
     here.prepare()
     weights = tmp_path / "weights"
     weights.write_text("w")
-    outbox = Outbox.create(here.outbox, WHOSE)
-    kept = outbox.keep(weights)
-    outbox.add(kind="begin", experiment=PUBLIC, target="step")
-    for experiment in EXPERIMENTS:
-        outbox.add(kind="metric", experiment=experiment, target="step", key="ε", value=1.0, step=1)
+    log = EventLog.of(here.events, WHOSE)
+    kept = [log.keep(weights)]
+    log.append(Begun(), metric("ε", Public(1.0), 1), metric("ε", Operator(1.0), 1))
+    tags = {"confide.spec_hash": WHOSE.spec_hash}
     for name in ("a-new-one", "an-earlier-one"):
-        outbox.add(
-            kind="model",
-            experiment=PUBLIC,
-            target="step",
-            name=name,
-            files=[kept],
-            tags={"confide.spec_hash": WHOSE.spec_hash},
-            description="",
-        )
-    assert Delivery(here).deliver(outbox)
+        log.append(Model(name=name, files=kept, tags=tags, description=""))
+    assert Delivery(here).deliver(log)
     client = MlflowClient(served)
     for name in ("a-new-one", "an-earlier-one"):
         assert len(client.search_model_versions(f"name = '{name}'")) == 1
@@ -157,9 +149,9 @@ def test_a_double_that_it_may_not_delete_is_found_no_more(
     key = WHOSE.key("parent")
     for later in (0, 1):
         client.create_run(experiment, start_time=1000 + later, tags={KEY_TAG: key})
-    outbox = Outbox.create(here.outbox, WHOSE)
-    outbox.add(kind="metric", experiment=OPERATOR, target="parent", key="x", value=1.0, step=1)
-    assert Delivery(here).deliver(outbox)
+    log = EventLog.of(here.events, WHOSE)
+    log.append(metric("x", Operator(1.0), 1, target="parent"))
+    assert Delivery(here).deliver(log)
     found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'")
     assert len(found) == 1
 

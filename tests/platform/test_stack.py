@@ -151,7 +151,7 @@ def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) 
     as_a_step = doctor_as_a_step(stack)
     until = time.monotonic() + 3 * COURIER
     while not as_a_step["outbox"]["ok"] and time.monotonic() < until:
-        time.sleep(5)  # what the cancelled run left is the courier's, once a minute
+        time.sleep(5)  # what the cancelled run left is the MLflow sync's, once a minute
         as_a_step = doctor_as_a_step(stack)
     told = {
         "CONFIDE_HOME": str(tmp_path),
@@ -207,14 +207,14 @@ AS_STEP = """
 import os, sys
 from unittest.mock import patch
 from dags.launcher.docker import (DockerStep)
-from dags.launcher.work import (Work)
+from dags.launcher.step_operator import (Work)
 from tasks.protocol import (JobSettings, RunContext, dp_bert_steps)
 spec = dp_bert_steps(JobSettings(), os.environ["CONFIDE_STORE"])[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
 step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})
 step.labels = {}
 with patch.object(Work, "arguments", lambda _: ["-c", sys.argv[2]]):
-    container = step._create(work)["Id"]
+    container = step.create(work)["Id"]
 os.environ.pop("CONFIDE_LEASE", None)
 lease = step.cli.attach_socket(container, params={"stdin": 1, "stream": 1})
 try:

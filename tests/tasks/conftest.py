@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +18,13 @@ import pytest
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.runtime.deployment import Deployment
+
+# An emulator on disk, so that nothing large is held in anybody's memory but the client's.
+EMULATOR = """
+import sys
+from gcp_storage_emulator.server import create_server
+create_server("127.0.0.1", int(sys.argv[1]), in_memory=False, default_bucket="confide-test").run()
+"""
 
 
 @pytest.fixture
@@ -70,22 +81,34 @@ def untracked(deployment: Deployment) -> Deployment:
 
 
 @pytest.fixture(scope="session")
-def bucket() -> Iterator[str]:
-    """A bucket of an emulator that the real google-cloud-storage client talks to."""
-    module = pytest.importorskip(
-        "gcp_storage_emulator.server", reason="needs the package gcp-storage-emulator"
-    )
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of an emulator that the real google-cloud-storage client talks to.
+
+    The emulator is a process of its own, and so survives its clients' deaths.
+    """
+    pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = module.create_server("127.0.0.1", port, in_memory=True)
-    server.start()
+    places = {"STORAGE_BASE": str(tmp_path_factory.mktemp("emulator")), "STORAGE_DIR": "objects"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", EMULATOR, str(port)],
+        env={**os.environ, **places},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
+        until = time.monotonic() + 60
+        while not _answers(port) and time.monotonic() < until:
+            time.sleep(0.1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-            from tasks.storage.gcs import _client
-
-            _client().create_bucket("confide-test")
             yield "confide-test"
     finally:
-        server.stop()  # its thread would keep the interpreter alive
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0

@@ -27,7 +27,7 @@ def bench_of(
     """Return the context of a step with that spec hash."""
     releases: list[ReleaseRecord] = []
     measured: dict[str, Labelled] = {}
-    bench = SimpleNamespace(
+    context = SimpleNamespace(
         deployment=deployment,
         store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
@@ -41,11 +41,11 @@ def bench_of(
         durable=deployment.home / "work" / "budget",
         content_key=lambda: b"key",
     )
-    return cast(StepContext, bench)
+    return cast(StepContext, context)
 
 
-def charged(bench: StepContext, content: bytes = b"m", **more: Any) -> Charge:
+def charged(context: StepContext, content: bytes = b"m", **more: Any) -> Charge:
     """Charge a training on `notes`."""
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
     planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
-    return charge(bench, NOTES, replace(planned, **more), content=content)
+    return charge(context, NOTES, replace(planned, **more), content=content)

@@ -89,10 +89,10 @@ def test_a_private_data_set_cannot_be_called_made_up(registered: Deployment) -> 
 
 
 def test_training_without_privacy_is_listed_for_the_operator(registered: Deployment) -> None:
-    bench = bench_of(registered)
-    record = record_operator_use(bench, NOTES)
-    assert bench.releases == [record] and record.epsilon == math.inf
-    assert operator_only(bench.releases)
+    context = bench_of(registered)
+    record = record_operator_use(context, NOTES)
+    assert context.releases == [record] and record.epsilon == math.inf
+    assert operator_only(context.releases)
     standing = Ledger.open(registered.ledger).remaining("notes")
     assert (standing.operator_releases, standing.charged_entries) == (1, 0)
 
@@ -110,28 +110,28 @@ def test_only_what_is_read_is_charged(registered: Deployment, other: dict[str, A
 
 
 def test_nothing_that_descends_from_the_operators_is_released(registered: Deployment) -> None:
-    bench = bench_of(registered)
-    record_operator_use(bench, NOTES)
+    context = bench_of(registered)
+    record_operator_use(context, NOTES)
     before = Ledger.open(registered.ledger).history("notes")
     with pytest.raises(BadInput, match="without privacy"):
-        charged(bench)
+        charged(context)
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
 def test_delta_of_what_the_inputs_cost_counts(registered: Deployment) -> None:
     record = charged(bench_of(registered, "b" * 64)).settle(b"released")
     before = Ledger.open(registered.ledger).history("notes")
-    bench = bench_of(registered)
-    bench.releases.append(record.model_copy(update={"delta": 1 / 100 - 5e-7}))
+    context = bench_of(registered)
+    context.releases.append(record.model_copy(update={"delta": 1 / 100 - 5e-7}))
     with pytest.raises(PlanError, match="in total"):
-        charged(bench)  # 1e-6 more, of 100 units
+        charged(context)  # 1e-6 more, of 100 units
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
 def test_a_release_travels_with_what_is_made_of_it(registered: Deployment) -> None:
-    bench = bench_of(registered)
-    record = charged(bench).settle(b"released")
-    assert bench.releases == [record] and not operator_only(bench.releases)
+    context = bench_of(registered)
+    record = charged(context).settle(b"released")
+    assert context.releases == [record] and not operator_only(context.releases)
 
 
 def test_a_settled_release_says_what_it_cost(registered: Deployment) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -14,11 +14,11 @@ import pytest
 from dp_core.labels import Public
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
-from tasks.runtime import messages as lines
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.messages import Progress
+from tasks.runtime.log import ProgressReporter
+from tasks.storage import journal
+from tasks.tracking.event_log import EventLog, Identity, Tag
 from tasks.tracking.mlflow import PUBLIC, Tracker, _client
-from tasks.tracking.outbox import Identity, Outbox
 
 WHO = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
 
@@ -36,9 +36,9 @@ def test_numbers_arrive_once_each_in_the_order_of_their_steps(
     tracker = Tracker(tracked, WHO)
     tracker.begin()
     for step in range(8):
-        tracker.publishable({"loss": Public(float(step))}, step)
+        tracker.measure("loss", Public(float(step)), step)
         tracker.flush()
-    tracker.finish("FINISHED", also=("parent",))
+    tracker.end("FINISHED", also=("parent",))
     api = _client(tracked)
     (experiment,) = [e for e in api.search_experiments() if e.name == PUBLIC]
     runs = api.search_runs([experiment.experiment_id])
@@ -48,7 +48,7 @@ def test_numbers_arrive_once_each_in_the_order_of_their_steps(
     (own,) = [run for run in runs if run.info.run_name == "canaries"]
     history = api.get_metric_history(own.info.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(s, float(s)) for s in range(8)]
-    assert Outbox.all(tracked.outbox) == []
+    assert EventLog.all(tracked.events) == []
 
 
 def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: None) -> None:
@@ -72,31 +72,12 @@ def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: No
 
 
 def test_how_long_a_step_took_is_not_read_off_the_wall(jumping: None, capsys) -> None:
-    said = Progress("step", None)
+    said = ProgressReporter("step")
     for done in range(1, 6):
         said(done, 5)
     printed = capsys.readouterr().err.splitlines()
     assert printed[0].startswith("step: 1/5")  # then silence for ten seconds of a clock that runs
     assert printed[1:] == ["step: 5/5"]
-
-
-def full(file: Path) -> Path:
-    """Return a path whose every write meets a full disk: the kernel's own."""
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    file.symlink_to("/dev/full")
-    return file
-
-
-def test_progress_that_cannot_be_kept_ends_no_step(tmp_path: Path, capsys) -> None:
-    said = Progress("step", full(tmp_path / "progress"))
-    for done in range(1, 4):
-        said(done, 3)
-    printed = capsys.readouterr().err.splitlines()
-    assert [line for line in printed if "not kept" in line] == [
-        "progress is not kept (No space left on device)"
-    ]
-    assert printed[-1] == "step: 3/3"
 
 
 class TornDisk:
@@ -113,31 +94,45 @@ class TornDisk:
         return self._true(descriptor, content[: len(content) // 2])
 
 
-def test_half_a_line_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    outbox = Outbox.create(tmp_path, WHO)
-    outbox.add(kind="tag", key="a")
+def test_half_an_event_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    log = EventLog.of(tmp_path, WHO)
+    log.append(Tag(name="a", value=""))
     with pytest.MonkeyPatch.context() as patch:
         TornDisk(patch)
         with pytest.raises(OSError, match="No space left"):
-            outbox.add(kind="tag", key="lost")
-    outbox.add(kind="tag", key="b")
-    assert [line["key"] for line in outbox.unsent()[1]] == ["a", "b"]
+            log.append(Tag(name="lost", value=""))
+    log.append(Tag(name="b", value=""))
+    assert [event.name for event in log.read()[0]] == ["a", "b"]
 
 
-def test_a_torn_end_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
+def test_a_torn_end_is_no_line_and_is_cut_off_before_the_next(tmp_path: Path) -> None:
     """A power cut leaves half a line; the next one must not be glued to it."""
     file = tmp_path / "lines.jsonl"
-    lines.append(file, {"a": 1})
+    journal.append(file, "1")
     with file.open("a") as stream:
         stream.write('{"b": 2')
-    lines.append(file, {"c": 3})
-    assert [json.loads(line) for line in lines.read(file)] == [{"a": 1}, {"c": 3}]
+    assert journal.read(file) == (["1"], 2)
+    journal.append(file, "2")
+    assert journal.read(file) == (["1", "2"], 4)
+    assert journal.read(file, 2) == (["2"], 4)
     assert file.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u0085", "\r"])
 def test_a_name_with_an_end_of_line_of_its_own_cuts_no_line(tmp_path: Path, end: str) -> None:
+    log = EventLog.of(tmp_path, WHO)
+    for _ in range(2):
+        log.append(Tag(name=f"f1/a{end}b", value=""))
+    assert [event.name for event in log.read()[0]] == [f"f1/a{end}b"] * 2
+
+
+def test_a_line_that_waits_for_a_file_that_goes_away_is_written_anew(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
-    for number in range(2):
-        lines.append(file, {"name": f"f1/a{end}b", "number": number})
-    assert [json.loads(line)["number"] for line in lines.read(file)] == [0, 1]
+    journal.append(file, "1")
+    waiting = threading.Thread(target=journal.append, args=(file, "2"))
+    with journal.exclusive(file):
+        waiting.start()
+        time.sleep(0.2)  # it has opened the file, most likely
+        file.rename(tmp_path / "gone")
+    waiting.join()
+    assert journal.read(file)[0] == ["2"]

@@ -19,31 +19,22 @@ from dp_core.labels import Operator, Public
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
+from tasks.protocol.messages import Finished, Follower
 from tasks.runtime import step as contract
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import encode_data
+from tasks.tracking.mlflow import Delivery
 
 SECRET = "Zacharias Quillfeather"
 
 
-class SilentTracker:
-    """Stands for the tracker where a test is not about it."""
-
-    def __init__(self, *_: object) -> None:
-        self.ended = ""
-
-    def finish(self, status: str, **_: object) -> None:
-        self.ended = status
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 @pytest.fixture(autouse=True)
 def _no_tracking(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    monkeypatch.setattr(contract, "Tracker", SilentTracker)
+    monkeypatch.setattr(Delivery, "deliver", lambda *_: True)  # no test here is about MLflow
+    monkeypatch.setattr(Delivery, "url", lambda *_: "")
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
+    monkeypatch.setenv("CONFIDE_MESSAGES", str(deployment.home / "channel"))
     monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
     kept = os.umask(0)
     os.umask(kept)
@@ -69,10 +60,10 @@ def _output(spec: CanariesSpec) -> Path:
     return Path(spec.output.removeprefix("file://"))
 
 
-def _good(spec: CanariesSpec, bench: StepContext) -> StepOutput:
-    (bench.out / "made.txt").write_text("made")
-    bench.measure("epsilon", Public(1.0), 2)
-    bench.measure("loss", Operator(3.0), 2)
+def _good(spec: CanariesSpec, context: StepContext) -> StepOutput:
+    (context.out / "made.txt").write_text("made")
+    context.measure("epsilon", Public(1.0), 2)
+    context.measure("loss", Operator(3.0), 2)
     return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
 
 
@@ -83,6 +74,8 @@ def test_a_result_says_what_was_made(
     spec = _spec(deployment)
     assert _main(spec) == 0
     assert capsys.readouterr().out.strip() == f"{spec.output}/result.json"
+    finished = Follower(deployment.home / "channel").look().finished
+    assert finished == Finished(result=f"{spec.output}/result.json")
     result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
     assert result.spec_hash == spec.digest()
     assert result.outputs == {"made": f"{spec.output}/made.txt", "all": spec.output}
@@ -123,8 +116,8 @@ def test_what_a_kill_after_the_result_left_is_removed(
 def test_a_copy_of_the_source_is_removed_once_it_was_compared(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
-    def compares(spec: CanariesSpec, result: StepResult, bench: StepContext) -> None:
-        (bench.durable / "source").write_text(SECRET)
+    def compares(spec: CanariesSpec, result: StepResult, context: StepContext) -> None:
+        (context.durable / "source").write_text(SECRET)
         if changed:
             raise BadInput("the files have changed", where="private_path")
 
@@ -142,7 +135,7 @@ def test_a_result_that_lacks_something_is_made_again(
 ) -> None:
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
-    _step(monkeypatch, lambda spec, bench: StepOutput(outputs={}, facts=answer))
+    _step(monkeypatch, lambda spec, context: StepOutput(outputs={}, facts=answer))
     spec = _spec(deployment)
     assert _main(spec) == 0
     missing.clear()
@@ -196,8 +189,8 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     error: Exception,
     code: int,
 ) -> None:
-    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
-        (bench.out / "half.txt").write_text("half")
+    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
+        (context.out / "half.txt").write_text("half")
         raise error
 
     _step(monkeypatch, fails)
@@ -207,6 +200,10 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     lines = said.err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("confide: canaries: ")
+    failed = Follower(deployment.home / "channel").look().failed
+    assert failed is not None
+    assert f"confide: canaries: {failed.reason}" == lines[0]
+    assert failed.exit_code == code
     assert SECRET not in said.err + said.out
     assert not _output(spec).exists()
 
@@ -228,11 +225,11 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
+    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
         raise error
 
-    for ending in ("finish", "leave"):
-        monkeypatch.setattr(SilentTracker, ending, full, raising=False)
+    for ending in ("end", "leave"):
+        monkeypatch.setattr(contract.Tracker, ending, full)
     _step(monkeypatch, fails)
     assert _main(_spec(deployment)) == code
 
@@ -240,7 +237,7 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
 def test_a_full_disk_is_named(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(spec: CanariesSpec, bench: StepContext) -> StepOutput:
+    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
         raise OSError(28, "No space left on device")
 
     _step(monkeypatch, fails)
@@ -252,7 +249,7 @@ def test_the_traceback_is_there_when_asked_for(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CONFIDE_DEBUG", "1")
-    _step(monkeypatch, lambda spec, bench: 1 / 0)
+    _step(monkeypatch, lambda spec, context: 1 / 0)
     assert _main(_spec(deployment)) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -260,16 +257,16 @@ def test_the_traceback_is_there_when_asked_for(
 def test_a_retry_goes_on_in_the_same_folder(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def first(spec: CanariesSpec, bench: StepContext) -> StepOutput:
-        bench.measure("epsilon", Public(1.0), 1)
-        (bench.durable / "checkpoint").write_text("half-way")
-        (bench.out / "stale").write_text("from the first attempt")
+    def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
+        context.measure("epsilon", Public(1.0), 1)
+        (context.durable / "checkpoint").write_text("half-way")
+        (context.out / "stale").write_text("from the first attempt")
         raise RuntimeError
 
-    def second(spec: CanariesSpec, bench: StepContext) -> StepOutput:
-        assert (bench.durable / "checkpoint").read_text() == "half-way"
-        bench.measure("epsilon", Public(1.0), 1)
-        bench.measure("epsilon", Public(2.0), 2)
+    def second(spec: CanariesSpec, context: StepContext) -> StepOutput:
+        assert (context.durable / "checkpoint").read_text() == "half-way"
+        context.measure("epsilon", Public(1.0), 1)
+        context.measure("epsilon", Public(2.0), 2)
         return StepOutput(outputs={"all": ""})
 
     spec = _spec(deployment)
@@ -314,8 +311,8 @@ def test_a_private_input_cannot_be_called_made_up(
     private = _spec(deployment, made_up=False)
     assert _main(private) == 0
 
-    def reads(spec: CanariesSpec, bench: StepContext) -> StepOutput:
-        bench.input(spec.vocabulary_uri)
+    def reads(spec: CanariesSpec, context: StepContext) -> StepOutput:
+        context.input(spec.vocabulary_uri)
         return StepOutput(outputs={})
 
     _step(monkeypatch, reads)
@@ -357,7 +354,7 @@ def test_a_stopped_step_ends_at_once_and_leaves_no_result(
         import sys, time
         from types import SimpleNamespace
         from tasks.runtime import step as contract
-        def run(spec, bench):
+        def run(spec, context):
             print("working", flush=True)
             time.sleep(60)
         contract._module = lambda spec: SimpleNamespace(run=run)

@@ -7,7 +7,7 @@ import pytest
 from tasks.commands import doctor, doctor_services
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.runtime.deployment import Deployment
-from tasks.tracking.outbox import Identity, Outbox
+from tasks.tracking.event_log import EventLog, Identity, Tag
 
 
 class Airflow:
@@ -119,10 +119,10 @@ def test_a_store_that_cannot_be_written_is_found(deployment):
 
 def test_numbers_that_wait_for_mlflow_are_counted(deployment, monkeypatch):
     monkeypatch.setattr(doctor_services, "_mlflow", lambda _: "")
-    box = Outbox.create(deployment.outbox, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
-    assert found(doctor_services.tracking, deployment)["outbox"].ok  # a step that has said nothing
-    box.add(kind="tag", key="a", value="b")
-    finding = found(doctor_services.tracking, deployment)["outbox"]
+    log = EventLog.of(deployment.events, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
+    assert found(doctor_services.tracking, deployment)["event logs"].ok  # one that is empty
+    log.append(Tag(name="a", value="b"))
+    finding = found(doctor_services.tracking, deployment)["event logs"]
     assert not finding.ok and not finding.needed
     assert finding.found.endswith("MLflow: 1")
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dp_core.errors import BadInput
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.runtime.runner import _run_step
+from tasks.runtime.process import _run_step
 from tasks.storage import stage_source
 
 HOSTILE = [
@@ -59,7 +59,8 @@ def test_a_path_reaches_the_step_as_it_was_given_and_runs_nothing(tmp_path, monk
         seed=1,
     )
     context = RunContext(run_key="$(touch here)", run_name="a; touch here", task="private_corpus")
-    assert _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None) == 0
+    code, _ = _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None)
+    assert code == 0
     words, sent = json.loads((tmp_path / "step.log").read_text().splitlines()[-1])
     assert words[1:4] == ["-m", "tasks", "corpus"]
     assert CorpusSpec.model_validate_json(sent) == spec

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,12 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
 
+from dp_core.errors import Unfinished
 from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
-from tasks.tracking import outbox
+from tasks.runtime.step import Stopped, _end_tracking
+from tasks.tracking import event_log
+from tasks.tracking.event_log import Ended, EventLog, Identity, Tag, metric
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -24,8 +25,6 @@ from tasks.tracking.mlflow import (
     send_all,
     unsent,
 )
-from tasks.tracking.outbox import Identity, Outbox
-from tasks.tracking.recording import end_tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 
@@ -41,7 +40,7 @@ def _left_behind(deployment: Deployment) -> None:
         tracker = Tracker(down, identity)
         tracker.begin()
         if identity is not KILLED:
-            tracker.finish("FINISHED", also=("parent",) if identity is REPORT else ())
+            tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
 
 
 def _statuses(
@@ -68,8 +67,8 @@ def test_a_job_that_has_ended_is_not_shown_as_running(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
 ) -> None:
     _left_behind(tracked)
-    found = Outbox.all(tracked.outbox)
-    monkeypatch.setattr(Outbox, "all", lambda parent: [found[place] for place in order])
+    found = EventLog.all(tracked.events)
+    monkeypatch.setattr(EventLog, "all", lambda parent: [found[place] for place in order])
     assert send_all(tracked) == 0
     assert _status(tracked, REPORT, "parent") == "FINISHED"
     assert _status(tracked, DONE, "step") == "FINISHED"
@@ -79,7 +78,7 @@ def test_a_job_that_has_ended_is_not_shown_as_running(
 def test_a_step_that_is_over_makes_no_job_run_again(tracked: Deployment) -> None:
     _left_behind(tracked)
     for identity in (REPORT, DONE):  # each by a process of its own
-        Delivery(tracked).deliver(Outbox.create(tracked.outbox, identity))
+        Delivery(tracked).deliver(EventLog.of(tracked.events, identity))
     assert _status(tracked, REPORT, "parent") == "FINISHED"
 
 
@@ -90,7 +89,7 @@ def test_the_last_step_sends_what_was_left_behind_before_its_end(
     Tracker(replace(tracked, tracking="http://127.0.0.1:9"), KILLED).begin()
     last = Tracker(tracked, REPORT)
     last.begin()
-    last.finish(status, also=("parent",))
+    last.end(status, also=("parent",))
     send_all(tracked)
     assert _status(tracked, REPORT, "parent") == status
 
@@ -103,12 +102,12 @@ def test_a_step_with_nothing_for_the_operator_ends_the_job_there_too(
     told = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
     point = replace(DONE, made_up=False, point="σ=1")
     first = Tracker(told, point)
-    first.operator({"loss": Operator(1.0)})
-    first.operator({"loss": Operator(1.0)}, target="point")
-    first.finish("FINISHED")
+    first.measure("loss", Operator(1.0))
+    first.events.append(metric("loss", Operator(1.0), target="point"))
+    first.end("FINISHED")
     last = Tracker(told, replace(point, task="report", step="report", spec_hash="c" * 64))
     last.begin()
-    (last.leave if status == "KILLED" else last.finish)(status, also=("point", "parent"))
+    (last.leave if status == "KILLED" else last.end)(status, also=("point", "parent"))
     assert send_all(tracked) == 0
     for target in ("parent", "point"):
         for experiment in (PUBLIC, OPERATOR):
@@ -121,9 +120,9 @@ def test_an_operators_number_after_the_end_makes_no_job_run_again(tracked: Deplo
     failed.begin()
     other = Tracker(tracked, replace(KILLED, made_up=False))  # at work at the same time
     other.begin()
-    failed.finish("FAILED", also=("parent",))
-    other.operator({"loss": Operator(1.0)})
-    other.finish("FINISHED")
+    failed.end("FAILED", also=("parent",))
+    other.measure("loss", Operator(1.0))
+    other.end("FINISHED")
     for experiment in (PUBLIC, OPERATOR):
         assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "FAILED"
     Tracker(tracked, replace(DONE, made_up=False)).begin()
@@ -133,10 +132,10 @@ def test_an_operators_number_after_the_end_makes_no_job_run_again(tracked: Deplo
 
 def test_nothing_is_made_in_an_experiment_to_end_it_there(tracked: Deployment) -> None:
     other = Tracker(tracked, replace(KILLED, made_up=False, run_key="run-2"))
-    other.operator({"loss": Operator(1.0)})
+    other.measure("loss", Operator(1.0))
     last = Tracker(tracked, replace(REPORT, made_up=False))
     last.begin()
-    last.finish("FINISHED", also=("parent",))
+    last.end("FINISHED", also=("parent",))
     for target in ("parent", "step"):
         assert _status(tracked, replace(REPORT, made_up=False), target) == "FINISHED"
         assert _statuses(tracked, replace(REPORT, made_up=False), target, OPERATOR) == []
@@ -147,8 +146,8 @@ def test_a_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None
     identity = replace(DONE, made_up=made_up)
     first = Tracker(tracked, identity)
     first.begin()
-    first.operator({"loss": Operator(1.0)})
-    first.finish("FAILED", also=("parent",))
+    first.measure("loss", Operator(1.0))
+    first.end("FAILED", also=("parent",))
     Tracker(tracked, identity).begin()
     for experiment in (PUBLIC,) if made_up else (PUBLIC, OPERATOR):
         assert _status(tracked, identity, "parent", experiment) == "RUNNING"
@@ -159,13 +158,13 @@ def test_a_cancelled_job_is_not_shown_as_running_until_it_is_tried_again(
 ) -> None:
     first = Tracker(tracked, DONE)
     first.begin()
-    end_tracking(first, stopped=True, goes_on=False)
+    _end_tracking(first, Stopped(), closed=True)
     send_all(tracked)
     assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["KILLED", "KILLED"]
     again = Tracker(tracked, DONE)
     again.begin()
     assert _status(tracked, DONE, "parent") == "RUNNING"
-    end_tracking(again, stopped=False, goes_on=True)  # its time was up: the job goes on
+    _end_tracking(again, Unfinished("time is up"), closed=False)  # its time was up: the job goes on
     send_all(tracked)
     assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["RUNNING", "KILLED"]
 
@@ -174,105 +173,106 @@ def test_a_step_that_has_said_all_does_not_wait(tracked: Deployment) -> None:
     """A step that runs, or was killed, has an outbox as long as nothing ends it."""
     tracker = Tracker(tracked, KILLED)
     tracker.begin()
-    Delivery(tracked).deliver(Outbox.create(tracked.outbox, KILLED))
-    assert Outbox.all(tracked.outbox) and unsent(tracked) == 0
+    Delivery(tracked).deliver(EventLog.of(tracked.events, KILLED))
+    assert EventLog.all(tracked.events) and unsent(tracked) == 0
     down = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
-    down.publishable({"epsilon": Public(1.0)})
+    down.measure("epsilon", Public(1.0))
     assert unsent(tracked) == 1
 
 
-def test_an_outbox_that_was_removed_stays_removed(tmp_path: Path) -> None:
-    """Made anew by its sender, it would belong to nobody, and take a new try's lines with it."""
-    box = Outbox.create(tmp_path, DONE)
-    box.add(kind="end", status="FINISHED")
-    box.confirm(1)
-    late = Outbox.all(tmp_path)[0]
-    box.remove()
-    with late.sending() as mine:
-        assert not mine
+def _told(parent: Path) -> EventLog:
+    """Return a log whose work is over, and whose run was told so."""
+    log = EventLog.of(parent, DONE)
+    log.append(Ended(status="FINISHED"))
+    log.confirm(DONE, log.undelivered(DONE)[1])
+    return log
+
+
+def test_a_log_that_was_removed_stays_removed(tmp_path: Path) -> None:
+    """Made anew by its sender, it would belong to nobody, and take a new try's events with it."""
+    log = _told(tmp_path)
+    late = EventLog.all(tmp_path)[0]
+    log.remove_if_told()
+    with late.delivering() as ours:
+        assert not ours
     assert not late.folder.exists()
-    again = Outbox.create(tmp_path, DONE)
-    again.add(kind="tag", key="a")
-    assert Outbox.all(tmp_path)[0].identity == DONE
+    EventLog.of(tmp_path, DONE).append(Tag(name="a", value=""))
+    assert EventLog.all(tmp_path)[0].runs() == [DONE]
 
 
-def test_an_outbox_whose_removal_was_interrupted_waits_for_nobody(
+def test_a_log_whose_removal_was_interrupted_waits_for_nobody(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = Outbox.create(tracked.outbox, DONE)
-    box.add(kind="end", status="FINISHED")
-    box.confirm(1)
+    log = _told(tracked.events)
     with monkeypatch.context() as killed:
-        killed.setattr(outbox.shutil, "rmtree", lambda *_, **__: None)
-        box.remove()
-    (box.folder.with_name(f"{box.folder.name}.sent") / "sent").unlink()  # as far as it came
-    assert Outbox.all(tracked.outbox) == [] and unsent(tracked) == 0
+        killed.setattr(event_log.shutil, "rmtree", lambda *_, **__: None)
+        log.remove_if_told()
+    assert list(tracked.events.glob("*.removed"))
+    assert EventLog.all(tracked.events) == [] and unsent(tracked) == 0
     assert send_all(tracked) == 0
-    assert list(tracked.outbox.glob("*.sent")) == []
+    assert list(tracked.events.glob("*.removed")) == []
 
 
-def test_who_holds_the_lock_of_a_removed_outbox_does_not_send_the_new_one(
+def test_who_holds_the_lock_of_a_removed_log_does_not_send_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = Outbox.create(tmp_path, DONE)
+    log = EventLog.of(tmp_path, DONE)
     opened = Path.open
 
     def removed_meanwhile(file: Path, *arguments: Any, **named: Any) -> Any:
         stream = opened(file, *arguments, **named)
         if file.name == "lock":
-            box.folder.rename(tmp_path / "gone")
-            Outbox.create(tmp_path, DONE)
+            log.folder.rename(tmp_path / "gone")
+            EventLog.of(tmp_path, DONE)
         return stream
 
     monkeypatch.setattr(Path, "open", removed_meanwhile)
-    with box.sending() as mine:
-        assert not mine
+    with log.delivering() as ours:
+        assert not ours
 
 
-def test_a_file_kept_after_the_removal_is_kept_with_its_owner(tmp_path: Path) -> None:
+def test_a_file_kept_after_the_removal_is_kept_with_its_run(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("page")
-    box = Outbox.create(tmp_path / "outbox", DONE)
-    box.folder.rename(tmp_path / "gone")
-    name = box.keep(page)
-    (found,) = Outbox.all(tmp_path / "outbox")
-    assert found.identity == DONE and found.file(name).read_text() == "page"
+    log = EventLog.of(tmp_path / "events", DONE)
+    log.folder.rename(tmp_path / "gone")
+    name = log.keep(page)
+    (found,) = EventLog.all(tmp_path / "events")
+    assert found.runs() == [DONE] and found.kept(name).read_text() == "page"
 
 
-def test_an_outbox_that_goes_while_it_is_opened_is_made_anew(
+def test_a_log_that_goes_while_a_run_subscribes_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, gone = outbox._replace, []
+    locked, gone = event_log.journal.exclusive, []
 
-    def taken_away(file: Path, content: str) -> None:
+    def taken_away(file: Path) -> Any:
         if not gone:
             gone.append(file.parent.rename(tmp_path / "gone"))
-        written(file, content)
+        return locked(file)
 
-    monkeypatch.setattr(outbox, "_replace", taken_away)
-    assert Outbox.create(tmp_path / "outbox", DONE).identity == DONE
+    monkeypatch.setattr(event_log.journal, "exclusive", taken_away)
+    assert EventLog.of(tmp_path / "events", DONE).runs() == [DONE]
 
 
-def test_the_outbox_of_a_step_that_was_killed_goes_in_the_end(tracked: Deployment) -> None:
+def test_the_log_of_unfinished_work_stays_with_it(tracked: Deployment) -> None:
+    """A retry goes on from its numbers, however late; and one that was killed said no end."""
     Tracker(tracked, KILLED).begin()
-    (box,) = Outbox.all(tracked.outbox)
-    send_all(tracked)
-    assert Outbox.all(tracked.outbox), "a step that is at work may be silent for days"
-    before = time.time() - outbox.FORGOTTEN - 60
-    for file in box.folder.iterdir():
-        os.utime(file, (before, before))
-    send_all(tracked)
-    assert Outbox.all(tracked.outbox) == []
-    Outbox.create(tracked.outbox, DONE)  # and a new one, which has said nothing yet, does not
-    send_all(tracked)
-    assert Outbox.all(tracked.outbox)
+    stopped = Tracker(tracked, DONE)
+    stopped.end("FAILED", closed=False)
+    assert send_all(tracked) == unsent(tracked) == 0
+    assert len(EventLog.all(tracked.events)) == 2
+    stopped.end("FINISHED")
+    assert send_all(tracked) == 0
+    (left,) = EventLog.all(tracked.events)
+    assert left.runs() == [KILLED]
 
 
 def test_a_try_that_goes_on_is_not_shown_as_the_failed_one_before_it(tracked: Deployment) -> None:
     """What the earlier one could not send is sent with the later one's first lines."""
     failed = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
     failed.begin()
-    failed.finish("FAILED", also=("parent",))
+    failed.end("FAILED", also=("parent",))
     Tracker(tracked, DONE).begin()
     send_all(tracked)
     assert [_status(tracked, DONE, target) for target in ("parent", "step")] == ["RUNNING"] * 2

@@ -125,13 +125,13 @@ def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
     ledger = _registered(deployment, 20.0)
     spec = steps_of()["budget"]
     assert isinstance(spec, BudgetSpec)
-    bench = bench_of(deployment)
-    answer = budget.run(spec, bench)
+    context = bench_of(deployment)
+    answer = budget.run(spec, context)
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.PLANNED] * 2
     assert [r["release"] for r in answer.facts["planned"]] == ["word histogram", "DP training"]
     spent = ledger.remaining("notes").spent
-    budget.run(spec, bench)  # a retry
+    budget.run(spec, context)  # a retry
     budget.run(spec, bench_of(deployment, run="triggered again"))
     for charged in spec.charged:
         release = planned_release(charged)

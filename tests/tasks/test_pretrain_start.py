@@ -50,9 +50,9 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     kept = Store(ours.store, ours.cache)
     own = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
     own["content_key"] = lambda: key
-    bench = cast(StepContext, SimpleNamespace(**own))
+    context = cast(StepContext, SimpleNamespace(**own))
     store = cast(Any, SimpleNamespace(sequence_length=16))
-    return pretrain._start(spec, bench, store, inputs)
+    return pretrain._start(spec, context, store, inputs)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])

@@ -22,7 +22,7 @@ from tasks.protocol import PretrainSpec
 from tasks.protocol.specs import ModelShape, PrivacyPlan
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import Store, is_remote
-from tasks.storage.uris import backend_for
+from tasks.storage.local import backend_for
 
 UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
 

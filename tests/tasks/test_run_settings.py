@@ -14,7 +14,7 @@ from tasks.commands import run
 from tasks.local import demo
 from tasks.protocol import JobSettings, StepResult, SweepSettings
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.runner import Job, Outcome
+from tasks.runtime.process import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

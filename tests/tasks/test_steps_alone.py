@@ -49,14 +49,14 @@ DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 
 
 class Bench(StepContext):
-    """A bench whose inputs are given, and which notes down what it is told."""
+    """A context whose inputs are given, and which notes down what it is told."""
 
     def __init__(self, home: Deployment, inputs: dict[str, Input], name: str) -> None:
         self.deployment, self.inputs, self.made_up = home, inputs, False
-        self.context = cast(Any, SimpleNamespace(run_key="run", task="step"))
+        self.run = cast(Any, SimpleNamespace(run_key="run", task="step"))
         self.releases: list[ReleaseRecord] = []
         self.tracker = cast(Any, SimpleNamespace(tag=lambda *_: None))
-        self.spec_hash, self.durable = name, home.home / "bench" / name
+        self.spec_hash, self.durable = name, home.home / "context" / name
         self.out = self.durable / "out"
         self.out.mkdir(parents=True, exist_ok=True)
         self.store = Store(home.store, home.cache)
@@ -84,24 +84,24 @@ class Bench(StepContext):
         return found
 
 
-def answered(answer: StepOutput, bench: Bench, step: str) -> Input:
+def answered(answer: StepOutput, context: Bench, step: str) -> Input:
     """Return a step's answer as the next step's input."""
     result = StepResult(
         step=step,
-        spec_hash=bench.spec_hash,
+        spec_hash=context.spec_hash,
         outputs={},
         metrics=[],
-        releases=bench.releases,
+        releases=context.releases,
         facts=json.loads(json.dumps(answer.facts)),
     )
-    return Input(result, bench.out)
+    return Input(result, context.out)
 
 
-def corpus_of(bench: Bench, dataset: str, notes: dict[str, str], role: str = "private") -> Input:
+def corpus_of(context: Bench, dataset: str, notes: dict[str, str], role: str = "private") -> Input:
     """Return a corpus: patient -> note."""
-    write_corpus((Document("1", who, text) for who, text in notes.items()), bench.out)
-    facts = {"dataset": dataset, "role": role, "digest": bench.content_digest(bench.out)}
-    return answered(StepOutput({}, facts=facts | {"all_name_a_patient": True}), bench, "corpus")
+    write_corpus((Document("1", who, text) for who, text in notes.items()), context.out)
+    facts = {"dataset": dataset, "role": role, "digest": context.content_digest(context.out)}
+    return answered(StepOutput({}, facts=facts | {"all_name_a_patient": True}), context, "corpus")
 
 
 def notes_of(patients: int) -> dict[str, str]:
@@ -119,11 +119,11 @@ class Chain:
         self.ledger = Ledger.open(self.home.ledger)
         self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
         self.inputs: dict[str, Input] = {}
-        self.inputs["corpus"] = corpus_of(self.bench("corpus"), "notes", notes_of(PATIENTS))
-        public = corpus_of(self.bench("public corpus"), "wiki", notes_of(PATIENTS), "public")
+        self.inputs["corpus"] = corpus_of(self.context("corpus"), "notes", notes_of(PATIENTS))
+        public = corpus_of(self.context("public corpus"), "wiki", notes_of(PATIENTS), "public")
         self.inputs["public corpus"] = public
         self.inputs["vocabulary"] = self.answer("vocabulary", vocabulary.run, self.histogram())
-        planted = self.bench("canaries")
+        planted = self.context("canaries")
         drawn = [Canary("HS-1-0", "HS", 1.0, self.pieces("arm", "fever"))]
         drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days")))
         (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
@@ -136,14 +136,14 @@ class Chain:
             "public rows", token_store.run, self.cut().model_copy(update=public_rows)
         )
 
-    def bench(self, name: str) -> Bench:
+    def context(self, name: str) -> Bench:
         return Bench(self.home, self.inputs, name)
 
     def answer(self, name: str, run: Any, spec: Any) -> Input:
-        """Run a step; keep its bench as an attribute of the input's."""
-        bench = self.bench(name)
-        setattr(self, f"{name}_bench", bench)
-        return answered(run(spec, bench), bench, spec.step)
+        """Run a step; keep its context as an attribute of the input's."""
+        context = self.context(name)
+        setattr(self, f"{name}_bench", context)
+        return answered(run(spec, context), context, spec.step)
 
     def pieces(self, *words: str) -> tuple[int, ...]:
         known = (self.inputs["vocabulary"].folder / "vocab.txt").read_text().splitlines()
@@ -199,23 +199,23 @@ def test_only_what_was_noised_shapes_the_vocabulary(chain: Chain) -> None:
 
 def test_a_histogram_is_of_the_corpus_that_it_is_charged_to(chain: Chain) -> None:
     with pytest.raises(BadInput, match="the spec charges other"):
-        vocabulary.run(chain.histogram(dataset="other"), chain.bench("elsewhere"))
+        vocabulary.run(chain.histogram(dataset="other"), chain.context("elsewhere"))
 
 
 def test_a_corpus_that_was_altered_is_not_counted(chain: Chain) -> None:
-    bench = chain.bench("altered")
-    bench.inputs = {"corpus": with_facts(chain.inputs["corpus"], digest="0" * 64)}
+    context = chain.context("altered")
+    context.inputs = {"corpus": with_facts(chain.inputs["corpus"], digest="0" * 64)}
     with pytest.raises(BadInput, match="not those that the step wrote"):
-        vocabulary.run(chain.histogram(), bench)
+        vocabulary.run(chain.histogram(), context)
 
 
 def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
-        bench = chain.bench(f"corpus {number}")
-        bench.inputs = {"corpus": corpus_of(bench, "notes", notes_of(patients))}
-        again = chain.bench("counted twice")
-        again.inputs = bench.inputs
+        context = chain.context(f"corpus {number}")
+        context.inputs = {"corpus": corpus_of(context, "notes", notes_of(patients))}
+        again = chain.context("counted twice")
+        again.inputs = context.inputs
         vocabulary.run(chain.histogram(), again)
     assert len(chain.ledger.history("notes")) == before + 2
 
@@ -224,9 +224,9 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 
 
 def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
-    bench = cast(Any, chain).rows_bench
-    assert bench.labels() == {"units": {OPERATOR}, "rows": {OPERATOR}}
-    assert bench.counted == []
+    context = cast(Any, chain).rows_bench
+    assert context.labels() == {"units": {OPERATOR}, "rows": {OPERATOR}}
+    assert context.counted == []
 
 
 def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
@@ -251,29 +251,29 @@ def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
 
 @pytest.fixture(scope="module")
 def trained(chain: Chain) -> tuple[Input, Bench]:
-    bench = chain.bench("dp")
-    return answered(pretrain.run(chain.training(), bench), bench, "pretrain"), bench
+    context = chain.context("dp")
+    return answered(pretrain.run(chain.training(), context), context, "pretrain"), context
 
 
 @pytest.fixture(scope="module")
 def unprotected(chain: Chain) -> tuple[Input, Bench]:
-    bench = chain.bench("nonprivate")
+    context = chain.context("nonprivate")
     spec = chain.training(mode="nonprivate", plan=None)
-    return answered(pretrain.run(spec, bench), bench, "pretrain"), bench
+    return answered(pretrain.run(spec, context), context, "pretrain"), context
 
 
 def test_of_a_private_training_scores_on_public_text_are_shown(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    model, bench = trained
-    labels = bench.labels()
+    model, context = trained
+    labels = context.labels()
     assert labels["mlm_accuracy_public"] == labels["mlm_public"] == {DP}
     assert labels["epsilon"] == labels["epsilon_training"] == {PUBLIC}
     for name in ("mlm_accuracy_private", "mlm_public_under_way", "loss", "batch", "clipped"):
         assert labels[name] == {OPERATOR}, name
     assert not operator_only(model.result.releases)
     values = {
-        name: {m.step: m.value for m in bench.numbers if m.name == name}
+        name: {m.step: m.value for m in context.numbers if m.name == name}
         for name in ("mlm_public", "mlm_public_under_way", "epsilon_training")
     }
     assert values["mlm_public"] == values["mlm_public_under_way"] != {}  # until it was released
@@ -282,8 +282,8 @@ def test_of_a_private_training_scores_on_public_text_are_shown(
 
 
 def test_of_a_training_without_privacy_nothing_is_shown(unprotected: tuple[Input, Bench]) -> None:
-    model, bench = unprotected
-    assert {label for labels in bench.labels().values() for label in labels} == {OPERATOR}
+    model, context = unprotected
+    assert {label for labels in context.labels().values() for label in labels} == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
@@ -302,22 +302,22 @@ def test_a_model_names_every_release_that_it_was_made_from(
     ids=lambda facts: next(iter(facts)),
 )
 def test_a_store_of_something_else_is_refused(chain: Chain, facts: dict[str, Any]) -> None:
-    bench = chain.bench(f"other {next(iter(facts))}")
-    bench.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], **facts)}
+    context = chain.context(f"other {next(iter(facts))}")
+    context.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], **facts)}
     with pytest.raises(BadInput):
-        pretrain.run(chain.training(), bench)
+        pretrain.run(chain.training(), context)
 
 
 def test_rows_that_no_step_wrote_are_refused(chain: Chain) -> None:
-    bench = chain.bench("other rows")
-    bench.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], digest="0" * 64)}
+    context = chain.context("other rows")
+    context.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], digest="0" * 64)}
     with pytest.raises(BadInput, match="rows are not those"):
-        pretrain.run(chain.training(), bench)
+        pretrain.run(chain.training(), context)
 
 
 def test_a_private_store_is_not_trained_on_as_a_public_one(chain: Chain) -> None:
     with pytest.raises(BadInput, match="must be public"):
-        pretrain.run(chain.training(mode="public", plan=None), chain.bench("public"))
+        pretrain.run(chain.training(mode="public", plan=None), chain.context("public"))
 
 
 def test_the_noise_is_bound_to_rows_and_first_weights(chain: Chain, tmp_path: Path) -> None:
@@ -343,21 +343,21 @@ def test_an_exposure_has_the_label_of_its_model(
     chain: Chain, trained: tuple[Input, Bench], unprotected: tuple[Input, Bench]
 ) -> None:
     for (model, _), label in ((trained, DP), (unprotected, OPERATOR)):
-        bench = chain.bench(f"exposure {label}")
-        bench.inputs = chain.inputs | {"model": model}
+        context = chain.context(f"exposure {label}")
+        context.inputs = chain.inputs | {"model": model}
         spec = ExposureSpec(
             root=chain.home.store, made_up=False, model_uri="model", canaries_uri="canaries",
             private_store_uri="rows", device="cpu", seed=1,
         )  # fmt: skip
-        answer = exposure.run(spec, bench)
-        assert {own for labels in bench.labels().values() for own in labels} == {label}
+        answer = exposure.run(spec, context)
+        assert {own for labels in context.labels().values() for own in labels} == {label}
         assert [artifact.label for artifact in answer.artifacts] == [label]
 
 
 def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    labelled, bench = chain.bench("labels"), chain.bench("tuned")
+    labelled, context = chain.context("labels"), chain.context("tuned")
     for part in entities.PARTS:
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
@@ -365,20 +365,20 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
         entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
     facts = {"public": False, "dataset": "notes", "unit": "document", "all_name_a_patient": False}
     facts["digest"] = labelled.content_digest(labelled.out)
-    bench.inputs = chain.inputs | {"model": trained[0]}
-    bench.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
+    context.inputs = chain.inputs | {"model": trained[0]}
+    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
-    bench.inputs["labels"] = with_facts(bench.inputs["labels"], dataset="labels")
+    context.inputs["labels"] = with_facts(context.inputs["labels"], dataset="labels")
     spec = FinetuneSpec(
         root=chain.home.store, made_up=False, model_uri="model", entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
         entity_types=("sign",), updates=2, epochs=0, batch_size=4, learning_rate=0.001,
         sequence_length=LENGTH, device="cpu", seed=1,
     )  # fmt: skip
-    finetune.run(spec, bench)
-    costs = {n: own for n, own in bench.labels().items() if n.startswith(("epsilon", "delta"))}
+    finetune.run(spec, context)
+    costs = {n: own for n, own in context.labels().items() if n.startswith(("epsilon", "delta"))}
     assert set().union(*costs.values()) == {PUBLIC}
-    others = [own for name, own in bench.labels().items() if name not in costs]
+    others = [own for name, own in context.labels().items() if name not in costs]
     assert set().union(*others) == {OPERATOR}
-    assert not operator_only(bench.releases)
-    assert {r.dataset for r in bench.releases} == {"notes", "labels"}
+    assert not operator_only(context.releases)
+    assert {r.dataset for r in context.releases} == {"notes", "labels"}

@@ -1,4 +1,4 @@
-"""One contract for every place that keeps files: whole or not at all, streamed, checked, and full.
+"""One contract for every back end: whole or not at all, streamed, checked, and full.
 
 The `gs` half is the real google-cloud-storage client against an emulator in a process of its own.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,62 +18,11 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
-from tasks.storage.backend import Backend, Missing
 from tasks.storage.gcs import CHUNK
-from tasks.storage.uris import backend_for
+from tasks.storage.local import Backend, Missing, backend_for
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20
-# An emulator on disk, so that nothing large is held in anybody's memory but the client's.
-EMULATOR = """
-import sys
-from gcp_storage_emulator.server import create_server
-create_server("127.0.0.1", int(sys.argv[1]), in_memory=False, default_bucket="contract").run()
-"""
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as trial:
-        return trial.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an emulator in a process of its own, which also survives clients' deaths."""
-    pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"STORAGE_BASE": str(tmp_path_factory.mktemp("emulator")), "STORAGE_DIR": "objects"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", EMULATOR, str(port)],
-        env={**os.environ, **place},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + 60
-        while not answers(port) and time.monotonic() < until:
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(params=["local", "gs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The root of an empty place of each kind."""
-    if request.param == "local":
-        return str(tmp_path / "store")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("emulator"))
-    return f"gs://contract/{tmp_path.name}"
-
-
-@pytest.fixture
-def backend(root: str) -> Backend:
-    return backend_for(root)
 
 
 def large_file(folder: Path, size: int) -> Path:
@@ -85,59 +33,11 @@ def large_file(folder: Path, size: int) -> Path:
     return file
 
 
-def test_what_is_put_is_what_is_got(backend: Backend, tmp_path: Path) -> None:
-    for size in (0, 1, MIB):
-        source = tmp_path / f"source-{size}"
-        source.write_bytes(os.urandom(size))
-        backend.put(source, f"a folder/σ/{size}")
-        backend.get(f"a folder/σ/{size}", tmp_path / "copy")
-        assert (tmp_path / "copy").read_bytes() == source.read_bytes()
-    assert backend.sizes("a folder") == {
-        "a folder/σ/0": 0,
-        "a folder/σ/1": 1,
-        f"a folder/σ/{MIB}": MIB,
-    }
-
-
-def test_a_folder_is_not_its_neighbour(backend: Backend) -> None:
-    backend.write("step/one/x", b"1")
-    backend.write("step/one-more/x", b"22")
-    assert backend.sizes("step/one") == {"step/one/x": 1}
-
-
-def test_what_is_not_there_is_missing(backend: Backend, tmp_path: Path) -> None:
-    with pytest.raises(Missing):
-        backend.read("nothing")
-    with pytest.raises(Missing):
-        backend.get("nothing", tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-    assert backend.sizes("nothing") == {}
-    backend.delete("nothing")
-
-
-def test_what_is_deleted_is_gone(backend: Backend) -> None:
-    backend.write("x", b"1")
-    backend.delete("x")
-    with pytest.raises(Missing):
-        backend.read("x")
-
-
-@pytest.mark.parametrize("change", [b"x", b"", b"more than there was"])
-def test_every_change_of_a_published_file_is_seen(root: str, tmp_path: Path, change: bytes) -> None:
-    store = Store(root, tmp_path / "cache")
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "weights").write_bytes(b"w")
-    store.publish(tmp_path / "made", f"{root}/step/one")
-    store.write(f"{root}/step/one/weights", change)
-    with pytest.raises(BadInput, match="weights is missing or damaged"):
-        store.local_copy(f"{root}/step/one")
-
-
 MEASURE = f"""
 import resource, sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.uris import (backend_for)
+from tasks.storage.local import (backend_for)
 root, small, large, copy = sys.argv[1], *map(Path, sys.argv[2:])
 backend = backend_for(root)
 peaks = []
@@ -150,20 +50,11 @@ print(peaks[1] - peaks[0])
 """
 
 
-def test_large_files_pass_through_little_memory(root: str, tmp_path: Path) -> None:
-    (tmp_path / "small").write_bytes(os.urandom(CHUNK + 1))  # in parts as well
-    large = large_file(tmp_path, 8 * CHUNK)
-    words = [sys.executable, "-c", MEASURE, root, tmp_path / "small", large, tmp_path / "copy"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=True)
-    grown = int(answer.stdout)
-    assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
-
-
 UPLOAD = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.uris import (backend_for)
+from tasks.storage.local import (backend_for)
 backend = backend_for(sys.argv[1])
 print("begins", flush=True)
 for number in range(10**6):
@@ -171,31 +62,96 @@ for number in range(10**6):
 """
 
 
-def test_an_upload_that_is_killed_leaves_what_was_there(
-    backend: Backend, root: str, tmp_path: Path
-) -> None:
-    """`kill -9` at several moments of uploading again and again: never a part of an object."""
-    elsewhere = Path("/dev/shm")  # noqa: S108 - another disk: a file there cannot be linked in
-    source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
-    old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
-    source.write_bytes(new)
-    backend.write("object", old)
-    try:
-        for moment in range(4 if root.startswith("gs") else 8):
-            process = subprocess.Popen(
-                [sys.executable, "-c", UPLOAD, root, str(source)], stdout=subprocess.PIPE
-            )
-            with process:
-                assert process.stdout is not None
-                process.stdout.readline()
-                time.sleep(0.01 + 0.03 * moment)
-                process.send_signal(signal.SIGKILL)
-            found = backend.read("object")
-            assert found in (old, new)
-            assert backend.sizes("") == {"object": len(found)}
-            backend.write("object", old)
-    finally:
-        source.unlink()
+class BackendConformance:
+    """Inherited by the tests of each back end, which say where an empty one is."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        """The root of an empty back end."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def backend(self, root: str) -> Backend:
+        return backend_for(root)
+
+    def test_what_is_put_is_what_is_got(self, backend: Backend, tmp_path: Path) -> None:
+        for size in (0, 1, MIB):
+            source = tmp_path / f"source-{size}"
+            source.write_bytes(os.urandom(size))
+            backend.put(source, f"a folder/σ/{size}")
+            backend.get(f"a folder/σ/{size}", tmp_path / "copy")
+            assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+        assert backend.sizes("a folder") == {
+            "a folder/σ/0": 0,
+            "a folder/σ/1": 1,
+            f"a folder/σ/{MIB}": MIB,
+        }
+
+    def test_a_folder_is_not_its_neighbour(self, backend: Backend) -> None:
+        backend.write("step/one/x", b"1")
+        backend.write("step/one-more/x", b"22")
+        assert backend.sizes("step/one") == {"step/one/x": 1}
+
+    def test_what_is_not_there_is_missing(self, backend: Backend, tmp_path: Path) -> None:
+        with pytest.raises(Missing):
+            backend.read("nothing")
+        with pytest.raises(Missing):
+            backend.get("nothing", tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+        assert backend.sizes("nothing") == {}
+        backend.delete("nothing")
+
+    def test_what_is_deleted_is_gone(self, backend: Backend) -> None:
+        backend.write("x", b"1")
+        backend.delete("x")
+        with pytest.raises(Missing):
+            backend.read("x")
+
+    def test_large_files_pass_through_little_memory(self, root: str, tmp_path: Path) -> None:
+        (tmp_path / "small").write_bytes(os.urandom(CHUNK + 1))  # in parts as well
+        large = large_file(tmp_path, 8 * CHUNK)
+        words = [sys.executable, "-c", MEASURE, root, tmp_path / "small", large, tmp_path / "copy"]
+        answer = subprocess.run(words, capture_output=True, text=True, check=True)
+        grown = int(answer.stdout)
+        assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
+
+    def test_an_upload_that_is_killed_leaves_what_was_there(
+        self, backend: Backend, root: str, tmp_path: Path
+    ) -> None:
+        """`kill -9` at several moments of uploading again and again: never a part of an object."""
+        elsewhere = Path("/dev/shm")  # noqa: S108 - another disk: a file there cannot be linked in
+        source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
+        old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
+        source.write_bytes(new)
+        backend.write("object", old)
+        try:
+            for moment in range(4 if root.startswith("gs") else 8):
+                process = subprocess.Popen(
+                    [sys.executable, "-c", UPLOAD, root, str(source)], stdout=subprocess.PIPE
+                )
+                with process:
+                    assert process.stdout is not None
+                    process.stdout.readline()
+                    time.sleep(0.01 + 0.03 * moment)
+                    process.send_signal(signal.SIGKILL)
+                found = backend.read("object")
+                assert found in (old, new)
+                assert backend.sizes("") == {"object": len(found)}
+                backend.write("object", old)
+        finally:
+            source.unlink()
+
+
+class TestLocal(BackendConformance):
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path / "store")
+
+
+class TestGoogleStorage(BackendConformance):
+    @pytest.fixture
+    def root(self, tmp_path: Path, bucket: str) -> str:
+        return f"gs://{bucket}/{tmp_path.name}"
 
 
 # --- credentials

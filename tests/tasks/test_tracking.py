@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,18 @@ from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.labels import Dp, Label, Operator, Public
-from tasks.runtime import messages as lines
 from tasks.runtime.deployment import Deployment
-from tasks.storage import CHECKSUMS, RESULT
+from tasks.tracking.event_log import (
+    Artifact,
+    Begun,
+    Ended,
+    EventLog,
+    Identity,
+    Model,
+    Param,
+    Tag,
+    metric,
+)
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -24,9 +32,10 @@ from tasks.tracking.mlflow import (
     Tracker,
     TrackingDown,
     send_all,
+    shown_key,
     shown_name,
+    shown_time,
 )
-from tasks.tracking.outbox import Identity, Outbox
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 
@@ -48,11 +57,22 @@ def _history(deployment: Deployment, run: Run, key: str) -> list[tuple[int, floa
     return sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, key))
 
 
+def show(tracker: Tracker, file: Path, label: Label) -> None:
+    tracker.events.append(Artifact(file=tracker.events.keep(file), label=label))
+
+
+def register(tracker: Tracker, *files: Path, **tags: str) -> None:
+    tags["confide.spec_hash"] = PRIVATE.spec_hash
+    kept = [tracker.events.keep(file) for file in files]
+    tracker.events.append(Model(name="confide-notes", files=kept, description="ε = 1", tags=tags))
+
+
 def test_a_type_decides_who_sees_a_number(tracked: Deployment) -> None:
     tracker = Tracker(tracked, PRIVATE)
-    tracker.publishable({"epsilon": Public(1.5), "exposure": Dp(0.9)}, 3)
-    tracker.operator({"loss": Operator(2.5)}, 3)
-    tracker.finish("FINISHED")
+    tracker.measure("epsilon", Public(1.5), 3)
+    tracker.measure("exposure", Dp(0.9), 3)
+    tracker.measure("loss", Operator(2.5), 3)
+    tracker.end("FINISHED")
     public = _runs(tracked, PUBLIC)["dp_pretraining"]
     restricted = _runs(tracked, OPERATOR)["dp_pretraining"]
     assert public.data.metrics == {"epsilon": 1.5, "exposure": 0.9}
@@ -60,13 +80,12 @@ def test_a_type_decides_who_sees_a_number(tracked: Deployment) -> None:
     assert public.info.status == restricted.info.status == "FINISHED"
 
 
-@pytest.mark.parametrize("value", [Operator(1.0), 1.0])
-def test_an_operator_value_is_refused_as_publishable(untracked: Deployment, value: object) -> None:
+@pytest.mark.parametrize("value", [1.0, None])
+def test_a_number_without_a_label_is_refused(untracked: Deployment, value: object) -> None:
     tracker = Tracker(untracked, PRIVATE)
     with pytest.raises(TypeError, match="loss"):
-        tracker.publishable({"loss": value}, 1)  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="ε"):
-        tracker.operator({"ε": Dp(1.0)}, 1)  # type: ignore[dict-item]
+        tracker.measure("loss", value, 1)  # type: ignore[arg-type]
+    assert tracker.events.read()[0] == []
 
 
 def test_an_operator_artifact_stays_in_the_restricted_experiment(
@@ -75,8 +94,8 @@ def test_an_operator_artifact_stays_in_the_restricted_experiment(
     tracker = Tracker(tracked, PRIVATE)
     for label in (Label.DP, Label.OPERATOR):
         (tmp_path / f"{label}.html").write_text(label)
-        tracker.artifact(tmp_path / f"{label}.html", label)
-    tracker.finish("FINISHED")
+        show(tracker, tmp_path / f"{label}.html", label)
+    tracker.end("FINISHED")
     client = MlflowClient(tracked.tracking)
     for experiment, name in ((PUBLIC, "dp.html"), (OPERATOR, "operator.html")):
         run = _runs(tracked, experiment)["dp_pretraining"]
@@ -85,8 +104,8 @@ def test_an_operator_artifact_stays_in_the_restricted_experiment(
 
 def test_made_up_data_shares_one_experiment_and_says_so(tracked: Deployment) -> None:
     tracker = Tracker(tracked, MADE_UP)
-    tracker.operator({"loss": Operator(2.5)})
-    tracker.finish("FINISHED")
+    tracker.measure("loss", Operator(2.5))
+    tracker.end("FINISHED")
     runs = _runs(tracked, PUBLIC)
     assert runs["dp_pretraining"].data.metrics == {"loss": 2.5}
     assert all(run.data.tags["data"] == "made-up" for run in runs.values())
@@ -96,7 +115,7 @@ def test_made_up_data_shares_one_experiment_and_says_so(tracked: Deployment) -> 
 def test_mlflow_shows_training_and_tells_its_makers_nothing(tracked: Deployment) -> None:
     from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
 
-    Tracker(tracked, MADE_UP).finish("FINISHED")
+    Tracker(tracked, MADE_UP).end("FINISHED")
     found = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
     assert found is not None
     assert found.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -105,9 +124,9 @@ def test_mlflow_shows_training_and_tells_its_makers_nothing(tracked: Deployment)
 
 def test_points_stand_between_the_run_and_its_steps(tracked: Deployment) -> None:
     tracker = Tracker(tracked, AT_A_POINT)
-    tracker.publishable({"f1": Dp(0.8)}, target="point")
-    tracker.publishable({"epsilon": Public(2.0)}, 7)
-    tracker.finish("FINISHED", also=("point",))
+    tracker.events.append(metric("f1", Dp(0.8), target="point"))
+    tracker.measure("epsilon", Public(2.0), 7)
+    tracker.end("FINISHED", also=("point",))
     runs = _runs(tracked, PUBLIC)
     parent, point, step = (
         runs[n] for n in (shown_name(PRIVATE, PUBLIC), "σ=1 · B=2", "dp_pretraining")
@@ -122,15 +141,15 @@ def test_a_retry_continues_its_run(tracked: Deployment) -> None:
     first = Tracker(tracked, PRIVATE)
     first.begin()
     for step in range(5):
-        first.publishable({"epsilon": Public(step)}, step)
-    first.settings({"batch": 1})
-    first.finish("FAILED")
+        first.measure("epsilon", Public(step), step)
+    first.events.append(Param(name="batch", value="1"))
+    first.end("FAILED")
     again = Tracker(tracked, PRIVATE)
     again.begin()
     for step in range(3, 9):
-        again.publishable({"epsilon": Public(step)}, step)
-    again.settings({"batch": 1})
-    again.finish("FINISHED")
+        again.measure("epsilon", Public(step), step)
+    again.events.append(Param(name="batch", value="1"))
+    again.end("FINISHED")
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "epsilon") == [(s, float(s)) for s in range(9)]
     assert run.info.status == "FINISHED"
@@ -140,8 +159,8 @@ def test_steps_that_begin_at_once_share_one_parent(tracked: Deployment) -> None:
     def work(number: int) -> None:
         own = replace(PRIVATE, task=f"task {number}", spec_hash=f"{number}" * 64)
         tracker = Tracker(tracked, own)
-        tracker.publishable({"epsilon": Public(number)})
-        tracker.finish("FINISHED")
+        tracker.measure("epsilon", Public(number))
+        tracker.end("FINISHED")
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -159,10 +178,10 @@ def test_what_cannot_be_sent_is_kept_and_sent_later(
     (tmp_path / "page.html").write_text("page")
     tracker = Tracker(down, PRIVATE)
     for step in range(50):
-        tracker.publishable({"epsilon": Public(step)}, step)
-        tracker.operator({"loss": Operator(-step)}, step)
-    tracker.artifact(tmp_path / "page.html", Label.DP)
-    tracker.finish("FINISHED")
+        tracker.measure("epsilon", Public(step), step)
+        tracker.measure("loss", Operator(-step), step)
+    show(tracker, tmp_path / "page.html", Label.DP)
+    tracker.end("FINISHED")
     (tmp_path / "page.html").unlink()
     assert "kept on disk" in capsys.readouterr().err
     assert send_all(down) == 1
@@ -174,19 +193,19 @@ def test_what_cannot_be_sent_is_kept_and_sent_later(
     assert [a.path for a in MlflowClient(tracked.tracking).list_artifacts(run.info.run_id)] == [
         "page.html"
     ]
-    assert Outbox.all(tracked.outbox) == []
+    assert EventLog.all(tracked.events) == []
 
 
 def test_a_later_step_sends_what_an_earlier_one_could_not(tracked: Deployment) -> None:
     earlier = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), PRIVATE)
-    earlier.publishable({"epsilon": Public(1.0)}, 1)
-    earlier.finish("FINISHED")
+    earlier.measure("epsilon", Public(1.0), 1)
+    earlier.end("FINISHED")
     later = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="b" * 64))
-    later.finish("FINISHED")
+    later.end("FINISHED")
     later.send_left_behind()
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "epsilon") == [(1, 1.0)]
-    assert Outbox.all(tracked.outbox) == []
+    assert EventLog.all(tracked.events) == []
 
 
 def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path: Path) -> None:
@@ -194,23 +213,23 @@ def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path:
     file.write_text("{}")
     for run_key in ("run-1", "run-2"):
         tracker = Tracker(tracked, replace(PRIVATE, run_key=run_key, run_name=run_key))
-        tracker.model("confide-notes", [file], "ε = 1", {"ledger.0": "abc"})
-        tracker.finish("FINISHED")
+        register(tracker, file, **{"ledger.0": "abc"})
+        tracker.end("FINISHED")
     client = MlflowClient(tracked.tracking)
     (version,) = client.search_model_versions("name = 'confide-notes'")
     assert version.description == "ε = 1"
     assert version.tags["ledger.0"] == "abc"
 
 
-def test_what_an_earlier_version_kept_beside_a_model_is_not_shown(
+def test_the_platform_s_own_files_are_no_part_of_a_model(
     tracked: Deployment, tmp_path: Path
 ) -> None:
-    files = [tmp_path / name for name in ("config.json", RESULT, CHECKSUMS)]
+    files = [tmp_path / name for name in ("config.json", "result.json", "checksums.json")]
     for file in files:
         file.write_text("{}")
     tracker = Tracker(tracked, PRIVATE)
-    tracker.model("confide-notes", files, "ε = 1", {})
-    tracker.finish("FINISHED")
+    register(tracker, *files)
+    tracker.end("FINISHED")
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     shown = MlflowClient(tracked.tracking).list_artifacts(run.info.run_id, "model")
     assert [a.path for a in shown] == ["model/config.json"]
@@ -219,23 +238,20 @@ def test_what_an_earlier_version_kept_beside_a_model_is_not_shown(
 def test_what_arrived_without_confirmation_is_not_doubled(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox.create(tracked.outbox, PRIVATE)
-    for step in range(20):
-        outbox.add(
-            kind="metric", experiment=PUBLIC, target="step", key="epsilon", value=1.0, step=step
-        )
+    log = EventLog.of(tracked.events, PRIVATE)
+    log.append(*(metric("epsilon", Public(1.0), step) for step in range(20)))
     with monkeypatch.context() as patch:
-        patch.setattr(Outbox, "confirm", _dies)  # everything arrives, then the process is killed
+        patch.setattr(EventLog, "confirm", _dies)  # everything arrives, then the process is killed
         with pytest.raises(KeyboardInterrupt):
-            Delivery(tracked).deliver(outbox)
-    assert outbox.unsent()[0] == 0
-    Delivery(tracked).deliver(outbox)
+            Delivery(tracked).deliver(log)
+    assert len(log.undelivered(PRIVATE)[0]) == 20
+    Delivery(tracked).deliver(log)
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert len(_history(tracked, run, "epsilon")) == 20
-    assert outbox.unsent() == (20, [])
+    assert log.undelivered(PRIVATE)[0] == []
 
 
-def _dies(self: Outbox, sent: int) -> None:
+def _dies(*_: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -252,21 +268,21 @@ def test_a_run_whose_making_was_not_confirmed_is_found_again(
         return made
 
     monkeypatch.setattr(MlflowClient, "create_run", unanswered)
-    outbox = Outbox.create(tracked.outbox, PRIVATE)
-    outbox.add(kind="metric", experiment=PUBLIC, target="step", key="ε", value=1.0, step=1)
+    log = EventLog.of(tracked.events, PRIVATE)
+    log.append(metric("ε", Public(1.0), 1))
     for _ in range(2):
         with pytest.raises(TrackingDown):
-            Delivery(tracked).deliver(outbox)
-    Delivery(tracked).deliver(outbox)
+            Delivery(tracked).deliver(log)
+    Delivery(tracked).deliver(log)
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "ε") == [(1, 1.0)]
     assert len(asked) == 2  # the parent and the step: none is asked for twice
 
 
 def test_of_runs_made_twice_the_first_stays_and_what_was_written_into(tracked: Deployment) -> None:
-    outbox = Outbox.create(tracked.outbox, PRIVATE)
-    outbox.add(kind="begin", experiment=PUBLIC, target="step")
-    Delivery(tracked).deliver(outbox)
+    log = EventLog.of(tracked.events, PRIVATE)
+    log.append(Begun())
+    Delivery(tracked).deliver(log)
     first = _runs(tracked, PUBLIC)["dp_pretraining"].info
     client = MlflowClient(tracked.tracking)
     empty, written = (
@@ -279,50 +295,65 @@ def test_of_runs_made_twice_the_first_stays_and_what_was_written_into(tracked: D
         for later in (1, 2)
     )
     client.log_param(written, "seen", "1")
-    outbox.add(kind="metric", experiment=PUBLIC, target="step", key="ε", value=1.0, step=1)
-    Delivery(tracked).deliver(outbox)
+    log.append(metric("ε", Public(1.0), 1))
+    Delivery(tracked).deliver(log)
     stages = [client.get_run(run).info.lifecycle_stage for run in (first.run_id, empty, written)]
     assert stages == ["active", "deleted", "active"]
     assert client.get_run(first.run_id).data.metrics == {"ε": 1.0}
 
 
-def test_what_is_said_while_the_sent_is_removed_is_not_lost(tmp_path: Path) -> None:
-    outbox = Outbox.create(tmp_path, PRIVATE)
-    outbox.add(kind="end", status="KILLED")
-    outbox.confirm(1)
-    again = Outbox.create(tmp_path, PRIVATE)  # the next try, before its first line
-    outbox.remove()
-    again.add(kind="begin", key="a")
-    assert Outbox.all(tmp_path)[0].identity == PRIVATE
-    assert [line["key"] for line in again.unsent()[1]] == ["a"]
-    outbox.remove()  # and once there is a line, nothing is removed
-    assert [line["key"] for line in again.unsent()[1]] == ["a"]
+def test_the_result_and_every_run_are_made_from_one_log(tracked: Deployment) -> None:
+    """A retry, also one of another run, goes on in the log; each run is told everything once."""
+    again = replace(PRIVATE, run_key="run-2", run_name="another run", task="again")
+    for identity, steps in ((PRIVATE, range(3)), (again, range(2, 5))):
+        tracker = Tracker(tracked, identity)
+        tracker.begin()
+        for step in steps:
+            tracker.measure("epsilon", Public(step), step)
+        tracker.measure("loss", Operator(1.0))
+        tracker.end("FAILED" if identity is PRIVATE else "FINISHED", closed=identity is again)
+        if identity is PRIVATE:
+            assert EventLog.all(tracked.events), "a retry goes on from it"
+        else:
+            numbers = [(m.name, m.label, m.step) for m in tracker.events.metrics()]
+    assert EventLog.all(tracked.events) == []  # every run was told, and the work is over
+    assert numbers == []  # and so is the log: the result was made before
+    for name, steps in (("dp_pretraining", range(5)), ("again", range(5))):
+        public, restricted = (_runs(tracked, e)[name] for e in (PUBLIC, OPERATOR))
+        assert _history(tracked, public, "epsilon") == [(s, float(s)) for s in steps]
+        assert _history(tracked, restricted, "loss") == [(0, 1.0)]
+        assert "loss" not in public.data.metrics
+    assert _runs(tracked, PUBLIC)["dp_pretraining"].info.status == "FAILED"
 
 
-def test_a_line_that_waits_for_a_file_that_goes_away_is_written_anew(tmp_path: Path) -> None:
-    file = tmp_path / "lines.jsonl"
-    lines.append(file, "1")
-    waiting = threading.Thread(target=lines.append, args=(file, "2"))
-    with lines.alone(file):
-        waiting.start()
-        time.sleep(0.2)  # it has opened the file, most likely
-        file.rename(tmp_path / "gone")
-    waiting.join()
-    assert lines.read(file) == ["2"]
+def test_of_an_attempt_that_measures_again_the_last_number_counts(tmp_path: Path) -> None:
+    log = EventLog.of(tmp_path, PRIVATE)
+    log.append(metric("b", Operator(1.0), 1), metric("a", Public(1.0), 2))
+    log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="point"))
+    log.append(metric("a", Dp(4.0), 9, run=PRIVATE.key("step")))  # told to one run: no new number
+    numbers = [(m.name, m.step, m.value, m.label) for m in log.metrics()]
+    assert numbers == [("a", 2, 1.0, "public"), ("b", 1, 2.0, "operator")]
 
 
-def test_a_half_written_line_is_left_for_later(tmp_path: Path) -> None:
-    outbox = Outbox.create(tmp_path, PRIVATE)
-    outbox.add(kind="tag", key="a", value="b")
-    with (outbox.folder / "lines.jsonl").open("a") as stream:
-        stream.write('{"kind": "ta')
-    assert [line["key"] for line in outbox.unsent()[1]] == ["a"]
+def test_what_is_said_while_the_log_is_removed_is_not_lost(tmp_path: Path) -> None:
+    log = EventLog.of(tmp_path, PRIVATE)
+    log.append(Ended(status="KILLED"))
+    log.confirm(PRIVATE, log.undelivered(PRIVATE)[1])
+    again = EventLog.of(tmp_path, PRIVATE)  # the next try, before its first line
+    log.remove_if_told()
+    assert not log.folder.exists()
+    again.append(Tag(name="a", value=""))
+    (found,) = EventLog.all(tmp_path)
+    assert found.runs() == [PRIVATE]
+    for _ in range(2):
+        assert [event.name for event in again.undelivered(PRIVATE)[0]] == ["a"]
+        log.remove_if_told()  # once there is an event, nothing is removed
 
 
 def test_infinity_is_a_word_and_not_a_large_number(tracked: Deployment) -> None:
     tracker = Tracker(tracked, PRIVATE)
-    tracker.publishable({"epsilon": Public(float("inf"))})
-    tracker.finish("FINISHED")
+    tracker.measure("epsilon", Public(float("inf")))
+    tracker.end("FINISHED")
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert run.data.metrics == {}
     assert run.data.tags["epsilon"] == "inf"
@@ -330,7 +361,43 @@ def test_infinity_is_a_word_and_not_a_large_number(tracked: Deployment) -> None:
 
 def test_tags_by_which_runs_are_found_hold_no_names(tracked: Deployment) -> None:
     awkward = replace(PRIVATE, run_key="it's \"quoted\" `so` = '1'")
-    Tracker(tracked, awkward).finish("FINISHED")
-    Tracker(tracked, awkward).finish("FINISHED")
+    Tracker(tracked, awkward).end("FINISHED")
+    Tracker(tracked, awkward).end("FINISHED")
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert run.data.tags[KEY_TAG] == awkward.key("step")
+
+
+# --- times: the public experiment must not learn from them how large private data are
+
+NOON = 1_795_260_000_123
+
+
+@pytest.mark.parametrize("later", [1, 3_000, 3_600_000])
+def test_of_private_data_the_public_experiment_learns_the_day(later: int) -> None:
+    began, ended = (shown_time(t, PRIVATE, PUBLIC) for t in (NOON, NOON + later))
+    assert began == ended  # a step's duration is not there to be read
+    assert began % 86_400_000 == 0
+    assert 0 <= NOON - began < 86_400_000
+
+
+def test_the_operator_and_made_up_data_have_real_times() -> None:
+    assert shown_time(NOON, PRIVATE, OPERATOR) == NOON
+    assert shown_time(NOON, replace(PRIVATE, made_up=True), PUBLIC) == NOON
+
+
+def test_neither_name_nor_key_of_a_run_tells_when_it_began() -> None:
+    run = replace(PRIVATE, run_key="dp_bert/manual__2026-11-22T13:07:59.385211+00:00",
+                  run_name="dp_bert 2026-11-22 13:07:59")  # fmt: skip
+    later = replace(run, run_key="dp_bert/manual__2026-11-22T15:00:00+00:00")
+    assert shown_name(run, PUBLIC).startswith("dp_bert 2026-11-22 · ")
+    for shown in (shown_name(run, PUBLIC), shown_key(run, PUBLIC)):
+        assert ":" not in shown
+    assert shown_name(run, PUBLIC) != shown_name(later, PUBLIC)  # still told apart
+    assert shown_key(run, PUBLIC) != shown_key(later, PUBLIC)
+    # Who guesses the moment cannot confirm it: what is shown hangs on a secret of the deployment.
+    salted, other = (replace(run, salt=salt * 32) for salt in ("ab", "cd"))
+    for shown in (shown_key, lambda i, _: i.key("parent"), lambda i, _: i.key("step")):
+        assert len({shown(i, PUBLIC) for i in (run, salted, other)}) == 3
+    assert (shown_name(run, OPERATOR), shown_key(run, OPERATOR)) == (run.run_name, run.run_key)
+    made_up = replace(run, made_up=True)
+    assert shown_name(made_up, PUBLIC) == run.run_name

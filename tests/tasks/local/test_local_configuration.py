@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.local import configuration, tracking_server
+from tasks.local import configuration
 from tasks.local.configuration import Secrets
 from tasks.runtime.deployment import Deployment
 
@@ -60,15 +60,17 @@ def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypat
     for name, value in planted.items():
         monkeypatch.setenv(name, value)
     to_all = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    own = tracking_server.environment(deployment, tmp_path, secret)
+    own = configuration.mlflow_environment(deployment, tmp_path, secret)
     assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
     assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
-    assert deployment.tracking not in tracking_server.command(2)  # every user may read that line
+    assert deployment.tracking not in configuration.mlflow_command(
+        2
+    )  # every user may read that line
     assert not [name for name in own if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
     assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's own
     assert "planted" not in str(own)
     assert all(own[name] == to_all[name] for name in own.keys() & to_all.keys())  # PATH, HOME, …
-    working = tracking_server.working_folder(deployment)
+    working = configuration.mlflow_folder(deployment)
     assert list(working.iterdir()) == []  # no settings of anybody lie where it works
     assert working.stat().st_mode & 0o077 == 0
     assert not {"m", "n"} & set(to_all.values())

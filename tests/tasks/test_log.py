@@ -1,18 +1,19 @@
-"""What a step says: the same words as a line for people or as an object for programs."""
+"""The log: the same words as a line for people or as an object for programs, and no message."""
 
 import io
 import json
 import logging
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
 from dp_core.errors import BadInput
 from tasks.protocol import RunContext
+from tasks.protocol.messages import TrackedAt, parse
 from tasks.runtime import step as contract
-from tasks.runtime.messages import introduce, message_of, say, silence
-from tasks.runtime.runner import _last_line
+from tasks.runtime.log import ProgressReporter, configure, log, send, silence
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")
 
@@ -23,12 +24,12 @@ def _as_it_was(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     yield
     monkeypatch.delenv("CONFIDE_LOG", raising=False)
-    introduce("")
+    configure("")
 
 
 def test_lines_are_for_people_unless_programs_are_asked_for(capsys):
-    introduce("pretrain", CONTEXT)
-    say("dp_pretraining: 3/10")
+    configure("pretrain", CONTEXT)
+    log("dp_pretraining: 3/10")
     assert capsys.readouterr().err == "dp_pretraining: 3/10\n"
 
 
@@ -44,15 +45,15 @@ def test_a_line_and_its_end_are_written_at_once(monkeypatch):
 
     stream = Unbuffered()
     monkeypatch.setattr(sys, "stderr", stream)
-    say("one")
-    say("two")
+    log("one")
+    log("two")
     assert stream.pieces == ["one\n", "two\n"]
 
 
 def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "json")
-    introduce("pretrain", CONTEXT)
-    say("two\nlines", "warning")
+    configure("pretrain", CONTEXT)
+    log("two\nlines", "warning")
     (line,) = capsys.readouterr().err.splitlines()
     body = json.loads(line)
     assert body.pop("time").endswith("+00:00")
@@ -64,34 +65,35 @@ def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
         "point": "",
         "message": "two lines",
     }
-    assert message_of(line) == "two lines"
 
 
 @pytest.mark.parametrize("form", ["", "text", "json"])
 def test_in_silence_libraries_leave_no_line(capsys, monkeypatch, form):
     monkeypatch.setenv("CONFIDE_LOG", form)
-    introduce("select", CONTEXT)
+    configure("select", CONTEXT)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         with silence():
             logging.getLogger("tensorflow").warning("5 out of the last 9 calls")
             warnings.warn("again", stacklevel=1)
-            say("heard")
+            log("heard")
         logging.getLogger("tensorflow").warning("loud again")
     said = capsys.readouterr().err.splitlines()
-    assert [message_of(line).split()[0] for line in said] == ["heard", "tensorflow"]
+    if form == "json":
+        said = [json.loads(line)["message"] for line in said]
+    assert [line.split()[0] for line in said] == ["heard", "tensorflow"]
 
 
 def test_lines_for_people_quote_no_library_either(capsys):
-    introduce("corpus", CONTEXT)
+    configure("corpus", CONTEXT)
     logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
     said = capsys.readouterr().err
-    assert said.startswith("some.package (test_speech.py:") and "zyxsecret" not in said
+    assert said.startswith("some.package (test_log.py:") and "zyxsecret" not in said
 
 
 def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "json")
-    introduce("corpus", CONTEXT)
+    configure("corpus", CONTEXT)
     logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -102,14 +104,14 @@ def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
         (json.loads(line)["level"], json.loads(line)["message"]) for line in said.splitlines()
     ]
     assert levels[0][0] == "error"
-    assert levels[0][1].startswith("some.package (test_speech.py:")
+    assert levels[0][1].startswith("some.package (test_log.py:")
     assert levels[1][1].startswith("py.warnings (")
 
 
 def test_another_form_is_refused(monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "xml")
     with pytest.raises(BadInput, match="CONFIDE_LOG"):
-        introduce("pretrain")
+        configure("pretrain")
 
 
 def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkeypatch, tmp_path):
@@ -119,7 +121,29 @@ def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkey
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["level"] == "error"
     assert json.loads(line)["message"].startswith("confide: pretrain: ")
-    log = tmp_path / "step.log"
-    log.write_text(line + "\n")
-    told = json.loads(line)["message"].removeprefix("confide: pretrain: ")
-    assert _last_line(log, "pretrain") == f"{told} (log: {log})"  # the task is named before it
+
+
+def test_messages_go_to_their_channel_and_not_to_the_log(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "channel"
+    for channel in (str(file), "stdout", ""):
+        monkeypatch.setenv("CONFIDE_MESSAGES", channel)
+        send(TrackedAt(url="http://127.0.0.1:5000/#/1"))
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out == file.read_text()
+    assert parse(said.out) == TrackedAt(url="http://127.0.0.1:5000/#/1")
+
+
+def test_progress_that_cannot_be_kept_ends_no_step(tmp_path, capsys, monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "channel").symlink_to("/dev/full")  # every write meets a full disk
+    monkeypatch.setenv("CONFIDE_MESSAGES", str(tmp_path / "channel"))
+    report = ProgressReporter("step")
+    for done in range(1, 4):
+        report(done, 3)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in printed if "not kept" in line] == [
+        "messages are not kept (No space left on device)"
+    ]
+    assert printed[-1] == "step: 3/3"

@@ -1,15 +1,14 @@
 """Following a run: what a person reads, and what the demo says when a step failed."""
 
 import io
-import json
 
 import pytest
 from rich.console import Console
 
 from dp_core.errors import ConfideError
-from tasks.local import demo, follow
+from tasks.local import demo
 from tasks.local.airflow_api import AirflowAway
-from tasks.runtime.deployment import Deployment
+from tasks.protocol.messages import Failed, Progress, channel_file
 
 
 def task(name, state, *, index=-1, seconds=1.5, label=None):
@@ -39,11 +38,17 @@ class Script:
         return self.looks.pop(0)[1]
 
 
+def tell(home, *messages, index=-1):
+    file = channel_file(home, "dp_bert/run", "dp_pretraining", index)
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(f"{message.model_dump_json()}\n" for message in messages))
+
+
 def watch(tmp_path, monkeypatch, *looks, terminal=False):
-    monkeypatch.setattr(follow, "_EVERY", 0.3 if terminal else 0.0)  # a terminal is redrawn by time
+    monkeypatch.setattr(demo, "_EVERY", 0.3 if terminal else 0.0)  # a terminal is redrawn by time
     written = io.StringIO()
     console = Console(file=written, width=100, force_terminal=terminal)
-    follower = follow.Follower(Script(*looks), "dp_bert", "run", tmp_path, lambda: None, console)
+    follower = demo.RunFollower(Script(*looks), "dp_bert", "run", tmp_path, lambda: None, console)
     return follower.until_end(), written.getvalue()
 
 
@@ -77,11 +82,10 @@ def test_points_are_told_by_name_and_tasks_never_reached_are_not_told(tmp_path, 
 
 
 def test_a_running_steps_own_progress_is_shown(tmp_path, monkeypatch):
-    (tmp_path / "dp_pretraining.jsonl").write_text(
-        json.dumps({"done": 1, "total": 313, "note": ""})
-        + "\n"
-        + json.dumps({"done": 127, "total": 313, "note": "ε 1.44"})
-        + "\n"
+    tell(
+        tmp_path,
+        Progress(done=1, total=313),
+        Progress(done=127, total=313, note="ε 1.44"),
     )
     looks = [("running", [task("dp_pretraining", "running")])] * 2
     _, text = watch(
@@ -99,29 +103,20 @@ def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path
     end = ("success", [task("corpus", "success")])
     (state, _), _ = watch(tmp_path, monkeypatch, AirflowAway("restarting"), end)
     assert state == "success"
-    monkeypatch.setattr(follow, "_PATIENCE", -1.0)
+    monkeypatch.setattr(demo, "_PATIENCE", -1.0)
     with pytest.raises(ConfideError, match="does not answer"):
         watch(tmp_path, monkeypatch, AirflowAway("gone"), end)
 
 
 def test_the_first_failure_is_the_one_that_is_told():
     tasks = [task("b", "failed", seconds=5), task("a", "failed", seconds=2), task("c", "success")]
-    assert follow.first_failure(tasks)["task_id"] == "a"
-    assert follow.first_failure([task("c", "success")]) is None
+    assert demo.first_failure(tasks)["task_id"] == "a"
+    assert demo.first_failure([task("c", "success")]) is None
 
 
-def test_the_reason_is_read_from_the_tasks_log(tmp_path):
-    log = tmp_path / "attempt=1.log"
-    lines = [
-        {"event": "vocabulary: working"},
-        {"event": "Task failed", "error_detail": [{"exc_value": "no such file (exit code 2)"}]},
-    ]
-    log.write_text("\n".join(json.dumps(line) for line in lines) + "\nnot JSON\n")
-    assert demo._reason(log) == "no such file (exit code 2)"
-    assert demo._reason(tmp_path / "none.log") == "failed"
-
-
-def test_the_launcher_and_the_demo_mean_the_same_folder(tmp_path):
-    home = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path)}).home
-    folder = follow.progress_folder(home, "dp_bert", "demo__2026-01-01T00-00-00")
-    assert folder == home / "progress" / "dp_bert_demo__2026-01-01T00-00-00"
+def test_the_reason_is_what_the_step_told(tmp_path):
+    tell(tmp_path, Failed(exit_code=2, reason="no such file"), index=3)
+    follower = demo.RunFollower(Script(), "dp_bert", "run", tmp_path, lambda: None, Console())
+    failed = task("point.dp_pretraining", "failed", index=3)
+    assert follower.told(failed).reason("failed") == "no such file"
+    assert follower.told(task("settings", "failed")).reason("failed") == "failed"

@@ -1,31 +1,14 @@
-"""From a task in Airflow to its run in MLflow, and the one line that says what failed."""
+"""What all launchers share: messages, the buttons to MLflow, and the one line on what failed."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
-from dags.launcher.failures import one_line, say_what_failed
-from dags.launcher.links import MlflowRun, Report, tracked_at
-from dags.launcher.outcome import failure
+from dags.launcher.step_operator import MlflowRun, Report, failure, log_failure
+from tasks.protocol.messages import Follower, Progress, TrackedAt
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
-
-
-@pytest.mark.parametrize(
-    ("line", "address"),
-    [
-        (f"MLflow: {URL}", URL),
-        (json.dumps({"level": "info", "message": f"MLflow: {URL}"}), URL),
-        ("MLflow: javascript:alert(1)", ""),
-        (f"a note that says MLflow: {URL}", ""),
-        (f"MLflow: {URL} and more", ""),
-        ('{"message": ', ""),
-        ("{}", ""),
-    ],
-)
-def test_only_the_step_s_own_line_names_its_run(line, address):
-    assert tracked_at(line) == address
 
 
 def test_buttons_lead_to_the_run_and_to_the_report(dags):
@@ -70,8 +53,8 @@ def context(**more):
 
 
 def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
-    why = failure("pretrain", 3, "confide: pretrain: 2.1 of 2.0 would be spent")
-    say_what_failed(context(exception=why, point_name="σ=1"))
+    why = failure(3, "2.1 of 2.0 would be spent")
+    log_failure(context(exception=why, point_name="σ=1"))
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "FAILED dp_sweep · point.dp_pretraining [σ=1], run manual__1: 2.1 of 2.0 would be spent "
@@ -80,13 +63,47 @@ def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
     )
 
 
-def test_a_task_whose_process_was_lost_is_named_too():
-    line = one_line(context(exception=None))
-    assert "[2]" in line
-    assert "its process was lost" in line
-    assert "\n" not in one_line(context(exception=ValueError("two\nlines")))
+def test_a_task_whose_process_was_lost_is_named_too(caplog):
+    for error in (None, ValueError("two\nlines")):
+        log_failure(context(exception=error))
+    lost, two = (record.getMessage() for record in caplog.records)
+    assert "[2]" in lost
+    assert "its process was lost" in lost
+    assert "\n" not in two
 
 
-def test_a_reason_in_json_is_read():
-    line = json.dumps({"level": "error", "message": "confide: pretrain: disk full"})
-    assert str(failure("pretrain", 1, line)) == "disk full (exit code 1)"
+def test_a_signal_is_a_fault_that_may_be_tried_again():
+    error = failure(-9, "it ended")
+    assert str(error) == "it ended (signal 9)"
+    assert not isinstance(error, AirflowFailException)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"MLflow: {URL}",
+        f'{{"message": "MLflow: {URL}"}}',
+        TrackedAt(url=URL).model_dump_json().replace("http", "javascript"),
+        TrackedAt(url=URL).model_dump_json().replace('":1', '":2'),
+        TrackedAt(url=URL).model_dump_json()[:-1],
+        f'{{"version": 1, "kind": "tracked_at", "url": "{URL} and more"}}',
+        "{}",
+    ],
+)
+def test_only_a_message_of_this_version_names_the_run(line):
+    told = Follower()
+    assert not told.hear(line)
+    assert told.tracked_at == ""
+    assert told.hear(TrackedAt(url=URL).model_dump_json())
+    assert told.tracked_at == URL
+
+
+def test_a_channel_is_followed_line_by_line(tmp_path):
+    told = Follower(tmp_path / "channel")
+    assert told.look().progress == Progress(done=0, total=0)
+    with (tmp_path / "channel").open("a") as channel:
+        for piece, done in (('{"kind": "progress", "done": 1, ', 0), ('"total": 2}\nnoise\n', 1)):
+            channel.write(piece)
+            channel.flush()
+            assert told.look().progress.done == done
+    assert told.reason() == "it ended without a word: see its log"

@@ -1,13 +1,9 @@
-"""Runs a job's steps on this machine, one after the other, as `confide run` does."""
+"""A job's steps as processes of this machine, one after the other, as `confide run` runs them."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import Unfinished
-from tasks.protocol import RunContext, StepResult, StepSpec, environment_for
+from tasks.protocol import RunContext, StepResult, StepSpec, environment_for, supervisor
+from tasks.protocol.messages import CHANNEL, Follower, Progress
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.runtime.messages import message_of
 from tasks.storage import Store
 
-GRACE = 5.0  # seconds between asking a step to end and ending it
 _LOOK = 0.2  # seconds between looks at a step's progress
 
-Watcher = Callable[[str, int, int, str], None]  # task, done, total, note
+Watcher = Callable[[str, Progress], None]  # of a task, by its name
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Outcome:
         }
 
 
-def run_job(job: Job, deployment: Deployment, watch: Watcher | None = None) -> Outcome:
+def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
     """Run the steps until one fails; each is a process of its own, and its log a file."""
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
@@ -90,10 +85,10 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher | None = None) -> O
         context = RunContext(run_key=job.run_key, run_name=job.run_name, task=task, point=point)
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # its time was up: it goes on where it was
-            code = _run_step(spec, context, deployment, files, name, watch or _silent)
+            code, reason = _run_step(spec, context, deployment, files, name, watch)
         if code:
             outcome.exit_code = code if code > 0 else 1
-            outcome.failed = f"{name}: {_last_line(files.with_suffix('.log'), spec.step)}"
+            outcome.failed = f"{name}: {reason} (log: {files.with_suffix('.log')})"
             return outcome
         result = read_result(store, spec.output)
         assert result is not None  # noqa: S101 - the contract: exit code 0 means a result
@@ -108,76 +103,32 @@ def _run_step(
     files: Path,
     name: str,
     watch: Watcher,
-) -> int:
-    spec_file, log, progress = (files.with_suffix(x) for x in (".json", ".log", ".progress"))
+) -> tuple[int, str]:
+    """Return the step's exit code, and why it failed."""
+    spec_file, log, channel = (files.with_suffix(x) for x in (".json", ".log", ".messages"))
     spec_file.write_text(spec.model_dump_json(indent=1))
+    channel.unlink(missing_ok=True)
+    told = Follower(channel)
     python = deployment.task_python if Path(deployment.task_python).exists() else sys.executable
     with log.open("wb") as stream:
-        process = subprocess.Popen(  # noqa: S603 - no shell: settings are data, not words
+        process = supervisor.start(
             [python, "-m", "tasks", spec.step, "--spec", str(spec_file)],
-            cwd=CHECKOUT,
-            env=environment_for(spec, os.environ, apart=False)
+            environment_for(spec, os.environ, apart=False)
             | {
                 "CONFIDE_RUN_CONTEXT": context.model_dump_json(),
-                "CONFIDE_PROGRESS": str(progress),
+                CHANNEL: str(channel),
                 "PYTHONUNBUFFERED": "1",
             },
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            CHECKOUT,
+            stream,
         )
+        ours = supervisor.Process.of(process.pid)
         try:
-            watch(name, 0, 0, "")
+            watch(name, told.progress)
             while process.poll() is None:
                 time.sleep(_LOOK)
-                watch(name, *_latest(progress))
+                watch(name, told.look().progress)
         finally:
-            _end(process)
-    return process.returncode
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _latest(progress: Path) -> tuple[int, int, str]:
-    if not progress.exists():
-        return 0, 0, ""
-    with progress.open("rb") as stream:
-        stream.seek(max(0, progress.stat().st_size - 4096))
-        lines = stream.read().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if not whole:
-        return 0, 0, ""
-    last = json.loads(whole[-1])
-    return last["done"], last["total"], last["note"]
-
-
-def _last_line(log: Path, step: str) -> str:
-    text = log.read_text(errors="replace")
-    lines = [message_of(line) for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("confide: ")] or lines or ["no output"]
-    return f"{said[-1].removeprefix('confide: ').removeprefix(f'{step}: ')} (log: {log})"
-
-
-def _silent(name: str, done: int, total: int, note: str) -> None:
-    return
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the step when its parent dies without a chance to (kill -9)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            supervisor.stop([ours], supervisor.LAUNCHER_GRACE)
+            process.wait()
+    return process.returncode, told.look().reason()

@@ -1,4 +1,4 @@
-"""Brings to MLflow what steps could not while it was away or slow, when no other step follows."""
+"""Delivers to MLflow what steps could not while it was away, when no other step follows."""
 
 import sys
 import time
@@ -8,17 +8,17 @@ from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 
 EVERY = 60.0  # seconds
-ALIVE = Path("/tmp/courier")  # noqa: S108 - touched on every round, for the health check
+ALIVE = Path("/tmp/mlflow-sync")  # noqa: S108 - touched on every round, for the health check
 
 
 def main() -> None:
-    """Look every minute; a step that is still running sends its own."""
+    """Look every minute; a step that is still running delivers its own events."""
     deployment, before = Deployment.from_environment(), 0
     while True:
         ALIVE.touch()
         left = send_all(deployment)
         if left != before:
-            print(f"outboxes that MLflow has not taken yet: {left}", file=sys.stderr, flush=True)
+            print(f"event logs that MLflow has not taken: {left}", file=sys.stderr, flush=True)
         before = left
         time.sleep(EVERY)
 

@@ -1,0 +1,99 @@
+"""Append-only files of lines that survive a full disk, a kill and a power cut.
+
+A line is there whole or not at all: what a full disk took of it is taken back, and a torn end is
+cut off before the next line. Order is the order of the file, never that of a clock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_MODE = 0o600  # what is written here may be the operator's alone
+_LONGEST = 1 << 16  # bytes of a torn end that are looked through
+
+
+def append(file: Path, *lines: str) -> None:
+    """Append lines, alone among all processes of this machine.
+
+    Args:
+        file: made where it is missing; its folder must be there.
+        lines: without their ends.
+
+    Raises:
+        OSError: nothing was appended, for example because the disk is full.
+    """
+    content = "".join(f"{line}\n" for line in lines).encode()
+    with exclusive(file) as descriptor:
+        end = _cut_torn_end(descriptor)
+        try:
+            while content:
+                content = content[os.write(descriptor, content) :]
+        except OSError:
+            with suppress(OSError):  # a device is no file
+                os.ftruncate(descriptor, end)
+            raise
+
+
+def read(file: Path, start: int = 0) -> tuple[list[str], int]:
+    """Return the whole lines of a file from an offset on, and the offset after them.
+
+    A file that is not there has none; nor has one that is shorter than the offset.
+    """
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            content = stream.read()
+    except FileNotFoundError:
+        return [], start
+    whole = content[: content.rfind(b"\n") + 1]
+    # A name may hold other ends of lines (U+2028, U+0085), and JSON leaves them as they are.
+    return whole.decode().split("\n")[:-1], start + len(whole)
+
+
+@contextmanager
+def exclusive(file: Path) -> Iterator[int]:
+    """Lock a file, made where it is missing, against all processes; yields its descriptor.
+
+    Raises:
+        OSError: for example because its folder is not there, or no longer.
+    """
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who held it before may have taken it away: a line in that file nobody would read.
+            if is_still_there(file, descriptor):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def is_still_there(file: Path, descriptor: int) -> bool:
+    """Return whether a path still names the file that was opened there."""
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def replace(file: Path, content: str) -> None:
+    """Replace a small file at once."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    temporary.write_text(content)
+    temporary.replace(file)
+
+
+def _cut_torn_end(descriptor: int) -> int:
+    """Cut off a torn end; return the size of what is left."""
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - _LONGEST)
+    tail = os.pread(descriptor, size - start, start)
+    whole = start + tail.rfind(b"\n") + 1
+    if whole < size:
+        os.ftruncate(descriptor, whole)
+    return whole

@@ -1,0 +1,332 @@
+"""The event log of a step: everything that it measured and made, written once, in order.
+
+`result.json` and MLflow are both made from it. A log belongs to a spec and outlives attempts: a
+retry, also one of another run, goes on in the same file. Each run that the step is part of
+subscribes, and its delivery remembers how far it has come. The log goes when its work is done and
+every run has been told.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, TypeAdapter
+
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from tasks.protocol import MetricRecord
+from tasks.protocol.specs import Frozen
+from tasks.storage import journal
+
+Target = Literal["step", "point", "parent"]
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+class _Event(Frozen):
+    version: Literal[1] = 1
+    time: int = Field(default_factory=_now)  # milliseconds
+    run: str = ""  # the key of the one run that is told; '': every run that the step is part of
+    target: Target = "step"  # which of MLflow's runs is meant
+
+
+class Begun(_Event):
+    """A run and its step are at work, also when an earlier attempt had ended them."""
+
+    kind: Literal["begun"] = "begun"
+
+
+class Metric(_Event):
+    """One finite number; its label decides who sees it."""
+
+    kind: Literal["metric"] = "metric"
+    name: str
+    value: float
+    label: Label
+    step: int = 0
+
+
+class Param(_Event):
+    """A setting; settings are public."""
+
+    kind: Literal["param"] = "param"
+    name: str
+    value: str
+
+
+class Tag(_Event):
+    """A word or two about the run."""
+
+    kind: Literal["tag"] = "tag"
+    name: str
+    value: str
+    label: Label = Label.PUBLIC
+
+
+class Artifact(_Event):
+    """A file that is kept with the log (`EventLog.keep`), to be shown in a folder of the run."""
+
+    kind: Literal["artifact"] = "artifact"
+    file: str
+    label: Label
+    folder: str = ""
+
+
+class Dataset(_Event):
+    """The data set that a release was charged to: no counts, no contents."""
+
+    kind: Literal["dataset"] = "dataset"
+    name: str
+    ledger_id: str
+
+
+class Model(_Event):
+    """A model's files, each fit for publication, with its privacy statement."""
+
+    kind: Literal["model"] = "model"
+    name: str
+    files: list[str]
+    description: str
+    tags: dict[str, str]
+
+
+class Ended(_Event):
+    """An attempt has ended; with it, where it was the last of them, a point or the whole run."""
+
+    kind: Literal["ended"] = "ended"
+    status: Status
+    also: tuple[Target, ...] = ()
+    closed: bool = True  # nothing is left that a further attempt would go on from
+
+
+Event = Begun | Metric | Param | Tag | Artifact | Dataset | Model | Ended
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order in which MLflow is told
+_TYPES: dict[Label, type[Labelled]] = {
+    Label.DP: Dp,
+    Label.PUBLIC: Public,
+    Label.OPERATOR: Operator,
+}
+_UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow allows in no name
+
+
+def labelled(record: MetricRecord | Metric) -> Labelled:
+    """Return a recorded number as a value of its label's type."""
+    return _TYPES[Label(record.label)](record.value)
+
+
+def metric(
+    name: str, value: Labelled, step: int = 0, *, target: Target = "step", run: str = ""
+) -> Metric | Tag:
+    """Return the event of a number; of one that is not finite, as a word.
+
+    MLflow would store infinity as the largest float.
+
+    Raises:
+        TypeError: a number without a label.
+    """
+    if not isinstance(value, Dp | Public | Operator):
+        raise TypeError(f"metric {name}: a number needs a label: Dp, Public or Operator")
+    number, label = float(value.value), Label(value.label)
+    if math.isfinite(number):
+        return Metric(name=name, value=number, label=label, step=step, target=target, run=run)
+    return Tag(name=name, value=str(number), label=label, target=target, run=run)
+
+
+def fit(name: str) -> str:
+    """Return a name in the characters that MLflow allows."""
+    return _UNFIT.sub("_", name)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run of MLflow a step's events belong to.
+
+    Attributes:
+        run_key: one parent run per key.
+        run_name: the parent's name.
+        task: the step's name within its run.
+        point: the sweep point's name, or empty.
+        step: the kind of step.
+        spec_hash: one child run per hash and run key.
+        made_up: everything may be shown.
+        salt: a secret, in hex; empty where everything may be shown. Without it, who guesses when
+            a run began could confirm it by the tags of its runs.
+    """
+
+    run_key: str
+    run_name: str
+    task: str
+    point: str
+    step: str
+    spec_hash: str
+    made_up: bool
+    salt: str = ""
+
+    def key(self, target: Target) -> str:
+        """Return the unique tag of the run that `target` names."""
+        parts = {
+            "parent": [self.run_key],
+            "point": [self.run_key, self.point],
+            "step": [self.run_key, self.spec_hash, "step"],
+        }[target]
+        return self.hidden(json.dumps(parts))
+
+    def hidden(self, text: str) -> str:
+        """Return what stands for a text where it may not be shown, in hex."""
+        if not self.salt:
+            return hashlib.sha256(text.encode()).hexdigest()
+        return hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
+
+
+class EventLog:
+    """The log of one spec, in a folder; any number of processes of this machine may share it."""
+
+    def __init__(self, folder: Path, subscriber: Identity | None = None) -> None:
+        self.folder, self._subscriber = folder, subscriber
+        self._events, self._runs = folder / "events.jsonl", folder / "runs"
+
+    @classmethod
+    def of(cls, parent: Path, identity: Identity) -> EventLog:
+        """Open the log of a run's step, making it if need be, and subscribe the run to it."""
+        log = cls(parent / f"{identity.step}-{identity.spec_hash[:16]}", identity)
+        log.subscribe(identity)
+        return log
+
+    @classmethod
+    def all(cls, parent: Path) -> list[EventLog]:
+        """Return the logs that are there."""
+        # The suffix is of a log that is being removed, also if that was interrupted.
+        found = sorted(file.parent for file in parent.glob("*/runs"))
+        return [cls(folder) for folder in found if folder.suffix != ".removed"]
+
+    def subscribe(self, identity: Identity) -> None:
+        """Have a run told of every event, also of those before."""
+        while True:  # whoever has delivered everything may take the folder away meanwhile
+            with suppress(FileNotFoundError):
+                self._runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with journal.exclusive(self._events):
+                    journal.replace(self._file(identity, "json"), json.dumps(asdict(identity)))
+                return
+
+    def append(self, *events: Event) -> None:
+        """Append events, in this order."""
+        lines = [event.model_dump_json() for event in events]
+        self._resubscribe()
+        try:
+            journal.append(self._events, *lines)
+        except FileNotFoundError:  # removed at this very moment
+            self._resubscribe()
+            journal.append(self._events, *lines)
+
+    def read(self, start: int = 0) -> tuple[list[Event], int]:
+        """Return the events from an offset on, and the offset after them."""
+        lines, end = journal.read(self._events, start)
+        return [_ADAPTER.validate_json(line) for line in lines], end
+
+    def metrics(self) -> list[MetricRecord]:
+        """Return every number of the work, also of earlier attempts: of each step the last one."""
+        last: dict[tuple[str, int], MetricRecord] = {}
+        for event in self.read()[0]:
+            if isinstance(event, Metric) and event.target == "step" and not event.run:
+                record = MetricRecord(
+                    name=event.name, value=event.value, label=event.label.value, step=event.step
+                )
+                last[event.name, event.step] = record
+        return [last[key] for key in sorted(last)]
+
+    def keep(self, file: Path) -> str:
+        """Keep a file with the log; return its name here."""
+        self._resubscribe()
+        name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+        kept = self.folder / "files" / name / file.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_name(f"{kept.name}.partial")
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(file, temporary)
+        except OSError:  # another disk
+            shutil.copyfile(file, temporary)
+        temporary.replace(kept)
+        return f"{name}/{file.name}"
+
+    def kept(self, name: str) -> Path:
+        """Return where a kept file lies."""
+        return self.folder / "files" / name
+
+    # --- deliveries
+
+    def runs(self) -> list[Identity]:
+        """Return the runs that are told of the events."""
+        files = sorted(self._runs.glob("*.json"))
+        return [Identity(**json.loads(file.read_text())) for file in files]
+
+    def undelivered(self, identity: Identity) -> tuple[list[Event], int]:
+        """Return the events that a run has not been told, and the offset after them."""
+        events, end = self.read(self._delivered(identity))
+        return [e for e in events if e.run in ("", identity.key("step"))], end
+
+    def confirm(self, identity: Identity, offset: int) -> None:
+        """Record that a run was told everything before an offset."""
+        journal.replace(self._file(identity, "delivered"), str(offset))
+
+    @contextmanager
+    def delivering(self) -> Iterator[bool]:
+        """Hold the right to deliver; yields False when another process holds it, or has done."""
+        file = self.folder / "lock"
+        try:
+            lock = file.open("w")
+        except FileNotFoundError:  # made here, the folder would stay, and nobody's
+            yield False
+            return
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield journal.is_still_there(file, lock.fileno())
+
+    def remove_if_told(self) -> None:
+        """Remove a log whose work is over, once every run was told, unless an event comes now."""
+        gone = self.folder.with_name(f"{self.folder.name}.removed")
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(FileNotFoundError), journal.exclusive(self._events):
+            if not self._is_told():
+                return
+            self.folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _resubscribe(self) -> None:
+        """Subscribe again where everything before was delivered, and the log removed."""
+        if self._subscriber is not None and not self._file(self._subscriber, "json").exists():
+            self.subscribe(self._subscriber)
+
+    def _file(self, identity: Identity, kind: str) -> Path:
+        return self._runs / f"{identity.key('step')[:32]}.{kind}"
+
+    def _delivered(self, identity: Identity) -> int:
+        with suppress(FileNotFoundError):  # nothing yet, or all of it a moment ago
+            return int(self._file(identity, "delivered").read_text())
+        return 0
+
+    def _is_told(self) -> bool:
+        if any(self.undelivered(run)[0] for run in self.runs()):
+            return False
+        turns = [event for event in self.read()[0] if isinstance(event, Begun | Ended)]
+        return bool(turns) and isinstance(turns[-1], Ended) and turns[-1].closed

@@ -1,0 +1,197 @@
+"""What every launcher owes: the same command, refusals and privileges, and no leftovers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+)
+
+from dags.launcher.step_operator import StepOperator, Work
+from tasks.protocol import (
+    JobSettings,
+    Need,
+    RunContext,
+    StepSpec,
+    dp_bert_steps,
+    needs,
+    spec_from_json,
+)
+from tasks.protocol.least_privilege import WITHHELD
+from tasks.protocol.messages import Failed, Message, Progress, TrackedAt
+
+PASSWORD, READER = "hunter2", "looks-only"
+LEDGER = f"postgresql://ledger:{PASSWORD}@db/ledger"
+LEDGER_READER = f"postgresql://ledger_reader:{READER}@db/ledger"
+SEEDS, DATA = "confide_seeds", "/srv/notes"
+ROOT = "gs://bucket/store"
+URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
+HOSTILE = ["; touch here", "$(touch here)", "`touch here`", "\n--spec\nx", "' || touch here '"]
+# Every step of a job that reads everything from outside: a public model among it.
+SETTINGS = JobSettings(
+    private_format="text",
+    private_path="/data/notes",
+    private_dataset="ward-notes",
+    public_format="text",
+    public_path="/data/wiki",
+    entities_format="columns",
+    entities_train="/data/train",
+    entities_test="/data/test",
+    public_model="/data/model",
+)
+JOB: dict[str, StepSpec] = dict(dp_bert_steps(SETTINGS, ROOT))
+Outcome = tuple[int, list[Message]]  # exit code, and what the step told before
+
+
+def plan(params: Mapping[str, Any], root: str, point: Any) -> dict[str, StepSpec]:
+    """Return a job of made-up notes."""
+    return dict(dp_bert_steps(JobSettings.model_validate(dict(params)), root))
+
+
+def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
+    """Return what Airflow tells a task of its run."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    run = SimpleNamespace(dag_id="dp_bert", run_id=run_id, start_date=now, run_after=now)
+    run.logical_date = None
+    ti = SimpleNamespace(dag_id="dp_bert", task_id="vocabulary", run_id=run_id)
+    ti.map_index, ti.try_number, ti.xcom_push = -1, 1, lambda **_: None
+    return {"params": params or {}, "dag_run": run, "ti": ti, "dag": None, "run_id": run_id}
+
+
+def work(spec: StepSpec, *, run_key: str = "dp_bert/1", task: str = "task") -> Work:
+    """Return a spec as work of a run."""
+    return Work(spec, RunContext(run_key=run_key, run_name="a run", task=task))
+
+
+class LauncherConformance:
+    """Inherited by each launcher's tests, which say how to look into theirs."""
+
+    @pytest.fixture(autouse=True)
+    def _deployment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for name, value in {
+            "CONFIDE_HOME": str(tmp_path / "home"),
+            "CONFIDE_LEDGER": LEDGER,
+            "CONFIDE_LEDGER_READER": LEDGER_READER,
+            "CONFIDE_STORE": ROOT,
+            "CONFIDE_DOCKER_MOUNTS": "home:/var/lib/confide confide_keys:/var/lib/confide/keys:ro",
+            "CONFIDE_DOCKER_SEEDS": f"{SEEDS}:/var/lib/confide-seeds",
+            "CONFIDE_DOCKER_SOURCES": f"{DATA}:/data",
+            "AIRFLOW__CORE__FERNET_KEY": "a key",
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("CONFIDE_POD_TEMPLATES", raising=False)
+
+    # --- what a launcher's own tests supply
+
+    def operator(self, **options: Any) -> StepOperator:
+        """Return the launcher's operator for the task `vocabulary`."""
+        raise NotImplementedError
+
+    def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
+        """Return the words after the interpreter, and the variables, that the work is given."""
+        raise NotImplementedError
+
+    def run(
+        self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    ) -> dict[str, Any]:
+        """Run the task through steps that end so, one after the other; return its answer."""
+        raise NotImplementedError
+
+    @property
+    def passwords_by_name(self) -> bool:
+        """Whether secrets travel by name alone, and so in no variable."""
+        return False
+
+    # --- how it ends
+
+    def test_a_finished_step_answers_with_its_output_and_its_run(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        operator = self.operator()
+        told = [TrackedAt(url=URL), Progress(done=2, total=2)]
+        answer = self.run(operator, [(0, told)], monkeypatch)
+        assert answer["output"] == plan({}, ROOT, None)["vocabulary"].output
+        assert operator.tracked_at == URL
+
+    @pytest.mark.parametrize(
+        ("code", "words", "never_again"),
+        [
+            (2, "bad input, not tried again", True),
+            (3, "privacy budget exceeded, not tried again", True),
+            (1, "exit code 1", False),
+            (143, "exit code 143", False),
+        ],
+    )
+    def test_bad_input_and_an_exceeded_budget_alone_are_not_tried_again(
+        self, code: int, words: str, never_again: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        operator = self.operator()
+        told = [TrackedAt(url=URL), Failed(exit_code=code, reason="what is wrong")]
+        with pytest.raises(AirflowException, match=rf"^what is wrong \(.*{words}") as raised:
+            self.run(operator, [(code, told)], monkeypatch)
+        assert isinstance(raised.value, AirflowFailException) is never_again
+        assert operator.tracked_at == URL  # a failed step has its run too
+
+    def test_a_step_that_ended_without_a_word_is_said_so(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(AirflowException, match="it ended without a word"):
+            self.run(self.operator(), [(1, [Progress(done=1, total=2)])], monkeypatch)
+
+    def test_a_step_whose_time_was_up_goes_on_within_the_same_try(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outcomes: list[Outcome] = [(75, []), (75, []), (0, [TrackedAt(url=URL)])]
+        answer = self.run(self.operator(), outcomes, monkeypatch)
+        assert outcomes == []
+        assert answer["output"].startswith(ROOT)
+
+    def test_a_step_that_the_settings_switch_off_is_skipped(self) -> None:
+        operator = self.operator()
+        operator.task_id = "nonprivate_exposure"
+        with pytest.raises(AirflowSkipException):
+            operator.execute(context_of({"nonprivate": False}))
+
+    # --- what it is given
+
+    @pytest.mark.parametrize("path", HOSTILE)
+    def test_the_command_is_a_list_of_the_same_words_whatever_a_form_holds(
+        self, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = SETTINGS.model_dump() | {"private_path": f"/data/{path}"}
+        spec = dp_bert_steps(JobSettings.model_validate(settings), ROOT)["private_corpus"]
+        words, _ = self.asked(work(spec, run_key=f"dp_bert/{path}/../../x"), monkeypatch)
+        assert words[:4] == ["-m", "tasks", "corpus", "--spec"]
+        assert len(words) == 5
+        assert spec_from_json(base64.b64decode(words[4].partition(",")[2])) == spec
+
+    @pytest.mark.parametrize("task", sorted(JOB))
+    def test_a_step_is_told_what_it_needs_and_nothing_else(
+        self, task: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = JOB[task]
+        held, (_, variables) = needs(spec), self.asked(work(spec), monkeypatch)
+        assert variables["CONFIDE_MESSAGES"]
+        assert RunContext.model_validate_json(variables["CONFIDE_RUN_CONTEXT"]).task == "task"
+        assert not [name for name in variables if name.startswith("AIRFLOW")]
+        assert "CONFIDE_LEDGER_READER" not in variables
+        if Need.CHARGING in held:
+            assert variables.get("CONFIDE_SEEDS", "") != WITHHELD
+            if not self.passwords_by_name:
+                assert variables["CONFIDE_LEDGER"] == LEDGER
+            return
+        assert PASSWORD not in str(variables)
+        assert variables["CONFIDE_SEEDS"] == WITHHELD
+        if Need.LEDGER not in held:
+            assert variables["CONFIDE_LEDGER"] == f"sqlite:///{WITHHELD}"
+        elif not self.passwords_by_name:
+            assert variables["CONFIDE_LEDGER"] == LEDGER_READER

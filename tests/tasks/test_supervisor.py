@@ -1,0 +1,285 @@
+"""Supervision: nothing is left, nobody else's process is touched, and a step ends when it must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.protocol import supervisor
+from tasks.protocol.messages import Failed, parse
+from tasks.protocol.supervisor import Process
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENTRYPOINT = CHECKOUT / "tasks" / "protocol" / "supervisor.py"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
+STUBBORN_CHILD = "trap '' TERM; (trap '' TERM; exec sleep 60) & echo $! > {0}/child; wait; sleep 60"
+
+
+def start(folder: Path, script: str, *, end_with_us: bool = False) -> Process:
+    words = ["/bin/sh", "-c", script.format(folder)]
+    with (folder / "log").open("ab") as output:
+        process = supervisor.start(words, os.environ, folder, output, end_with_us=end_with_us)
+    return supervisor.released(process)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def child_of(tmp_path: Path) -> int:
+    file = tmp_path / "child"
+    wait_for(lambda: file.exists() and file.read_text().strip())
+    return int(file.read_text())
+
+
+@linux
+def test_output_goes_to_the_log(tmp_path: Path) -> None:
+    started = start(tmp_path, "echo word; echo another >&2")
+    wait_for(lambda: not started.is_alive())
+    assert (tmp_path / "log").read_text() == "word\nanother\n"
+
+
+@linux
+def test_stopping_ends_a_stubborn_process_and_its_child(tmp_path: Path) -> None:
+    started = start(tmp_path, STUBBORN_CHILD)
+    child = child_of(tmp_path)
+    assert started.is_alive()
+    supervisor.stop([started], 0.1, for_the_rest=0.1)
+    assert not started.is_alive()
+    assert not alive(child)
+
+
+@linux
+def test_children_are_found_after_their_parent_was_killed(tmp_path: Path) -> None:
+    started = start(tmp_path, STUBBORN_CHILD)
+    child = child_of(tmp_path)
+    os.kill(started.pid, signal.SIGKILL)
+    wait_for(lambda: not started.is_alive())
+    assert alive(child)
+    supervisor.stop([started], 0.1, for_the_rest=0.1)
+    assert not alive(child)
+
+
+@linux
+def test_a_pid_that_was_used_anew_is_left_alone(tmp_path: Path) -> None:
+    other = start(tmp_path, "exec sleep 60")
+    stale = replace(other, birth="1")  # what an old state file may say
+    try:
+        assert not stale.is_alive()
+        supervisor.stop([stale], 0.1, for_the_rest=0.1)
+        assert other.is_alive()
+    finally:
+        supervisor.stop([other], 0.1, for_the_rest=0.1)
+
+
+@linux
+def test_what_an_earlier_boot_started_is_left_alone(tmp_path: Path) -> None:
+    """By then the same pid, born as long after the start of the machine, may be anybody's."""
+    other = start(tmp_path, STUBBORN_CHILD)
+    child = child_of(tmp_path)
+    stale = replace(other, boot="0b6e2a52-of-another-boot")
+    try:
+        assert not stale.is_alive()
+        supervisor.stop([stale], 0.1, for_the_rest=0.1)
+        assert other.is_alive()
+        os.kill(other.pid, signal.SIGKILL)
+        wait_for(lambda: not other.is_alive())
+        supervisor.stop([stale], 0.1, for_the_rest=0.1)  # now the session alone bears the number
+        assert alive(child)
+    finally:
+        supervisor.stop([other], 0.1, for_the_rest=0.1)
+    assert not alive(child)
+
+
+@linux
+def test_a_process_may_be_made_to_end_with_its_starter(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, time\n"
+        "from tasks.protocol import supervisor\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "p = supervisor.start(['sleep', '60'], os.environ, here, -3)\n"
+        "(here / 'child').write_text(str(p.pid))\n"
+        "time.sleep(60)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], cwd=CHECKOUT)
+    child = child_of(tmp_path)
+    assert alive(child)
+    starter.kill()
+    starter.wait()
+    wait_for(lambda: not alive(child))
+
+
+# --- process 1 of a container
+
+# Says when it is ready, and how it was told to end; ends by itself only after a minute.
+PATIENT = """
+import signal, sys, time
+def told(number, frame):
+    print("told", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, told)
+print("ready", flush=True)
+time.sleep(60)
+"""
+# Starts a process that outlives it, unless somebody sees to that.
+FORGETFUL = """
+import subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(left.pid, flush=True)
+"""
+DEAF = PATIENT.replace("signal.signal(signal.SIGTERM, told)", "signal.signal(15, signal.SIG_IGN)")
+
+
+class Attended:
+    """The entrypoint with a Python program under it."""
+
+    def __init__(self, program: str, **variables: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-S", "-E", str(ENTRYPOINT), sys.executable, "-c", program],
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.stdin = None
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def attended() -> Iterator[type[Attended]]:
+    started: list[Attended] = []
+
+    class Recorded(Attended):
+        def __init__(self, program: str, **variables: str) -> None:
+            super().__init__(program, **variables)
+            started.append(self)
+
+    yield Recorded
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        for stream in (one.process.stdin, one.process.stdout, one.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 143])
+def test_answers_with_the_step_s_own_exit_code(attended: type[Attended], code: int) -> None:
+    assert attended(f"raise SystemExit({code})").end()[0] == code
+
+
+def test_answers_for_a_signal_as_a_shell_does(attended: type[Attended]) -> None:
+    assert attended("import os; os.kill(os.getpid(), 9)").end()[0] == 137
+
+
+def test_passes_sigterm_on(attended: type[Attended]) -> None:
+    step = attended(PATIENT)
+    assert step.line() == "ready"
+    step.process.send_signal(signal.SIGTERM)
+    code, out, err = step.end()
+    assert (code, out) == (143, "told\n")
+    assert "told to end" in err
+
+
+def test_kills_a_step_that_does_not_listen(attended: type[Attended]) -> None:
+    step = attended(DEAF)
+    assert step.line() == "ready"
+    step.process.send_signal(signal.SIGTERM)
+    assert step.end()[0] == 137
+
+
+def test_ends_the_step_when_the_lease_closes(attended: type[Attended]) -> None:
+    step = attended(PATIENT, CONFIDE_LEASE="stdin")
+    assert step.line() == "ready"
+    assert step.process.poll() is None
+    step.close_stdin()
+    code, out, err = step.end()
+    assert (code, out) == (143, "told\n")
+    assert "whoever started this step is gone" in err
+
+
+def test_without_a_lease_a_closed_stdin_means_nothing(attended: type[Attended]) -> None:
+    step = attended("import time; time.sleep(1); print('done')")
+    step.close_stdin()
+    assert step.end()[:2] == (0, "done\n")
+
+
+def test_a_lease_that_talks_is_still_held(attended: type[Attended]) -> None:
+    step = attended("import time; time.sleep(1); print('done')", CONFIDE_LEASE="stdin")
+    assert step.process.stdin is not None
+    step.process.stdin.write("anything\n")
+    step.process.stdin.flush()
+    assert step.line() == "done"
+    assert step.process.wait(30) == 0
+
+
+def test_ends_the_step_at_its_deadline(attended: type[Attended]) -> None:
+    code, out, err = attended(PATIENT, CONFIDE_DEADLINE="8").end()  # the start counts too
+    assert (code, out) == (143, "ready\ntold\n")
+    assert "not done after 8 s" in err
+
+
+def test_nothing_that_the_step_started_outlives_it(attended: type[Attended]) -> None:
+    step = attended(FORGETFUL)
+    left = int(step.line())
+    assert step.end()[0] == 0
+    until = time.monotonic() + 10
+    while alive(left) and time.monotonic() < until:  # the kernel needs a moment to bury it
+        time.sleep(0.01)
+    assert not alive(left)
+
+
+def test_a_command_that_is_not_there_is_said_so() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-P", "-S", "-E", str(ENTRYPOINT), "/nowhere/python"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert answer.returncode == 127
+    assert "cannot start /nowhere/python" in answer.stderr
+
+
+def test_a_cancelled_step_can_end_its_runs_by_itself() -> None:
+    """Each waits for the one inside it; Airflow, outside them all, kills after five seconds."""
+    assert supervisor.STEP_GRACE < supervisor.ENTRYPOINT_GRACE < supervisor.LAUNCHER_GRACE < 5
+
+
+def test_the_launcher_is_told_why_where_the_step_had_no_time_to(attended: type[Attended]) -> None:
+    step = attended(PATIENT, CONFIDE_LEASE="stdin", CONFIDE_MESSAGES="stdout")
+    assert step.line() == "ready"
+    step.close_stdin()
+    told = step.end()[1].splitlines()[-1]
+    assert parse(told) == Failed(exit_code=143, reason="whoever started this step is gone")
