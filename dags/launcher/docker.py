@@ -185,10 +185,10 @@ def for_every_step(variable: str) -> list[Mount]:
     Raises:
         ValueError: the seeds are among them; Airflow shows it as the DAG's import error.
     """
-    found = mounts(variable)
-    if any(PurePosixPath(SEEDS_AT).is_relative_to(mount["Target"]) for mount in found):
+    mounted = mounts(variable)
+    if any(PurePosixPath(SEEDS_AT).is_relative_to(mount["Target"]) for mount in mounted):
         raise ValueError(f"{variable}: the seeds ({SEEDS_AT}) belong in CONFIDE_DOCKER_SEEDS")
-    return found
+    return mounted
 
 
 def mounts(variable: str, *, read_only: bool = False) -> list[Mount]:
@@ -197,15 +197,15 @@ def mounts(variable: str, *, read_only: bool = False) -> list[Mount]:
     Raises:
         ValueError: a word of another form; Airflow shows it as the DAG's import error.
     """
-    found = []
+    mounted = []
     for word in os.environ.get(variable, "").split():
         source, _, rest = word.partition(":")
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in ("", "ro"):
             raise ValueError(f"{variable}: {word!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
         kind = "bind" if source.startswith("/") else "volume"
-        found.append(Mount(target, source, type=kind, read_only=read_only or mode == "ro"))
-    return found
+        mounted.append(Mount(target, source, type=kind, read_only=read_only or mode == "ro"))
+    return mounted
 
 
 def gpus(word: str) -> list[DeviceRequest] | None:

@@ -147,8 +147,8 @@ def granted(pod: dict[str, Any], held: Collection[Need]) -> dict[str, Any]:
         if need not in grants:
             raise AirflowFailException(f"granted.yaml has no section {need.value!r}")
         grant = grants[need] or {}
-        for place, kind in ((spec, "volumes"), (container, "volumeMounts"), (container, "envFrom")):
-            place[kind] = [*place.get(kind, []), *grant.get(kind, [])]
+        for part, kind in ((spec, "volumes"), (container, "volumeMounts"), (container, "envFrom")):
+            part[kind] = [*part.get(kind, []), *grant.get(kind, [])]
     return pod
 
 

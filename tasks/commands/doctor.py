@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from tasks.commands import doctor_services
-from tasks.commands.finding import Finding
+from tasks.commands.doctor_services import Finding
 from tasks.commands.output import as_json, write_json
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
@@ -61,13 +61,13 @@ def _packages(deployment: Deployment) -> Iterator[Finding]:
 def _machine(deployment: Deployment) -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     yield Finding("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
-    place = next(p for p in (deployment.home, *deployment.home.parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    folder = next(p for p in (deployment.home, *deployment.home.parents) if p.exists())
+    free = shutil.disk_usage(folder).free
     yield Finding(
-        "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {place}", "Free some, or set "
+        "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
         "CONFIDE_HOME to a larger disk."
     )  # fmt: skip
-    writable = os.access(place, os.W_OK)
+    writable = os.access(folder, os.W_OK)
     yield Finding("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
 
 
@@ -77,8 +77,8 @@ def _secrets(deployment: Deployment) -> Iterator[Finding]:
         return
     mode = stat.S_IMODE(deployment.seeds.stat().st_mode)
     open_ones = [f.name for f in deployment.seeds.iterdir() if f.stat().st_mode & 0o077]
-    place = deployment.seeds
-    fix = f"chmod 700 {place}; chmod 600 {place}/*: who reads a seed can subtract the noise."
+    folder = deployment.seeds
+    fix = f"chmod 700 {folder}; chmod 600 {folder}/*: who reads a seed can subtract the noise."
     closed = not mode & 0o077 and not open_ones
     words = f"mode {mode:o}" + (f", {len(open_ones)} files that others can read" * bool(open_ones))
     yield Finding("privacy seeds", closed, True, words, fix)

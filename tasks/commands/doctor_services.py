@@ -6,17 +6,40 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError, without_password
-from tasks.commands.finding import Finding, answers
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 from tasks.local.stack import TRAINING_POOL, connected, named_airflow
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 _SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
 _PATIENCE = 20  # seconds for a command that asks another program
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    needed: bool  # False: good to have
+    found: str
+    fix: str = ""
+
+
+def answers(
+    name: str, address: str, ask: Callable[[], str], fix: str, *, needed: bool = True
+) -> Finding:
+    """Return what a question found: `ask` returns words, or raises what is wrong."""
+    try:
+        words = ask()
+    except Exception as error:  # noqa: BLE001 - what is broken is what one asks about
+        said = str(error) if isinstance(error, ConfideError) else type(error).__name__
+        return Finding(name, False, needed, f"{address}: {said}", fix)
+    return Finding(name, True, needed, f"{address}{': ' if words else ''}{words}")
 
 
 def storage(deployment: Deployment) -> Iterator[Finding]:
@@ -26,13 +49,13 @@ def storage(deployment: Deployment) -> Iterator[Finding]:
 
 def ledger(deployment: Deployment) -> Iterator[Finding]:
     """Ask the privacy ledger for its accounts, its schema, its integrity and its clock."""
-    fix, place = "Check CONFIDE_LEDGER.", without_password(deployment.ledger)
-    asked = answers("ledger", place, lambda: _ledger(deployment), fix)
+    fix, address = "Check CONFIDE_LEDGER.", without_password(deployment.ledger)
+    asked = answers("ledger", address, lambda: _ledger(deployment), fix)
     yield asked
     if not asked.ok:
         return
     fix = "Restore ledger and seeds from one backup (docs/operate.md)."
-    yield answers("ledger's integrity", place, lambda: _integrity(deployment), fix)
+    yield answers("ledger's integrity", address, lambda: _integrity(deployment), fix)
     try:
         skew = _skew(deployment)
     except (ConfideError, OSError):
@@ -47,8 +70,8 @@ def tracking(deployment: Deployment) -> Iterator[Finding]:
     from tasks.tracking.mlflow import unsent
 
     fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
-    place = without_password(deployment.tracking)
-    yield answers("MLflow", place, lambda: _mlflow(deployment), fix, needed=False)
+    address = without_password(deployment.tracking)
+    yield answers("MLflow", address, lambda: _mlflow(deployment), fix, needed=False)
     waiting = unsent(deployment)
     words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
     fix = "They are sent by the next step that ends while MLflow answers, or by the MLflow sync."
@@ -57,7 +80,7 @@ def tracking(deployment: Deployment) -> Iterator[Finding]:
 
 def airflow(deployment: Deployment) -> Iterator[Finding]:
     """Ask Airflow for its parts, its DAGs, and the pool that the trainings wait for."""
-    place = without_password(named_airflow()) or "this machine's own"
+    address = without_password(named_airflow()) or "this machine's own"
     fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
     try:
         api = connected(deployment)
@@ -67,10 +90,10 @@ def airflow(deployment: Deployment) -> Iterator[Finding]:
     if api is None:
         yield Finding("Airflow", True, False, "none runs here, and CONFIDE_AIRFLOW_API names none")
         return
-    yield answers("Airflow", place, lambda: _healthy(api), fix)
+    yield answers("Airflow", address, lambda: _healthy(api), fix)
     pool, slots, _ = TRAINING_POOL
     fix = f"Without it trainings wait for ever: airflow pools set {pool} {slots} 'Trainings'"
-    yield answers(f"pool {pool}", place, lambda: _pool(api, pool), fix)
+    yield answers(f"pool {pool}", address, lambda: _pool(api, pool), fix)
 
 
 def launcher(deployment: Deployment) -> Iterator[Finding]:

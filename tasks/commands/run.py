@@ -74,25 +74,25 @@ def command(
 
 def _sweep(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
     """Return (point, task, spec) of a sweep, what the points share only once."""
-    own = ("dp_pretraining", "dp_finetuning", "dp_exposure")
+    by_point = ("dp_pretraining", "dp_finetuning", "dp_exposure")
     steps: dict[str, tuple[str, str, StepSpec]] = {}
     for point in settings.points():
         for task, spec in sweep_point_steps(settings, point, root).items():
-            steps.setdefault(spec.output, (point.name if task in own else "", task, spec))
+            steps.setdefault(spec.output, (point.name if task in by_point else "", task, spec))
     report = sweep_report(settings, root)
     return [*steps.values(), ("", "report", report)]
 
 
 def _show(settings: JobSettings, *, as_json: bool) -> None:
-    found = _described(settings)
+    described = _described(settings)
     if as_json:
-        write_json(found)
+        write_json(described)
         return
     columns = ["setting", "value", "meaning"]
-    for section in dict.fromkeys(one["section"] for one in found.values()):
+    for section in dict.fromkeys(one["section"] for one in described.values()):
         rows = [
             [name, str(one["value"]), one["meaning"]]
-            for name, one in found.items()
+            for name, one in described.items()
             if one["section"] == section
         ]
         write_table(section, columns, rows, whole=["setting"], prose=["meaning"])

@@ -79,10 +79,10 @@ class AirflowApi:
         """
         query = urllib.parse.urlencode({"name_pattern": asset, "limit": 100})
         known = self._call("GET", f"/api/v2/assets?{query}")["assets"]
-        found = [a["id"] for a in known if a["name"] == asset]  # the pattern matches parts too
-        if not found:
+        ids = [a["id"] for a in known if a["name"] == asset]  # the pattern matches parts too
+        if not ids:
             raise AirflowRefused("Airflow knows no such asset: is it in CONFIDE_CORPORA?")
-        body = {"asset_id": found[0], "extra": {"data_version": version}}
+        body = {"asset_id": ids[0], "extra": {"data_version": version}}
         self._call("POST", "/api/v2/assets/events", body)
 
     def pool_slots(self, name: str) -> int | None:

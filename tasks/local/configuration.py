@@ -192,9 +192,9 @@ def runs_page(server: str, password: str) -> str:
     """Return the page of the runs: MLflow's own first page shows other things."""
     from tasks.tracking.mlflow import PUBLIC
 
-    place = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
+    address = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
     words = base64.b64encode(f"{USER}:{password}".encode()).decode()
-    asked = urllib.request.Request(place, headers={"Authorization": f"Basic {words}"})  # noqa: S310
+    asked = urllib.request.Request(address, headers={"Authorization": f"Basic {words}"})  # noqa: S310
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server
             experiment = json.load(answer)["experiment"]["experiment_id"]

@@ -146,7 +146,9 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
     log = _log_of(deployment, run_id, failed)
-    reason = follower.told(failed).reason("failed").rstrip(".")
+    told = follower.told(failed)
+    code = f" (exit code {told.failed.exit_code})" if told.failed else ""
+    reason = told.reason("failed").rstrip(".") + code
     raise ConfideError(reason, where=str(failed["task_id"]), fix=f"Its log: {log}")
 
 
@@ -208,10 +210,10 @@ def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _name(task: dict[str, Any]) -> str:
-    own = str(task["task_id"]).rpartition(".")[2]
+    name = str(task["task_id"]).rpartition(".")[2]
     if task["map_index"] < 0:
-        return own
-    return f"{own} ({task.get('rendered_map_index') or task['map_index']})"
+        return name
+    return f"{name} ({task.get('rendered_map_index') or task['map_index']})"
 
 
 def _now() -> str:

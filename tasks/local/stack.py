@@ -108,7 +108,7 @@ def start(
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
-    own = mlflow_environment(deployment, folder, secret)
+    for_mlflow = mlflow_environment(deployment, folder, secret)
     began = datetime.now(UTC).isoformat()
     components: dict[str, Process] = {}
     for name in names:
@@ -117,7 +117,7 @@ def start(
         with file.open("ab") as output:
             process = supervisor.start(
                 _command(name, ports),
-                own if name == "mlflow" else variables,
+                for_mlflow if name == "mlflow" else variables,
                 mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
                 output,
                 end_with_us=end_with_us,

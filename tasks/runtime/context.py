@@ -157,8 +157,7 @@ class StepContext:
 
     def content_digest(self, folder: Path) -> str:
         """Return the keyed digest of an output folder's own files."""
-        own = {CHECKSUMS, RESULT}
-        return keyed_digest(folder, self.content_key(), without=own)
+        return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT})
 
     def checkpoints(self, name: str) -> CheckpointPlace:
         """Return where a training keeps its checkpoints until the step is done.

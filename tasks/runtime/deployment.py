@@ -15,7 +15,7 @@ from tasks.protocol.least_privilege import WITHHELD
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
-_OWN = (
+_CONFIDE_FILES = (
     "ledger.db",
     "seeds",
     "keys",
@@ -79,12 +79,12 @@ class Deployment:
         served = tracking if tracking.startswith(("http://", "https://")) else ""
         store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
         ledger = env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db"
-        for name, place in (
+        for name, address in (
             ("CONFIDE_STORE", store),
             ("CONFIDE_LEDGER", ledger),
             ("CONFIDE_TRACKING", tracking),
         ):
-            _refuse_relative(name, place)
+            _refuse_relative(name, address)
         return cls(
             home=home,
             store=store.rstrip("/"),
@@ -117,13 +117,13 @@ class Deployment:
                 where="CONFIDE_HOME",
                 fix="Name a folder that you may write.",
             )
-        found = self.home.stat()
-        if stat.S_IMODE(found.st_mode) & 0o077 and found.st_uid == os.geteuid():
-            self._close(found.st_mode)
+        status = self.home.stat()
+        if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
+            self._close(status.st_mode)
 
     def _close(self, mode: int) -> None:
         inside = {entry.name for entry in self.home.iterdir()}
-        if mode & stat.S_ISVTX or (inside and inside.isdisjoint(_OWN)):
+        if mode & stat.S_ISVTX or (inside and inside.isdisjoint(_CONFIDE_FILES)):
             raise BadInput(
                 f"others can reach {self.home}, and it holds more than Confide's files",
                 where="CONFIDE_HOME",
@@ -173,10 +173,10 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
     return path.resolve()
 
 
-def _refuse_relative(name: str, place: str) -> None:
-    scheme, separator, path = place.partition("://")
+def _refuse_relative(name: str, address: str) -> None:
+    scheme, separator, path = address.partition("://")
     if not separator:
-        relative = not place.startswith(("/", "~"))
+        relative = not address.startswith(("/", "~"))
     elif scheme.startswith("sqlite"):
         relative = path.startswith("/") and not path.startswith("//")
     else:

@@ -108,9 +108,9 @@ class _Libraries(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log that a library logged something, and where in its source that stands."""
-        place = f"{record.name} ({record.filename}:{record.lineno})"
+        source = f"{record.name} ({record.filename}:{record.lineno})"
         level: Level = "error" if record.levelno >= logging.ERROR else "warning"
-        log(f"{place} logged a message", level)
+        log(f"{source} logged a message", level)
 
 
 def _in_json() -> bool:

@@ -145,12 +145,12 @@ def fault_line(error: BaseException) -> str:
             f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
             "CONFIDE_STORE are, and try again: what is done stays done."
         )
-    place = ""
+    line = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).is_relative_to(CHECKOUT) and ".venv" not in frame.filename:
-            place = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
+            line = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
     reason = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
-    return f"{type(error).__name__}{reason}{place}. Set CONFIDE_DEBUG=1 to see the traceback."
+    return f"{type(error).__name__}{reason}{line}. Set CONFIDE_DEBUG=1 to see the traceback."
 
 
 def _module(spec: StepSpec) -> StepModule:
@@ -250,13 +250,13 @@ def _is_resumable(durable: Path) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -27,9 +27,8 @@ PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
     """Write the corpus in normal form; counts of private text are for the operator."""
     if spec.role == "private":
-        ledger_for(
-            context, spec.dataset
-        )  # registered as what the spec says: nothing is read before
+        # Registered as what the spec says: nothing is read before.
+        ledger_for(context, spec.dataset)
     opened = [open_source(source, context) for source in spec.sources]
     quarantine = Quarantine()
     taken, all_name_a_patient = 0, True

@@ -188,13 +188,13 @@ def _checksums(content: bytes) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError, TypeError: it says something else.
     """
-    found = json.loads(content)
-    if not isinstance(found, dict):
+    checksums = json.loads(content)
+    if not isinstance(checksums, dict):
         raise TypeError("not an object")
-    for name, expected in found.items():
+    for name, expected in checksums.items():
         if not (name and "\0" not in name and {"sha256", "bytes"} <= set(expected)):
             raise ValueError("not a file with its digest and size")
-    return found
+    return checksums
 
 
 @contextmanager

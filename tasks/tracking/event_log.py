@@ -212,8 +212,8 @@ class EventLog:
     def all(cls, parent: Path) -> list[EventLog]:
         """Return the logs that are there."""
         # The suffix is of a log that is being removed, also if that was interrupted.
-        found = sorted(file.parent for file in parent.glob("*/runs"))
-        return [cls(folder) for folder in found if folder.suffix != ".removed"]
+        folders = sorted(file.parent for file in parent.glob("*/runs"))
+        return [cls(folder) for folder in folders if folder.suffix != ".removed"]
 
     def subscribe(self, identity: Identity) -> None:
         """Have a run told of every event, also of those before."""

@@ -112,9 +112,9 @@ def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
     for at, event in enumerate(events):
         if at >= began or not isinstance(event, Ended):
             label = getattr(event, "label", Label.PUBLIC)
-            place = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
-            groups.setdefault(place, []).append(event)
-    return [groups[place] for place in sorted(groups, key=lambda place: place[0])]
+            key = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
+            groups.setdefault(key, []).append(event)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def _client(deployment: Deployment) -> MlflowClient:
@@ -178,7 +178,8 @@ class Delivery:
         events, end = log.undelivered(identity)
         if not events:
             return
-        over = isinstance(events[-1], Ended)
+        turns = [event for event in events if isinstance(event, Begun | Ended)]
+        over = bool(turns) and isinstance(turns[-1], Ended)
         with _faults():
             if self._mlflow is None:
                 with _one_at_a_time(self._deployment.events):  # it may make the database's tables
@@ -196,8 +197,8 @@ class Delivery:
             return ""
         with _faults():
             run = self._run(identity, PUBLIC, target)
-        place = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-        return f"{self._deployment.tracking_ui}/#/{place}"
+        path = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+        return f"{self._deployment.tracking_ui}/#/{path}"
 
     # --- runs
 
@@ -210,17 +211,17 @@ class Delivery:
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
-        found = self._api.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._api.get_experiment_by_name(name)
+        if experiment is None:
             served = self._deployment.tracking.startswith(("http://", "https://"))
-            place = None if served else (self._deployment.artifacts / name).as_uri()
+            artifacts = None if served else (self._deployment.artifacts / name).as_uri()
             try:
-                return str(self._api.create_experiment(name, place, tags=_KIND))
+                return str(self._api.create_experiment(name, artifacts, tags=_KIND))
             except MlflowException:  # another machine was faster
-                found = self._api.get_experiment_by_name(name)
-        if found is None:
+                experiment = self._api.get_experiment_by_name(name)
+        if experiment is None:
             raise TrackingDown("no experiment")
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
         """Return the run of a step, point or parent, creating it and those above it once."""
@@ -285,8 +286,8 @@ class Delivery:
         A job's last step may have nothing for the operator, where other steps had.
         """
         yield PUBLIC, self._run(identity, PUBLIC, target)
-        if found := self._api.get_experiment_by_name(OPERATOR):
-            for run in self._with_key(found.experiment_id, identity.key(target)):
+        if restricted := self._api.get_experiment_by_name(OPERATOR):
+            for run in self._with_key(restricted.experiment_id, identity.key(target)):
                 yield OPERATOR, run
 
     def _with_key(self, experiment: str, key: str) -> list[Run]:
@@ -348,10 +349,10 @@ class Delivery:
             known |= {(name, m.step) for m in self._api.get_metric_history(run_id, name)}
         fresh: dict[tuple[str, int], Number] = {}
         for event in group:
-            place = (fit(event.name), event.step)
-            if place not in known:
+            point = (fit(event.name), event.step)
+            if point not in known:
                 told = shown_time(event.time, identity, experiment)
-                fresh[place] = Number(place[0], event.value, told, event.step)
+                fresh[point] = Number(point[0], event.value, told, event.step)
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
@@ -525,12 +526,12 @@ class Tracker:
         """
         self._next = 0.0
         if "parent" in also:  # of the whole job: what was left behind comes before
-            self._deliver()
+            self.deliver()
             self.send_left_behind()
         self.leave(status, also=also, closed=closed)
         if not self._down:
             self._next = 0.0
-        self._deliver()
+        self.deliver()
 
     def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
         """End the runs, as `end`, on disk only: the process has no time to reach anybody."""
@@ -540,10 +541,6 @@ class Tracker:
         """Deliver what earlier steps could not, if MLflow answers now."""
         if not self._down:
             send_all(self._deployment)
-
-    def flush(self) -> None:
-        """Deliver now what can be, unless MLflow was down a moment ago."""
-        self._deliver()
 
     def send_address(self) -> None:
         """Tell whoever started the step where its run is: Airflow makes a button of it."""
@@ -580,9 +577,10 @@ class Tracker:
 
     def _add(self, *events: Event) -> None:
         self.events.append(*events)
-        self._deliver()
+        self.deliver()
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Deliver what can be, unless MLflow was asked or was down a moment ago."""
         if time.monotonic() < self._next:
             return
         try:

@@ -50,7 +50,7 @@ IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
 RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
 # Stands in for the steps: says that it started, then ends as FAKE_EXIT tells it, or waits.
 FAKE_TASKS = """
-import json, os, pathlib, sys, time
+import json, os, sys, time
 print("started", json.loads(os.environ["CONFIDE_RUN_CONTEXT"])["task"], sys.argv[1], flush=True)
 sys.stdout.write('{"version": 1, "kind": "tracked_at", "url": "https://mlflow.')
 sys.stdout.flush()
@@ -63,10 +63,6 @@ if os.environ.get("FAKE_SPEC"):
 if os.environ.get("FAKE_EXIT") == "wait":
     time.sleep(120)
 print('{"version": 1, "kind": "failed", "exit_code": 1, "reason": "the last line"}', flush=True)
-if os.environ.get("FAKE_EXIT") == "time is up":
-    tries = pathlib.Path("/var/lib/tries", os.environ["HOSTNAME"])
-    tries.touch()
-    sys.exit(75 if len(list(tries.parent.iterdir())) < 3 else 0)
 sys.exit(int(os.environ.get("FAKE_EXIT") or 0))
 """
 
@@ -360,32 +356,11 @@ def test_a_finished_step_answers_and_leaves_nothing(
     assert containers(engine) == []
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "never_again"), [("2", True), ("3", True), ("1", False), ("143", False)]
-)
-def test_exit_codes(
-    engine: Any, fake: Callable[..., DockerStep], exit_code: str, never_again: bool
+def test_a_failed_step_says_why_and_leaves_nothing(
+    engine: Any, fake: Callable[..., DockerStep]
 ) -> None:
-    with pytest.raises(AirflowException, match="the last line") as raised:
-        fake(exit_code).execute(context())
-    assert isinstance(raised.value, AirflowFailException) is never_again
-    assert containers(engine) == []
-
-
-def test_a_step_whose_time_is_up_is_started_again_until_it_is_done(
-    engine: Any,
-    fake: Callable[..., DockerStep],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    kept.chmod(0o777)
-    given = os.environ["CONFIDE_DOCKER_MOUNTS"]
-    monkeypatch.setenv("CONFIDE_DOCKER_MOUNTS", f"{given} {kept}:/var/lib/tries")
-    answer = fake("time is up").execute(context())
-    assert answer["output"].startswith("gs://bucket/store/vocabulary/")
-    assert len(list(kept.iterdir())) == 3  # containers, one after the other, in one try
+    with pytest.raises(AirflowFailException, match=r"^the last line \(exit code 2"):
+        fake("2").execute(context())
     assert containers(engine) == []
 
 

@@ -181,7 +181,7 @@ def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):
         demo.run(deployment, settings, Console(file=io.StringIO(), width=120))
     (deployment.home / "fail").unlink()
     line = str(failed.value)
-    assert line.startswith("canaries: made to fail with 2 (exit code 2: bad input")
+    assert line.startswith("canaries: made to fail with 2 (exit code 2)")
     assert Path(line.rpartition("Its log: ")[2]).exists()
 
 

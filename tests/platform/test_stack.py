@@ -150,7 +150,7 @@ def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
 def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) -> None:
     as_a_step = doctor_as_a_step(stack)
     until = time.monotonic() + 3 * COURIER
-    while not as_a_step["outbox"]["ok"] and time.monotonic() < until:
+    while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
         time.sleep(5)  # what the cancelled run left is the MLflow sync's, once a minute
         as_a_step = doctor_as_a_step(stack)
     told = {
@@ -167,7 +167,7 @@ def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) 
         check=True,
     ).stdout
     for found, expected in (
-        (as_a_step, {"ledger", "store", "MLflow", "outbox", "privacy seeds", "clock"}),
+        (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
         (by_name(from_outside), {"Airflow", "pool training"}),
     ):
         assert found.keys() >= expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -19,11 +18,10 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.runtime.deployment import Deployment
 
-# An emulator on disk, so that nothing large is held in anybody's memory but the client's.
 EMULATOR = """
 import sys
 from gcp_storage_emulator.server import create_server
-create_server("127.0.0.1", int(sys.argv[1]), in_memory=False, default_bucket="confide-test").run()
+create_server("127.0.0.1", int(sys.argv[1]), in_memory=True, default_bucket="confide-test").run()
 """
 
 
@@ -80,8 +78,17 @@ def untracked(deployment: Deployment) -> Deployment:
     return replace(deployment, tracking=f"http://127.0.0.1:{port}")
 
 
+@pytest.fixture
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event logs are written, and nothing is delivered."""
+    from tasks.tracking.mlflow import Delivery
+
+    monkeypatch.setattr(Delivery, "deliver", lambda *_: True)
+    monkeypatch.setattr(Delivery, "url", lambda *_: "")
+
+
 @pytest.fixture(scope="session")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bucket() -> Iterator[str]:
     """A bucket of an emulator that the real google-cloud-storage client talks to.
 
     The emulator is a process of its own, and so survives its clients' deaths.
@@ -90,10 +97,8 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    places = {"STORAGE_BASE": str(tmp_path_factory.mktemp("emulator")), "STORAGE_DIR": "objects"}
     process = subprocess.Popen(
         [sys.executable, "-c", EMULATOR, str(port)],
-        env={**os.environ, **places},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -37,7 +37,7 @@ def test_numbers_arrive_once_each_in_the_order_of_their_steps(
     tracker.begin()
     for step in range(8):
         tracker.measure("loss", Public(float(step)), step)
-        tracker.flush()
+        tracker.deliver()
     tracker.end("FINISHED", also=("parent",))
     api = _client(tracked)
     (experiment,) = [e for e in api.search_experiments() if e.name == PUBLIC]

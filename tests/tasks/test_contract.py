@@ -24,15 +24,12 @@ from tasks.runtime import step as contract
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import encode_data
-from tasks.tracking.mlflow import Delivery
 
 SECRET = "Zacharias Quillfeather"
 
 
 @pytest.fixture(autouse=True)
-def _no_tracking(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    monkeypatch.setattr(Delivery, "deliver", lambda *_: True)  # no test here is about MLflow
-    monkeypatch.setattr(Delivery, "url", lambda *_: "")
+def _here(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: None) -> None:
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     monkeypatch.setenv("CONFIDE_MESSAGES", str(deployment.home / "channel"))
     monkeypatch.delenv("CONFIDE_DEBUG", raising=False)

@@ -40,21 +40,11 @@ PRIVATE = "Quorvath was seen in clinic for a cough."
 LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 
 
-class SilentTracker:
-    """Stands for the tracker: no test here is about what it sends."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 @pytest.fixture(autouse=True)
 def home(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, at_home: None, as_in_a_process: None
+    deployment: Deployment, at_home: None, as_in_a_process: None, no_mlflow: None
 ) -> Deployment:
     """A deployment in which `ward` is registered as private."""
-    monkeypatch.setattr(contract, "Tracker", SilentTracker)
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return deployment
 

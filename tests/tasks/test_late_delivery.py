@@ -82,6 +82,20 @@ def test_a_step_that_is_over_makes_no_job_run_again(tracked: Deployment) -> None
     assert _status(tracked, REPORT, "parent") == "FINISHED"
 
 
+def test_what_another_run_measured_since_makes_no_job_run_again(tracked: Deployment) -> None:
+    """Both are told of one work; the first one's job has ended meanwhile."""
+    down = replace(tracked, tracking="http://127.0.0.1:9")
+    first = Tracker(down, DONE)
+    first.begin()
+    first.leave("KILLED", closed=False)
+    Tracker(tracked, REPORT).end("FINISHED", also=("parent",))
+    again = Tracker(tracked, replace(DONE, run_key="run-2"))
+    again.begin()
+    again.measure("loss", Public(1.0), 1)
+    assert _status(tracked, DONE, "parent") == "FINISHED"
+    assert _status(tracked, DONE, "step") == "KILLED"
+
+
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
 def test_the_last_step_sends_what_was_left_behind_before_its_end(
     tracked: Deployment, status: str
