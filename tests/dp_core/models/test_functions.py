@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.nn.layers import cross_entropy, gelu, standardise
+from dp_core.nn.layers import cross_entropy, gelu, gelu_new, standardise
 
 RNG = np.random.default_rng(0)
 X = (RNG.standard_normal((6, 9)) * 3).astype(np.float32)  # no TensorFlow before it is set up
@@ -47,3 +47,15 @@ def test_value_and_derivative(ours, plain):
 def test_cross_entropy_of_far_apart_logits_is_finite():
     logits = tf.constant([[1000.0, -1000.0], [-1000.0, 1000.0]])
     np.testing.assert_allclose(cross_entropy(logits, tf.constant([0, 0])), [0, 2000])
+
+
+def test_gelu_new_and_its_derivative():
+    x = tf.constant(np.linspace(-6, 6, 61, dtype=np.float32))
+    results = []
+    for f in (gelu_new, lambda x: tf.nn.gelu(x, approximate=True)):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        results.append((y.numpy(), tape.gradient(y, x).numpy()))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=2e-6)
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=2e-6)

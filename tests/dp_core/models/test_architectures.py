@@ -1,0 +1,242 @@
+"""What each architecture computes: against a reference in NumPy, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy.special import erf
+
+from dp_core.errors import BadInput
+from dp_core.models.bert import encode, mlm_logits, mlm_row_losses
+from dp_core.models.config import BertConfig, Gpt2Config, TransformerConfig
+from dp_core.models.gpt2 import causal_logits, causal_row_losses
+from dp_core.models.hugging_face import load, load_model, save
+from dp_core.models.parameters import AnyModel, Bert, Gpt2, fresh
+from dp_core.nn.layers import Layers
+
+SIZES = {
+    "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 16, "max_positions": 12,
+}  # fmt: skip
+
+
+class Reference:
+    """Layers of one row in float64, written out."""
+
+    def __init__(self, model: AnyModel) -> None:
+        self.config = model.config
+        self.p = {n: a.astype(np.float64) for n, a in model.parameters.items()}
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt(x.var(-1, keepdims=True) + self.config.layer_norm_epsilon)
+        return scaled * self.p[f"{name}/gain"] + self.p[f"{name}/bias"]
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.p[f"{name}/kernel"] + self.p[f"{name}/bias"]
+
+    def attention(self, name: str, x: np.ndarray, *, causal: bool) -> np.ndarray:
+        """Vaswani et al. 2017, 3.2: head by head."""
+        width = self.config.hidden // self.config.heads
+        q, k, v = np.split(self.linear(f"{name}/qkv", x), 3, axis=1)
+        heads = []
+        for h in range(self.config.heads):
+            part = slice(h * width, (h + 1) * width)
+            shares = np.exp(q[:, part] @ k[:, part].T / math.sqrt(width))
+            shares = np.tril(shares) if causal else shares
+            heads.append(shares / shares.sum(1, keepdims=True) @ v[:, part])
+        return self.linear(f"{name}/attention_output", np.concatenate(heads, 1))
+
+    def bert(self, ids: np.ndarray) -> np.ndarray:
+        """Return the states of an unpadded row (Devlin et al. 2019)."""
+        p = self.p
+        x = p["embeddings/word"][ids] + p["embeddings/position"][: len(ids)]
+        x = self.norm("embeddings/norm", x + p["embeddings/type"][0])
+        for i in range(self.config.layers):
+            name = f"layer_{i}"
+            x = self.norm(f"{name}/attention_norm", x + self.attention(name, x, causal=False))
+            inner = self.linear(f"{name}/intermediate", x)
+            inner = inner * 0.5 * (1 + erf(inner / math.sqrt(2)))
+            x = self.norm(f"{name}/output_norm", x + self.linear(f"{name}/output", inner))
+        return x
+
+    def gpt2(self, ids: np.ndarray) -> np.ndarray:
+        """Return the logits of a row (Radford et al. 2019, and their code)."""
+        p = self.p
+        x = p["embeddings/word"][ids] + p["embeddings/position"][: len(ids)]
+        for i in range(self.config.layers):
+            name = f"layer_{i}"
+            x = x + self.attention(name, self.norm(f"{name}/attention_norm", x), causal=True)
+            inner = self.linear(f"{name}/intermediate", self.norm(f"{name}/intermediate_norm", x))
+            bent = np.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3))
+            x = x + self.linear(f"{name}/output", 0.5 * inner * (1 + bent))
+        return self.norm("final_norm", x) @ p["embeddings/word"].T
+
+
+class ArchitectureContract:
+    """What holds for every architecture."""
+
+    CONFIG: ClassVar[TransformerConfig]
+    TOLERANCE: ClassVar[float]
+
+    def output(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        """Return what the model computes of each token: (M, S, ·)."""
+        raise NotImplementedError
+
+    def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        """Return the same of one row: (S, ·)."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def model(self) -> AnyModel:
+        rng, start = np.random.default_rng(0), fresh(self.CONFIG, 0)
+        for value in start.parameters.values():
+            value += 0.3 * rng.standard_normal(value.shape).astype("f")
+        return start
+
+    def test_equals_the_reference(self, model: AnyModel) -> None:
+        ids = np.array([2, 7, 7, 9, 29, 3], np.int32)
+        np.testing.assert_allclose(
+            self.output(model, ids[None])[0], self.reference(model, ids), atol=self.TOLERANCE
+        )
+
+    def test_rows_do_not_meet(self, model: AnyModel) -> None:
+        rng = np.random.default_rng(1)
+        ids = rng.integers(0, 30, (3, 6)).astype(np.int32)
+        before = self.output(model, ids)
+        ids[1] = rng.integers(0, 30, 6)
+        after = self.output(model, ids)
+        np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
+        assert np.abs(before[1] - after[1]).max() > 0.01
+
+    def test_its_folder_is_read_back(self, model: AnyModel, tmp_path) -> None:
+        save(model, tmp_path)
+        again = load_model(tmp_path)
+        assert again.config == self.CONFIG
+        assert again.parameters.keys() == model.parameters.keys()
+        for name, value in model.parameters.items():
+            np.testing.assert_array_equal(value, again.parameters[name])
+
+
+class TestBert(ArchitectureContract):
+    CONFIG = BertConfig(**SIZES)
+    TOLERANCE = 2e-5
+
+    def output(self, model: Bert, ids: np.ndarray) -> np.ndarray:
+        lengths = tf.fill(len(ids), ids.shape[1])
+        return encode(Layers(model.parameters), BERT, tf.constant(ids), lengths).numpy()
+
+    def reference(self, model: Bert, ids: np.ndarray) -> np.ndarray:
+        return Reference(model).bert(ids)
+
+    def test_what_stands_in_the_padding_does_not_matter(self, model):
+        layers = Layers(model.parameters)
+        ids = np.array([[2, 7, 8, 3, 0, 0], [2, 7, 8, 3, 11, 12]], np.int32)
+        states = encode(layers, BERT, tf.constant(ids), tf.constant([4, 4])).numpy()
+        np.testing.assert_allclose(states[0, :4], states[1, :4], atol=1e-6)
+        np.testing.assert_allclose(states[0, :4], self.reference(model, ids[0, :4]), atol=2e-5)
+
+    def test_asking_for_places_gives_their_states(self, model):
+        rng = np.random.default_rng(2)
+        layers = Layers(model.parameters)
+        ids, lengths = tf.constant(rng.integers(0, 30, (3, 6)), tf.int32), tf.constant([6, 4, 5])
+        places = np.array([[1, 3], [0, 0], [4, 2]], np.int32)
+        every = encode(layers, BERT, ids, lengths).numpy()
+        asked = encode(layers, BERT, ids, lengths, asked=tf.constant(places)).numpy()
+        np.testing.assert_allclose(
+            asked, np.take_along_axis(every, places[:, :, None], 1), atol=1e-5
+        )
+
+    def test_the_logits_are_tied_to_the_word_table(self, model):
+        ids, lengths = tf.constant([[2, 5, 3]]), tf.constant([3])
+        layers = Layers(model.parameters)
+        logits = mlm_logits(layers, BERT, ids, lengths, tf.constant([[1]])).numpy()
+        raised = model.parameters | {"embeddings/word": model.parameters["embeddings/word"].copy()}
+        raised["embeddings/word"][17] *= 2  # not in the input: only its logit may change
+        changed = mlm_logits(Layers(raised), BERT, ids, lengths, tf.constant([[1]])).numpy()
+        assert np.flatnonzero(logits != changed).tolist() == [17]
+
+    def test_a_rows_loss_is_the_mean_over_its_own_predictions(self, model):
+        layers = Layers(model.parameters)
+        ids = tf.constant([[2, 5, 6, 3]] * 3)
+        args = (layers, BERT, ids, tf.constant([4, 4, 4]), tf.constant([[1, 2]] * 3))
+        labels = tf.constant([[5, 9]] * 3)
+        weights = tf.constant([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+        both, first, none = mlm_row_losses(*args, labels, weights).numpy()
+        logits = mlm_logits(*args).numpy().reshape(3, 2, -1)[0]
+        own = [np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 9), strict=True)]
+        assert both == pytest.approx(np.mean(own), rel=1e-5)
+        assert first == pytest.approx(own[0], rel=1e-5)
+        assert none == 0
+
+    def test_another_rows_length_does_not_matter(self, model):
+        ids = tf.constant(np.random.default_rng(1).integers(0, 30, (2, 6)), tf.int32)
+        layers = Layers(model.parameters)
+        both = [encode(layers, BERT, ids, tf.constant([6, length])).numpy() for length in (6, 2)]
+        np.testing.assert_array_equal(both[0][0], both[1][0])
+
+
+class TestGpt2(ArchitectureContract):
+    CONFIG = Gpt2Config(**SIZES)
+    TOLERANCE = 5e-5
+
+    def output(self, model: Gpt2, ids: np.ndarray) -> np.ndarray:
+        logits = causal_logits(Layers(model.parameters), GPT2, tf.constant(ids))
+        return logits.numpy().reshape(*ids.shape, -1)
+
+    def reference(self, model: Gpt2, ids: np.ndarray) -> np.ndarray:
+        return Reference(model).gpt2(ids)
+
+    def test_nothing_is_known_of_what_lies_ahead(self, model):
+        ids = np.random.default_rng(1).integers(0, 30, (1, 6)).astype(np.int32)
+        changed = ids.copy()
+        changed[0, 4:] = 5
+        before, after = self.output(model, ids)[0], self.output(model, changed)[0]
+        np.testing.assert_array_equal(before[:4], after[:4])
+        assert np.abs(before[4:] - after[4:]).max() > 0.01
+
+    def test_it_is_no_bert(self, model, tmp_path):
+        save(model, tmp_path)
+        with pytest.raises(BadInput, match="causal"):
+            load(tmp_path)
+
+    def test_a_rows_loss_is_the_mean_over_its_own_predictions(self, model):
+        ids = tf.constant([[2, 5, 6, 3]] * 3)
+        labels, places = ids[:, 1:], tf.zeros((3, 3), tf.int32)
+        weights = tf.constant([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+        arrays = (ids, tf.constant([4, 4, 4]), places, labels, weights)
+        both, second, none = causal_row_losses(Layers(model.parameters), GPT2, *arrays).numpy()
+        logits = self.reference(model, ids.numpy()[0])
+        own = [np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 6), strict=False)]
+        assert both == pytest.approx(np.mean(own), rel=1e-5)
+        assert second == pytest.approx(own[1], rel=1e-5)
+        assert none == 0
+
+
+BERT, GPT2 = TestBert.CONFIG, TestGpt2.CONFIG
+
+
+def test_what_a_layer_adds_starts_smaller_the_more_layers_there_are():
+    deep = Gpt2Config(vocab_size=9, hidden=64, layers=8, heads=1, intermediate=64)
+    values = fresh(deep, 0).parameters
+    for name in ("layer_3/attention_output/kernel", "layer_7/output/kernel"):
+        assert values[name].std() == pytest.approx(values["layer_3/qkv/kernel"].std() / 4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True)],
+)
+def test_another_decoder_is_refused(field, value):
+    with pytest.raises(BadInput, match=field):
+        Gpt2Config.from_hf(GPT2.to_hf() | {field: value})
+
+
+def test_a_missing_number_is_named():
+    about = GPT2.to_hf()
+    del about["n_embd"]
+    with pytest.raises(BadInput, match="n_embd is missing"):
+        Gpt2Config.from_hf(about)
