@@ -20,8 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.protocol import JobSettings, SweepSettings, one_line
-
-MADE_UP = "synthetic-notes"  # the project's own notes: what a new version does can be seen on them
+from tasks.protocol.settings import MADE_UP
 
 
 def schedule(name: str) -> str | None:
@@ -53,6 +52,7 @@ def corpora() -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
     """
+    # On the project's own notes, what a new version does can be seen.
     given = _read("CONFIDE_CORPORA") or {MADE_UP: {}}
     for name, settings in given.items():
         if not isinstance(settings, dict):

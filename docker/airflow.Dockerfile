@@ -1,4 +1,4 @@
-# Airflow and the DAGs: they know the steps by their specs alone. No TensorFlow, no algorithms.
+# Airflow and the DAGs: they know the steps by their specs and settings alone. No TensorFlow, no algorithms.
 # By its digest where make-env --pin found one.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS environment
@@ -32,8 +32,10 @@ WORKDIR /opt/confide
 COPY docker/airflow-component docker/healthy.py /usr/local/bin/
 COPY tasks/__init__.py ./tasks/__init__.py
 COPY tasks/protocol ./tasks/protocol
+COPY dp_core/__init__.py dp_core/errors.py ./dp_core/
+COPY dp_core/config ./dp_core/config
 COPY dags ./dags
-RUN python -m compileall -q tasks dags
+RUN python -m compileall -q tasks dp_core dags
 USER 10000:10000
 ENTRYPOINT ["airflow-component"]
 CMD ["api-server"]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import U64
 from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
@@ -26,7 +27,6 @@ from dp_core.models.parameters import CLASSIFIER, HEADS, POOLER, Bert, initial_v
 from dp_core.nn.layers import Layers, Tensor
 from dp_core.training.batches import Indices
 from dp_core.training.checkpoints import CheckpointPlace
-from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import single_device
 from dp_core.training.finetune import check_row_length, store_by_unit
 from dp_core.training.loop import PrivateUpdates, Progress, UpdateRule, train

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from dp_core.config.privacy import LEAST_NOISE, ClippingEngine, refuse_large_delta
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.composition import refuse_large_delta
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
@@ -28,8 +28,7 @@ if TYPE_CHECKING:  # what a run costs is told without TensorFlow and Numba
     from dp_core.privacy.noise_addition import UpdateNoise
 
 ClippingStyle = Literal["flat", "automatic"]
-ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
-LEAST_NOISE, MOST_NOISE = 1e-2, 1e6  # below, ε is in the thousands; above, nothing is learned
+MOST_NOISE = 1e6  # above it, nothing is learned
 
 COUNT_SENSITIVITY = 0.5  # a unit adds +1/2 or -1/2 to the count, an absent one 0
 RANGE = 1e4  # the clip norm stays within this factor of its start: weights stay finite

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dp_core.config.privacy import gives_a_unit_away
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp, gives_a_unit_away
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1

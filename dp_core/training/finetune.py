@@ -15,6 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import U64, digest64
 from dp_core.data.masking import MaskedRows
 from dp_core.data.ner import Sentence, label_set
@@ -28,7 +29,6 @@ from dp_core.models.parameters import HEADS, TAGGER, Bert, initial_values
 from dp_core.nn.layers import Layers, Tensor
 from dp_core.training.batches import Indices
 from dp_core.training.checkpoints import CheckpointPlace
-from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import single_device
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, Progress, train
 from dp_core.training.objectives import Objective

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.hugging_face import load_model
@@ -33,7 +34,6 @@ from dp_core.training.batches import (
     stream,
 )
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, run_digest
-from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import strategy_for
 from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import AdamW, Trainer

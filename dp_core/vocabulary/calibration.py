@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
+from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting import epsilon_pld, refuse_large_delta
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import DIGITS, round_up
 from dp_core.privacy.accounting.profiles import (
     gaussian_delta,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +20,7 @@ from tasks.commands.ledger_views import (
     show_standing,
 )
 from tasks.commands.output import as_json, write_json
+from tasks.commands.settings import SettingsOptions, absolute, settings_options, settings_told
 from tasks.commands.training_options import check_delta, check_epsilon
 from tasks.runtime.deployment import Deployment
 
@@ -138,7 +138,6 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
     Runs read as public (public_path, entities_public, public_model, all_public) what is declared
     and nothing else. It is the content that is declared: changed files are declared anew.
     """
-    from tasks.commands.settings import absolute
     from tasks.releases import declarations
 
     deployment = Deployment.from_environment()
@@ -185,23 +184,16 @@ def history(dataset: str, as_json: bool) -> None:
 
 @command.command("cost")
 @click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
-@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
-@click.option(
-    "--settings",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON object of settings, as for `confide run`.",
-)
+@settings_options
 @as_json
-def cost(job: str, words: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     """Say what a run with these settings would cost each data set, before it is started.
 
     What the ledger holds already (a vocabulary that an earlier run made) costs nothing again.
     """
-    from tasks.commands.settings import settings_told
     from tasks.protocol import JobSettings, SweepSettings
 
-    settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, file, words)
+    settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, options)
     planned = _planned(settings)
     found = [_cost(name, own, made_up=settings.made_up) for name, own in planned.items()]
     if as_json:
@@ -237,8 +229,8 @@ def _check_name(dataset: str) -> None:
     Raises:
         BadInput: it is none.
     """
-    from tasks.protocol.data_settings import MADE_UP
-    from tasks.protocol.fields import IN_WORDS, NAME
+    from dp_core.config.fields import IN_WORDS, NAME
+    from tasks.protocol.settings import MADE_UP
 
     if not re.fullmatch(NAME, dataset):
         raise BadInput(
@@ -281,7 +273,7 @@ def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
 def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
     from dp_core.privacy.ledger import Cost
     from dp_core.privacy.statement import total_epsilon
-    from tasks.protocol.data_settings import MADE_UP
+    from tasks.protocol.settings import MADE_UP
     from tasks.releases.ledger import refuse_other_standing
 
     ledger = _open()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,8 +10,9 @@ import click
 from tasks.commands import report
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.progress_bars import one_after_the_other
-from tasks.commands.settings import settings_from, settings_told
+from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
 from tasks.protocol import (
+    POINT_STEPS,
     JobSettings,
     StepSpec,
     SweepSettings,
@@ -27,29 +27,21 @@ from tasks.tracking.mlflow import send_all
 
 @click.command("run")
 @click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
-@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
-@click.option(
-    "--settings",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A JSON object of settings.",
-)
+@settings_options
 @click.option(
     "--show-settings", is_flag=True, help="Show the settings of such a run and their meaning; stop."
 )
 @as_json
-def command(
-    job: str, words: tuple[str, ...], file: Path | None, show_settings: bool, as_json: bool
-) -> None:
+def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bool) -> None:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
 
     A step whose result is there is not run again, and charges nothing again.
     """
     kind = SweepSettings if job == "dp_sweep" else JobSettings
     if show_settings:
-        _show(settings_told(kind, file, words), as_json=as_json)
+        _show(settings_told(kind, options), as_json=as_json)
         return
-    settings = settings_from(kind, file, words)
+    settings = settings_from(kind, options)
     deployment = Deployment.from_environment()
     steps = (
         _sweep(settings, deployment.store)
@@ -74,11 +66,10 @@ def command(
 
 def _sweep(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
     """Return (point, task, spec) of a sweep, what the points share only once."""
-    by_point = ("dp_pretraining", "dp_finetuning", "dp_exposure")
     steps: dict[str, tuple[str, str, StepSpec]] = {}
     for point in settings.points():
         for task, spec in sweep_point_steps(settings, point, root).items():
-            steps.setdefault(spec.output, (point.name if task in by_point else "", task, spec))
+            steps.setdefault(spec.output, (point.name if task in POINT_STEPS else "", task, spec))
     report = sweep_report(settings, root)
     return [*steps.values(), ("", "report", report)]
 

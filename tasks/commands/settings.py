@@ -1,32 +1,72 @@
-"""From the words of a command line to a job's validated settings."""
+"""From the words of a command line to a job's settings: validated, its files and device there."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import click
 from pydantic import ValidationError
 
+from dp_core.config.fields import paths
 from dp_core.errors import BadInput
-from tasks.commands.readiness import refuse_what_is_missing
-from tasks.protocol import JobSettings, SweepSettings, one_line
+from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
 from tasks.runtime.deployment import Deployment
 
 S = TypeVar("S", bound=JobSettings)
-_PATHS = (
-    "private_path",
-    "public_path",
-    "entities_train",
-    "entities_test",
-    "entities_patients",
-    "public_model",
-)
+_PRESETS = Path(__file__).parents[1] / "presets"
+PRESETS = {file.stem: file for file in sorted(_PRESETS.glob("*.json"))}
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
+@dataclass(frozen=True)
+class SettingsOptions:
+    """What a command line says of a run's settings; what is said last wins.
+
+    Attributes:
+        preset: name of a settings file of the project's own.
+        file: a settings file.
+        words: `key=value`.
+    """
+
+    preset: str | None = None
+    file: Path | None = None
+    words: Sequence[str] = ()
+
+
+def settings_options(command: Command) -> Command:
+    """Add `--preset`, `--settings` and `--set`; the command gets them as `options`."""
+
+    @functools.wraps(command)
+    def with_options(
+        preset: str | None, file: Path | None, words: tuple[str, ...], **more: Any
+    ) -> None:
+        command(options=SettingsOptions(preset, file, words), **more)
+
+    for option in (
+        click.option(
+            "--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting."
+        ),
+        click.option(
+            "--settings",
+            "file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A JSON object of settings.",
+        ),
+        click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
+    ):
+        with_options = option(with_options)
+    return cast(Command, with_options)
+
+
+def settings_from(kind: type[S], options: SettingsOptions) -> S:
     """Return the settings of a run that is about to start here: as told, and its files are there.
 
     `CONFIDE_LAUNCHER` is Airflow's: it says nothing of steps that this machine starts itself.
@@ -36,27 +76,28 @@ def settings_from(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
             environment of this machine's steps cannot give. Found out by a step, it would leave
             the run's registration in the ledger.
     """
-    settings = settings_told(kind, file, words)
+    settings = settings_told(kind, options)
     refuse_what_is_missing(settings, Deployment.from_environment())
     return settings
 
 
-def settings_told(kind: type[S], file: Path | None, words: Sequence[str]) -> S:
-    """Return the settings of a file, changed by `key=value` words.
+def settings_told(kind: type[S], options: SettingsOptions) -> S:
+    """Return the settings of a preset, changed by a file, changed by `key=value` words.
 
     Relative paths become absolute: steps run in other folders than people.
 
     Raises:
         BadInput: unreadable, unknown, out of range or inconsistent.
     """
-    values = {} if file is None else _object(file)
-    for word in words:
+    values = _object(PRESETS[options.preset]) if options.preset else {}
+    values |= _object(options.file) if options.file else {}
+    for word in options.words:
         key, equals, value = word.partition("=")
         if not equals:
             raise BadInput(f"{word!r} is not key=value", where="--set")
         values[key] = value
     _refuse_unknown(kind, values)
-    for key in _PATHS:
+    for key in paths(kind):
         path = values.get(key)
         if isinstance(path, str) and path and "://" not in path:
             values[key] = absolute(key, path)
@@ -80,23 +121,23 @@ def absolute(name: str, path: str) -> str:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
+        values = json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise BadInput(f"not JSON ({error.msg}: {place})", where=str(file)) from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise BadInput(f"not JSON ({error.msg}: {position})", where=str(file)) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None)
         if reason is None:
             encoding = isinstance(error, UnicodeError)
             reason = "not UTF-8" if encoding else "numbers too long or lists too deep"
         raise BadInput(f"cannot be read ({reason})", where=str(file)) from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise BadInput(
             "not a JSON object",
             where=str(file),
             fix='Write the settings as {"epochs": 2, …}.',
         )
-    return found
+    return values
 
 
 def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
@@ -113,3 +154,54 @@ def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
             where=f"settings: {key}",
             fix=f"{guess}Names: confide run {job}--show-settings",
         )
+
+
+def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
+    """Refuse a run whose files are not there, or whose device the steps' environment cannot give.
+
+    Refuse, too, what the run calls public and the operator has not declared so.
+
+    Raises:
+        BadInput: names the setting.
+    """
+    if missing := missing_file(settings):
+        name, reason = missing
+        raise BadInput(reason, where=name)
+    if settings.device in ("gpu", "tpu") and _processor_only(deployment):
+        raise BadInput(
+            f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
+            where="device",
+            fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
+        )
+    _refuse_undeclared(settings, deployment)
+
+
+def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
+    """Ask of this machine's files; those of a bucket are asked for by the run's first step."""
+    budget = budget_of_run(settings, deployment.store)
+    local = [source for source in budget.called_public if "://" not in source.uri]
+    if local:  # what it takes to ask the ledger is imported for those alone
+        from tasks.releases.declarations import refuse_undeclared
+
+        deployment.prepare()
+        refuse_undeclared(local, deployment)
+
+
+def _processor_only(deployment: Deployment) -> bool:
+    """Return whether the steps' environment is this one, and its TensorFlow the processor's.
+
+    By its packages alone: to import TensorFlow takes seconds.
+    """
+    python = Path(deployment.task_python)
+    if python.exists() and python.parent.parent.resolve() != Path(sys.prefix).resolve():
+        return False  # another environment, whose packages are not ours to read
+    installed = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
+    return installed == {"tensorflow-cpu"}
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -124,7 +124,8 @@ def check_epsilon(value: float) -> None:
 
 def check_noise(value: float) -> None:
     """Refuse a noise multiplier that no plan may have."""
-    from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE
+    from dp_core.config.privacy import LEAST_NOISE
+    from dp_core.privacy.execution_plan import MOST_NOISE
 
     _check_range(value, LEAST_NOISE, MOST_NOISE, "--noise-multiplier")
 
@@ -153,7 +154,7 @@ def check_delta(delta: float, units: int | None) -> None:
     Raises:
         BadInput: not between 0 and 1, or not below 1/units; or a number of units that is none.
     """
-    from dp_core.privacy.accounting import refuse_large_delta
+    from dp_core.config.privacy import refuse_large_delta
     from dp_core.vocabulary.calibration import LEAST_DELTA
 
     check_count(units, "--units")

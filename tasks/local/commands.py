@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import click
 from rich.console import Console
 
+from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
 from tasks.runtime.deployment import Deployment
 
 
@@ -17,17 +17,10 @@ def group() -> None:
 
 
 @group.command()
-@click.option(
-    "--settings",
-    "file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON file of settings; without it, the embedded job.",
-)
-@click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting.")
-def demo(file: Path | None, words: tuple[str, ...]) -> None:
+@settings_options
+def demo(options: SettingsOptions) -> None:
     """Run the embedded job (or another) through Airflow and show what came out."""
     from tasks.commands.report import show
-    from tasks.commands.settings import settings_from, settings_told
     from tasks.local.demo import run
     from tasks.protocol import JobSettings
 
@@ -36,7 +29,7 @@ def demo(file: Path | None, words: tuple[str, ...]) -> None:
     deployment = Deployment.from_environment()
     # What containers see and hold, this machine cannot know.
     read = settings_from if deployment.launcher == "process" else settings_told
-    report = run(deployment, read(JobSettings, file, words), console)
+    report = run(deployment, read(JobSettings, options), console)
     show(report)
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
 

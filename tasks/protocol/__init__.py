@@ -1,9 +1,13 @@
 """What a step is told and what it answers: versioned, frozen, and light enough for a DAG file.
 
-Imports pydantic and the standard library only, so that Airflow can parse it in milliseconds.
+Imports pydantic, `dp_core.config` and the standard library only, so that Airflow can parse it in
+milliseconds.
 """
 
+from dp_core.config.fields import one_line
+from dp_core.config.training import CAUSAL
 from tasks.protocol.job import (
+    POINT_STEPS,
     budget_of_run,
     dp_bert_steps,
     missing_file,
@@ -12,16 +16,14 @@ from tasks.protocol.job import (
 )
 from tasks.protocol.least_privilege import Need, NoReader, environment_for, needs
 from tasks.protocol.result import MetricRecord, ReleaseRecord, StepResult
-from tasks.protocol.settings import JobSettings, one_line
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
-    CAUSAL,
     BudgetSpec,
     CanariesSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
-    ModelShape,
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
@@ -34,10 +36,11 @@ from tasks.protocol.specs import (
     VocabularySpec,
     spec_from_json,
 )
-from tasks.protocol.sweep_settings import SweepPoint, SweepSettings
+from tasks.protocol.sweep import SweepPoint, SweepSettings
 
 __all__ = [
     "CAUSAL",
+    "POINT_STEPS",
     "BudgetSpec",
     "CanariesSpec",
     "CorpusSpec",
@@ -46,7 +49,6 @@ __all__ = [
     "FinetuneSpec",
     "JobSettings",
     "MetricRecord",
-    "ModelShape",
     "Need",
     "NoReader",
     "PretrainSpec",

@@ -1,24 +1,35 @@
-"""From a job's settings to the specs of its steps: a pure function, so that Airflow, the CLI and
+"""From a job's settings to the specs of its steps, by pure functions.
 
-a test all run the very same job, and a task can be repeated by hand from its spec alone.
+Airflow, the command line and the tests run the very same job, and a task can be repeated by hand
+from its spec alone.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TypeGuard
+from typing import Any, Literal, TypeGuard
 
+from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
+from dp_core.config.fields import paths
+from dp_core.config.privacy import PrivacyConfig, SelectionConfig, UnitConfig, VocabularyConfig
+from dp_core.config.training import (
+    CAUSAL,
+    ArchitectureConfig,
+    BatchConfig,
+    CheckpointConfig,
+    RunConfig,
+    SeedConfig,
+    TrainingConfig,
+)
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
-    CAUSAL,
     BudgetSpec,
     CanariesSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
-    ModelShape,
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
@@ -28,117 +39,80 @@ from tasks.protocol.specs import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.protocol.sweep_settings import CHOSEN, SweepPoint, SweepSettings
+from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
+MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
+POINT_STEPS = ("dp_pretraining", "dp_finetuning", "dp_exposure")  # what each point has of its own
 
 
 def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training: a sweep shares them among its points."""
-    common = {"root": root, "made_up": s.made_up}
-    fields = tuple(s.jsonl_fields.split(","))
+    common: dict[str, Any] = {"root": root, "made_up": s.made_up}
+    seeded = common | s.part(SeedConfig).model_dump()
+    corpora = seeded | s.part(ReaderConfig).model_dump()
     private = CorpusSpec(
-        **common,
+        **corpora,
         role="private",
         format=s.private_format,
         path=s.private_path,
-        fields=fields,
         dataset=s.private_dataset,
-        data_version=s.data_version,
-        synthetic_patients=s.synthetic_patients,
-        seed=s.seed,
     )
     public = CorpusSpec(
-        **common,
+        **corpora,
         role="public",
         format=s.public_format,
         path=s.public_path,
-        fields=fields,
         dataset="public",
-        data_version=s.data_version,
-        synthetic_patients=s.synthetic_patients,
-        seed=s.seed,
     )
     entities = EntitiesSpec(
-        **common,
+        **seeded,
         format=s.entities_format,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
-        unit=s.entities_unit,
+        entities_unit=s.entities_unit,
         train_path=s.entities_train,
         test_path=s.entities_test,
         patients_path=s.entities_patients,
         data_version=s.data_version,
-        seed=s.seed,
     )
     vocabulary = VocabularySpec(
         **common,
         corpus_uri=private.output,
         dataset=s.private_dataset,
-        unit=s.unit,
-        declared_units=s.declared_units,
-        words_per_unit=s.words_per_unit,
-        epsilon=s.vocabulary_epsilon,
-        delta=s.vocabulary_delta,
-        relation=s.relation,
-        size=s.vocabulary_size,
+        config=s.part(VocabularyConfig),
     )
-    canaries = CanariesSpec(
-        **common,
-        vocabulary_uri=vocabulary.output,
-        patterns=tuple(s.canary_patterns.split(",")),
-        rates=tuple(float(p) for p in s.canary_rates.split(",")),
-        per_group=s.canaries_per_group,
-        seed=s.seed,
-    )
+    canaries = CanariesSpec(**seeded, vocabulary_uri=vocabulary.output, config=s.part(CanaryConfig))
     private_store = TokenStoreSpec(
-        **common,
+        **seeded,
         corpus_uri=private.output,
         vocabulary_uri=vocabulary.output,
         canaries_uri=canaries.output,
-        role="private",
-        unit=s.unit,
-        sequence_length=s.sequence_length,
-        words_per_unit=s.words_per_unit,
-        max_examples_per_unit=s.max_examples_per_unit,
-        declared_units=s.declared_units,
+        units=s.part(UnitConfig),
+        rows=s.part(RowsConfig),
         holdout=HOLDOUT,
-        seed=s.seed,
     )
     public_store = TokenStoreSpec(
-        **common,
+        **seeded,
         corpus_uri=public.output,
         vocabulary_uri=vocabulary.output,
-        role="public",
-        unit="document",
-        sequence_length=s.sequence_length,
-        words_per_unit=s.words_per_unit,
-        max_examples_per_unit=1_000_000,
-        declared_units=0,
+        units=None,
+        rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
         holdout=HOLDOUT,
-        seed=s.seed,
     )
     public_pretraining = PretrainSpec(
         **common,
+        **s.part(RunConfig).model_dump(),
         mode="public",
         store_uri=public_store.output,
         public_store_uri=public_store.output,
         private_store_uri=private_store.output,
         vocabulary_uri=vocabulary.output,
-        shape=ModelShape(layers=s.layers, hidden=s.hidden, kind=s.model_kind),
+        shape=s.part(ArchitectureConfig),
         public_model=s.public_model,
-        examples_per_step=1,
-        batch_size=s.public_batch_size,
+        training=s.part(TrainingConfig, learning_rate=s.public_learning_rate),
+        batches=BatchConfig(batch_size=s.public_batch_size),
         updates=s.public_steps,
-        learning_rate=s.public_learning_rate,
-        weight_decay=s.weight_decay,
-        decay_power=s.decay_power,
-        whole_words=s.whole_words,
-        precision=s.precision,
-        keep_checkpoints=s.keep_checkpoints,
-        time_box_minutes=s.time_box_minutes,
-        device=s.device,
-        seed=s.seed,
     )
     return {
         "private_corpus": private,
@@ -152,38 +126,29 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
     }
 
 
-def pretraining(s: JobSettings, front: dict[str, StepSpec], mode: str) -> PretrainSpec:
-    """Return the training on private rows: with DP, or without (mode `nonprivate`)."""
-    private = mode == "dp"
-    base = front["public_pretraining"]
+def pretraining(
+    s: JobSettings, front: dict[str, StepSpec], mode: Literal["dp", "nonprivate"]
+) -> PretrainSpec:
+    """Return the training on private rows: with DP, or without, of the same epochs."""
+    base, private = front["public_pretraining"], mode == "dp"
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
-    plan = PrivacyPlan(
-        dataset=s.private_dataset,
-        unit=s.unit,
-        declared_units=s.declared_units,
-        noise_multiplier=s.noise_multiplier,
-        clip_norm=s.clip_norm,
-        delta=s.delta,
-        examples_per_step=s.examples_per_step,
-        sampling=s.sampling,
-        batch_cap=s.batch_cap,
-        clip_quantile=s.clip_quantile if s.clipping == "adaptive" else None,
-    )
-    return PretrainSpec.model_validate(
-        base.model_dump()
-        | {
+    plan = PrivacyPlan(dataset=s.private_dataset, **s.part(PrivacyConfig).model_dump())
+    return base.model_copy(
+        update={
             "mode": mode,
             "public_model": "",
             "store_uri": front["private_store"].output,
             "init_uri": base.output,
             "plan": plan if private else None,
-            "examples_per_step": s.examples_per_step,
-            "batch_size": s.batch_size if private else s.nonprivate_batch_size,
+            "training": s.part(TrainingConfig)
+            if private
+            else s.part(TrainingConfig, learning_rate=s.nonprivate_learning_rate),
+            "batches": s.part(BatchConfig)
+            if private
+            else BatchConfig(
+                batch_size=s.nonprivate_batch_size, examples_per_step=s.examples_per_step
+            ),
             "updates": s.updates if private else s.nonprivate_updates,
-            "learning_rate": s.learning_rate if private else s.nonprivate_learning_rate,
-            "first_batch_size": s.first_batch_size if private else 0,
-            "clipping": "automatic" if private and s.clipping == "automatic" else "flat",
-            "engine": s.engine if private else base.engine,
         }
     )
 
@@ -192,35 +157,39 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
     """Return the fine-tuning of a model; private for the DP model alone, where asked for."""
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
-    trained = isinstance(model, SelectSpec) or (
-        isinstance(model, PretrainSpec) and bool(model.plan)
+    private = s.finetune_privacy == "dp" and is_charged(model)
+    plan = (
+        PrivacyPlan(
+            dataset=entities.dataset,
+            unit=s.entities_unit,
+            declared_units=s.entities_declared_units,
+            noise_multiplier=s.finetune_noise_multiplier,
+            clip_norm=s.finetune_clip_norm,
+            delta=s.finetune_delta,
+        )
+        if private
+        else None
     )
-    private = s.finetune_privacy == "dp" and trained
-    plan = PrivacyPlan(
-        dataset=entities.dataset,
-        unit=s.entities_unit,
-        declared_units=s.entities_declared_units,
-        noise_multiplier=s.finetune_noise_multiplier,
-        clip_norm=s.finetune_clip_norm,
-        delta=s.finetune_delta,
-        examples_per_step=s.finetune_rows_per_unit,
-    )
+    training = s.part(CheckpointConfig).part(TrainingConfig, learning_rate=s.finetune_learning_rate)
+    if not private:
+        # Not time-boxed: who stops says how many updates there are, and so how many sentences.
+        training = TrainingConfig(learning_rate=s.finetune_learning_rate, beta2=0.999)
     return FinetuneSpec(
         root=model.root,
         made_up=model.made_up,
+        **s.part(RunConfig).model_dump(),
+        **s.part(SequenceConfig).model_dump(),
         model_uri=model.output,
         entities_uri=entities.output,
-        plan=plan if private else None,
+        plan=plan,
         entity_types=tuple(sorted(set(s.entity_types.split(",")))) if private else (),
+        training=training,
+        batches=BatchConfig(
+            batch_size=s.finetune_batch_size,
+            examples_per_step=s.finetune_rows_per_unit if private else 1,
+        ),
         updates=s.finetune_updates if private else 0,
-        keep_checkpoints=s.keep_checkpoints,
-        time_box_minutes=s.time_box_minutes,
         epochs=s.finetune_epochs,
-        batch_size=s.finetune_batch_size,
-        learning_rate=s.finetune_learning_rate,
-        sequence_length=s.sequence_length,
-        device=s.device,
-        seed=s.seed,
     )
 
 
@@ -232,8 +201,7 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
         model_uri=model.output,
         canaries_uri=front["canaries"].output,
         private_store_uri=front["private_store"].output,
-        device=s.device,
-        seed=s.seed,
+        **s.part(RunConfig).model_dump(),
     )
 
 
@@ -249,13 +217,15 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         del front["entities"]
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
-    modes = ["dp", "nonprivate"] if settings.nonprivate else ["dp"]
+    modes: tuple[Literal["dp", "nonprivate"], ...] = (
+        ("dp", "nonprivate") if settings.nonprivate else ("dp",)
+    )
     for mode in modes:
         models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
-    for mode, model in () if causal else models.items():
-        steps[f"{mode}_finetuning"] = finetuning(settings, front, model)
-    for mode, model in models.items():
-        steps[f"{mode}_exposure"] = exposure(settings, front, model)
+    for name, model in () if causal else models.items():
+        steps[f"{name}_finetuning"] = finetuning(settings, front, model)
+    for name, model in models.items():
+        steps[f"{name}_exposure"] = exposure(settings, front, model)
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,
@@ -272,10 +242,10 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
 
     It also names what the steps read from outside.
     """
-    own = list(steps)
-    charged = {spec.output: spec for spec in own if is_charged(spec)}
+    steps = list(steps)
+    charged = {spec.output: spec for spec in steps if is_charged(spec)}
     first = next(iter(charged.values()))
-    read = dict.fromkeys(source for spec in own for source in spec.sources)
+    read = dict.fromkeys(source for spec in steps for source in spec.sources)
     return BudgetSpec(
         root=first.root,
         made_up=first.made_up,
@@ -293,9 +263,6 @@ def is_charged(
     return isinstance(spec, VocabularySpec | SelectSpec)
 
 
-OWN = ("dp_pretraining", "dp_finetuning", "dp_exposure")
-
-
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
     return {"budget": sweep_budget(settings, root), **_point(settings, point, root)}
@@ -304,8 +271,8 @@ def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> 
 def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     """Return the registration of a whole sweep: the vocabulary, and what each point releases."""
     steps = [_point(settings, point, root) for point in settings.points()]
-    shared = [spec for task, spec in steps[0].items() if task not in OWN]
-    return budget_of([*shared, *(point[task] for task in OWN[:2] for point in steps)])
+    shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
+    return budget_of([*shared, *(point[task] for task in POINT_STEPS[:2] for point in steps)])
 
 
 def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
@@ -327,7 +294,9 @@ def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
         points={p.name: p.model_dump(mode="json") for p in settings.points()},
         results={
             name: {
-                task: spec.output for task, spec in point.items() if task in (*OWN, "vocabulary")
+                task: spec.output
+                for task, spec in point.items()
+                if task in (*POINT_STEPS, "vocabulary")
             }
             for name, point in steps.items()
         },
@@ -356,9 +325,7 @@ def _selection(settings: SweepSettings, job: JobSettings, front: dict[str, StepS
         root=candidates[0].root,
         made_up=job.made_up,
         candidates=candidates,
-        law=settings.selection_law,
-        mean=settings.selection_mean,
-        delta=job.delta,
+        selection=settings.part(SelectionConfig),
     )
 
 
@@ -368,30 +335,22 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
     Only where steps run on this machine, as this user: what containers see, it cannot know.
     """
     for name, path in local_files(settings).items():
-        place = os.path.expanduser(path)  # noqa: PTH111 - Path's refuses what it cannot expand
-        if not os.path.isabs(place):  # noqa: PTH117 - as the line above
+        local = os.path.expanduser(path)  # noqa: PTH111 - Path's refuses what it cannot expand
+        if not os.path.isabs(local):  # noqa: PTH117 - as the line above
             return name, f"a path must be absolute: {path}"
-        if "\0" in place or not os.access(place, os.F_OK):
+        if "\0" in local or not os.access(local, os.F_OK):
             return name, f"no such file or folder: {path}"
-        is_folder = os.path.isdir(place)  # noqa: PTH112 - as the line above
-        if not (is_folder or os.path.isfile(place)):  # noqa: PTH113 - as the line above
+        is_folder = os.path.isdir(local)  # noqa: PTH112 - as the line above
+        if not (is_folder or os.path.isfile(local)):  # noqa: PTH113 - as the line above
             return name, f"neither a file nor a folder: {path}"
-        if not os.access(place, os.R_OK | os.X_OK if is_folder else os.R_OK):
+        if not os.access(local, os.R_OK | os.X_OK if is_folder else os.R_OK):
             return name, f"may not be read: {path}"
     return None
 
 
 def local_files(settings: JobSettings) -> dict[str, str]:
     """Return the local files that the job reads, by setting. Formats that read none have none."""
-    named = {
-        "private_path": settings.private_path,
-        "public_path": settings.public_path,
-        "public_model": settings.public_model,
-    }
-    if settings.model_kind != CAUSAL:  # which is not fine-tuned for entities
-        named |= {
-            "entities_train": settings.entities_train,
-            "entities_test": settings.entities_test,
-            "entities_patients": settings.entities_patients,
-        }
+    named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
+    if settings.model_kind == CAUSAL:  # which is not fine-tuned for entities
+        named = {name: path for name, path in named.items() if not name.startswith("entities_")}
     return {name: path for name, path in named.items() if path and "://" not in path}

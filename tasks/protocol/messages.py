@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tasks.protocol.specs import Frozen
+from dp_core.config.fields import Config
 
 CHANNEL = "CONFIDE_MESSAGES"
 STDOUT = "stdout"
 
 
-class Progress(Frozen):
+class Progress(Config):
     """`done` of `total` pieces of work are behind us; `total` is 0 where it is not known."""
 
     version: Literal[1] = 1
@@ -29,7 +29,7 @@ class Progress(Frozen):
     note: str = ""
 
 
-class TrackedAt(Frozen):
+class TrackedAt(Config):
     """The address of the step's run in MLflow."""
 
     version: Literal[1] = 1
@@ -37,7 +37,7 @@ class TrackedAt(Frozen):
     url: str = Field(pattern=r"^https?://\S+$")
 
 
-class Finished(Frozen):
+class Finished(Config):
     """The result is written."""
 
     version: Literal[1] = 1
@@ -45,7 +45,7 @@ class Finished(Frozen):
     result: str
 
 
-class Failed(Frozen):
+class Failed(Config):
     """The step ends without a result, and why, in one line."""
 
     version: Literal[1] = 1

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer
 
-from tasks.protocol.specs import Frozen
+from dp_core.config.fields import Config
+from dp_core.config.privacy import UnitName
 
 # ε as JSON: a number, or the string `inf`, which JSON has no number for. Never NaN.
 Epsilon = Annotated[
@@ -17,7 +18,7 @@ Epsilon = Annotated[
 ]
 
 
-class MetricRecord(Frozen):
+class MetricRecord(Config):
     """One number with its label; `step` is the update or epoch it belongs to."""
 
     name: str
@@ -26,7 +27,7 @@ class MetricRecord(Frozen):
     step: int = 0
 
 
-class ReleaseRecord(Frozen):
+class ReleaseRecord(Config):
     """One release of private data: the mechanism's event as data, so that ε is a function of it.
 
     A use without any guarantee is one too: its event is `unaccounted`, its ε infinite.
@@ -34,7 +35,7 @@ class ReleaseRecord(Frozen):
 
     ledger_id: str
     dataset: str
-    unit: Literal["example", "document", "patient"]
+    unit: UnitName
     event: dict[str, Any]  # dp_core.privacy.mechanisms
     epsilon: Epsilon  # PLD, at `delta`
     epsilon_rdp: Epsilon | None
@@ -44,7 +45,7 @@ class ReleaseRecord(Frozen):
     seed_known: bool = False  # the noise came from a seed that was not secret
 
 
-class StepResult(Frozen):
+class StepResult(Config):
     """What a finished step leaves behind for the steps after it and for people."""
 
     version: Literal[2] = 2  # version 1 did not carry uses without a guarantee

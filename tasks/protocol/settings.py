@@ -1,144 +1,365 @@
-"""The settings of a job, as a person gives them: Airflow's trigger form and the CLI.
+"""The settings of a job, as a person gives them: Airflow's trigger form and the command line.
 
-The JSON schema of these models is the trigger form, so every field has a title, a description,
-a unit and a range; what the form lets through is validated here again before any work starts.
+The JSON schema of these models is the trigger form. What has an algorithm of its own is declared
+in `dp_core.config`; here stand the data, the comparison and the fine-tuning of a job, and the
+rules over several concerns.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError, model_validator
 
-from tasks.protocol.advanced_settings import AdvancedSettings
-from tasks.protocol.data_settings import DataSettings
-from tasks.protocol.fields import AUDIT, CANARIES, DEVICE, IN_WORDS, NUMBERS, RUN, numbers, setting
-from tasks.protocol.finetune_settings import FinetuneSettings
-from tasks.protocol.privacy_settings import PrivacySettings
-from tasks.protocol.specs import CAUSAL
-from tasks.protocol.training_settings import TrainingSettings
+from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig
+from dp_core.config.fields import (
+    DATA,
+    MODEL,
+    MORE_DATA,
+    MORE_TRAINING,
+    NAME,
+    NAME_OR_NONE,
+    PRIVATE_LABELS,
+    TRAINING,
+    TYPES_OR_NONE,
+    one_line,
+    setting,
+)
+from dp_core.config.privacy import (
+    LEAST_UNITS,
+    ClipNorm,
+    Delta,
+    NoiseMultiplier,
+    PrivacyConfig,
+    UnitName,
+    VocabularyConfig,
+    refuse_large_delta,
+)
+from dp_core.config.training import (
+    CAUSAL,
+    LEAST_GROWING,
+    ArchitectureConfig,
+    BatchConfig,
+    BatchSize,
+    LearningRate,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from dp_core.errors import PlanError
+
+MADE_UP = "synthetic-notes"
+PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
+PublicFormat = Literal["synthetic", "text", "jsonl"]
+EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator"]
 
 
-class JobSettings(
-    DataSettings, PrivacySettings, TrainingSettings, AdvancedSettings, FinetuneSettings
-):
-    """Everything `dp_bert` can be told. The defaults are the demo."""
+class DataSettings(ReaderConfig):
+    """The private corpus, the public one, and the sentences with labelled entities."""
 
-    canary_patterns: str = setting(
-        "HS,HSH,HHSHH",
-        AUDIT,
-        "Canary patterns",
-        "Comma-separated strings of H (hint) with one S (secret).",
-        pattern=CANARIES,
+    private_format: PrivateFormat = setting(
+        "synthetic",
+        DATA,
+        "Private corpus: format",
+        "synthetic: notes of the project's own making; text: a folder of .txt, in a subfolder for "
+        "each patient; jsonl: one JSON object a line (names of its fields: under Advanced); "
+        "noteevents: CSV in MIMIC-III's NOTEEVENTS columns. Files may be .gz or .xz.",
     )
-    canary_rates: str = setting(
-        "0.002,0.006,0.02",
-        AUDIT,
-        "Canary rates",
-        "Comma-separated probabilities p that a unit carries the canary.",
-        pattern=NUMBERS,
+    private_path: str = setting(
+        "",
+        DATA,
+        "Private corpus: path",
+        "File or folder (local or gs://); empty for synthetic.",
+        path=True,
     )
-    canaries_per_group: int = setting(
+    private_dataset: str = setting(
+        MADE_UP,
+        DATA,
+        "Private data set",
+        "Its name in the privacy ledger: every release of it is charged to this name.",
+        pattern=NAME,
+    )
+    public_format: PublicFormat = setting(
+        "synthetic",
+        DATA,
+        "Public corpus: format",
+        "synthetic, text or jsonl, as for the private corpus; it needs no privacy.",
+    )
+    public_path: str = setting(
+        "",
+        DATA,
+        "Public corpus: path",
+        "File or folder (local or gs://) that the operator has declared public (confide ledger "
+        "declare-public); empty for synthetic.",
+        path=True,
+    )
+    entities_format: EntitiesFormat = setting(
+        "synthetic",
+        DATA,
+        "Entities: format",
+        "i2b2: folders of .txt and .con; columns: token and tag (IOB, IOB2); pubtator.",
+    )
+    entities_train: str = setting(
+        "",
+        DATA,
+        "Entities: training path",
+        "File or folder (local or gs://) of labelled sentences to learn from; empty for synthetic.",
+        path=True,
+    )
+    entities_test: str = setting(
+        "",
+        DATA,
+        "Entities: test path",
+        "File or folder (local or gs://) of labelled sentences that give F1; empty for synthetic.",
+        path=True,
+    )
+    entities_patients: str = setting(
+        "",
+        MORE_DATA,
+        "Entities: patients",
+        "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
+        "private fine-tuning needs it to protect patients. Documents are named as the reader names "
+        "them: i2b2 by path without suffix, pubtator by id, columns by file#number from 0.",
+        path=True,
+    )
+    entities_dataset: str = setting(
+        "",
+        MORE_DATA,
+        "Entities: data set",
+        "Its name in the privacy ledger, if the labels are private; empty: the private data set, "
+        "whose people they may be about.",
+        pattern=NAME_OR_NONE,
+    )
+    entities_public: bool = setting(
+        False,
+        MORE_DATA,
+        "Entities: public",
+        "Tick if the operator has declared both label files public (confide ledger "
+        "declare-public). Otherwise F1 on them is the operator's alone.",
+    )
+    all_public: bool = setting(
+        False,
+        MORE_DATA,
+        "Everything may be shown",
+        "Tick only if the operator has declared every corpus and label file given here public, "
+        "and registered the data set so (confide ledger declare-public, register --public): then "
+        "nothing is hidden in MLflow and the report. Else the run is refused.",
+    )
+
+    @property
+    def entities_shown(self) -> bool:
+        """Whether the labelled sentences are public or made up."""
+        return self.all_public or self.entities_public or self.entities_format == "synthetic"
+
+    @property
+    def entities_charged_to(self) -> str:
+        """Name in the ledger of private labels; empty if they are public or made up."""
+        if self.entities_shown:
+            return ""
+        private = self.private_dataset if self.private_format != "synthetic" else ""
+        return self.entities_dataset or private or "private-labels"
+
+    @property
+    def made_up(self) -> bool:
+        """Whether the run calls every input made up or public; the ledger must agree."""
+        synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
+        return self.all_public or synthetic
+
+    @model_validator(mode="after")
+    def _paths_belong_to_formats(self) -> Self:
+        for kind, fmt, paths in (
+            ("private", self.private_format, [self.private_path]),
+            ("public", self.public_format, [self.public_path]),
+            ("entities", self.entities_format, [self.entities_train, self.entities_test]),
+        ):
+            if fmt != "synthetic" and not all(paths):
+                raise ValueError(f"{kind}: format {fmt} needs a path")
+            if fmt == "synthetic" and any(paths):
+                raise ValueError(f"{kind}: format synthetic takes no path")
+        if self.entities_format == "synthetic" and self.entities_patients:
+            raise ValueError("entities: format synthetic takes no list of patients")
+        if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
+            raise ValueError(f"the synthetic corpus is the data set {MADE_UP!r}")
+        if self.private_format != "synthetic" and self.private_dataset == MADE_UP:
+            raise ValueError(f"private_dataset must name your data set: {MADE_UP!r} is made up")
+        if self.entities_dataset and self.entities_shown:
+            raise ValueError("entities_dataset: public or made-up labels are charged to nobody")
+        if self.entities_dataset == MADE_UP:
+            raise ValueError(f"entities_dataset must name your data set: {MADE_UP!r} is made up")
+        return self
+
+
+class FinetuneSettings(DataSettings):
+    """Fine-tuning on labels; of private ones by DP-SGD, with a charge of its own."""
+
+    finetune_privacy: Literal["none", "dp"] = setting(
+        "none",
+        PRIVATE_LABELS,
+        "Private fine-tuning",
+        "none: a model fine-tuned on private labels stays with the operator. dp: the DP model is "
+        "fine-tuned by DP-SGD, charged, and may be released (its F1 on private sentences may not).",
+    )
+    entities_unit: UnitName = setting(
+        "document",
+        PRIVATE_LABELS,
+        "Private labels: unit",
+        "What private fine-tuning protects. example: a sentence; patient: with a list of whose "
+        "each document is (entities_patients). Labels charged to the private data set have its "
+        "unit.",
+    )
+    entities_declared_units: int = setting(
+        0,
+        PRIVATE_LABELS,
+        "Private fine-tuning: declared units",
+        "A public, rounded upper bound on the units with labels; 0 without it.",
+        ge=0,
+        le=1_000_000_000,
+    )
+    entity_types: str = setting(
+        "",
+        PRIVATE_LABELS,
+        "Private fine-tuning: entity types",
+        "Comma-separated, from public knowledge: which types occur is private too.",
+        pattern=TYPES_OR_NONE,
+    )
+    finetune_noise_multiplier: NoiseMultiplier = setting(
+        1.0,
+        PRIVATE_LABELS,
+        "Private fine-tuning: σ",
+        "Effective noise of one update of private fine-tuning, in units of its clip norm.",
+    )
+    finetune_clip_norm: ClipNorm = setting(
+        1.0,
+        PRIVATE_LABELS,
+        "Private fine-tuning: clip norm",
+        "Bound on one unit's gradient in private fine-tuning.",
+    )
+    finetune_delta: Delta = setting(
+        1e-6,
+        PRIVATE_LABELS,
+        "Private fine-tuning: δ",
+        "δ of private fine-tuning, beside those of vocabulary and pre-training; far below one in "
+        "the number of units with labels.",
+    )
+    finetune_rows_per_unit: int = setting(
         4,
-        AUDIT,
-        "Canaries per pattern and rate",
-        "More of them measure exposure more closely.",
+        PRIVATE_LABELS,
+        "Private fine-tuning: sentences per unit",
+        "Sentences of a drawn unit that one update reads; clipped together.",
+        ge=1,
+        le=256,
+    )
+    finetune_epochs: int = setting(
+        3,
+        MORE_TRAINING,
+        "Fine-tuning: epochs",
+        "Passes of fine-tuning over the labelled sentences.",
         ge=1,
         le=1000,
     )
-    device: str = setting(
-        "mock-tpu:2",
-        RUN,
-        "Device",
-        "cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose "
-        "TensorFlow drives them (docs/cloud.md).",
-        pattern=DEVICE,
+    finetune_batch_size: BatchSize = setting(
+        32,
+        MORE_TRAINING,
+        "Fine-tuning: batch size",
+        "Sentences per update of fine-tuning; expected units where it is private.",
     )
-    seed: int = setting(
-        1,
-        RUN,
-        "Public seed",
-        "For initialisation, made-up data and canaries. Noise and sampling never use it.",
-        ge=0,
-        le=2**31 - 1,
+    finetune_learning_rate: LearningRate = setting(
+        5e-4,
+        MORE_TRAINING,
+        "Fine-tuning: learning rate",
+        "Peak learning rate of fine-tuning.",
     )
-
-    @field_validator("canary_patterns")
-    @classmethod
-    def _one_secret(cls, value: str) -> str:
-        for pattern in value.split(","):
-            if pattern.count("S") != 1:
-                raise ValueError("each canary pattern needs exactly one S")
-        return value
-
-    @field_validator("canary_rates")
-    @classmethod
-    def _are_probabilities(cls, value: str) -> str:
-        for rate in numbers(value):
-            if not 0 < rate <= 1:
-                raise ValueError(f"{rate:g} is not a probability above 0")
-        return value
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        if self.batch_size > self.declared_units:
-            raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
-        if self.finetune_privacy == "dp" and self.entities_shown:
-            raise ValueError("finetune_privacy: public or made-up labels need no privacy")
-        if self._tunes_the_private_data_set:
-            self._refuse_another_currency()
-        self.refuse_large_deltas()
-        listed = self.entities_unit != "patient" or bool(self.entities_patients)
-        if self.finetune_privacy == "dp" and not listed:
-            raise ValueError(
-                "entities_unit: no labelled document names its patient: choose document, or give "
-                "entities_patients, a list of whose each document is"
-            )
-        if self.model_kind == CAUSAL:
-            if self.finetune_privacy == "dp":
-                raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
-            if self.whole_words:
-                raise ValueError("whole_words: a causal model (gpt2) masks nothing")
-        if self.first_batch_size:
-            if self.first_batch_size > self.batch_size:
-                raise ValueError("first_batch_size is above batch_size")
-            if self.updates < 8:
-                raise ValueError("first_batch_size: fewer than 8 updates cannot grow")
-        return self
 
     @property
-    def _tunes_the_private_data_set(self) -> bool:
-        """Whether private fine-tuning is charged to the data set of the corpus."""
-        private = self.finetune_privacy == "dp"
-        return private and self.entities_charged_to == self.private_dataset
+    def finetune_updates(self) -> int:
+        """Number of updates of private fine-tuning: epochs over the declared units."""
+        passes = self.finetune_epochs * self.entities_declared_units
+        return max(1, math.ceil(passes / self.finetune_batch_size))
 
-    def refuse_large_deltas(self, models: int = 1) -> None:
-        """Refuse a total δ of one in the units or more, of this many DP models together.
+    @model_validator(mode="after")
+    def _private_fine_tuning_is_told_what_it_needs(self) -> Self:
+        if self.finetune_privacy == "none":
+            return self
+        if not self.entity_types or not self.entities_declared_units:
+            raise ValueError("private fine-tuning needs entity_types and entities_declared_units")
+        if self.entities_declared_units < LEAST_UNITS:
+            raise ValueError(f"entities_declared_units: must be at least {LEAST_UNITS}")
+        if self.finetune_batch_size > self.entities_declared_units:
+            raise ValueError("finetune_batch_size is above entities_declared_units")
+        return self
 
-        Raises:
-            ValueError: one unit could be given away.
-        """
-        if self._tunes_the_private_data_set:
-            units = max(self.declared_units, self.entities_declared_units)
-            self.refuse_large_delta(models, self.finetune_delta, units)
-            return
-        self.refuse_large_delta(models, 0.0, self.declared_units)
-        units, delta = self.entities_declared_units, models * self.finetune_delta
-        if self.finetune_privacy == "dp" and not delta * units < 1:
-            raise ValueError(
-                f"finetune_delta: {delta:.3g} for {models} models is not below "
-                f"1/entities_declared_units"
-            )
 
-    def _refuse_another_currency(self) -> None:
-        """Refuse private fine-tuning that the private data set's own budget could never hold."""
-        elsewhere = "or name a data set of their own in entities_dataset"
-        if self.entities_unit != self.unit:
-            raise ValueError(
-                f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
-                f"{self.unit}, not {self.entities_unit}: choose {self.unit}, {elsewhere}"
-            )
+class JobSettings(
+    RunConfig,
+    CanaryConfig,
+    TrainingConfig,
+    BatchConfig,
+    RowsConfig,
+    ArchitectureConfig,
+    PrivacyConfig,
+    VocabularyConfig,
+    FinetuneSettings,
+):
+    """Everything `dp_bert` can be told. The defaults are the demo."""
+
+    epochs: float = setting(
+        12.0,
+        TRAINING,
+        "Epochs",
+        "Passes over the declared units in DP pre-training.",
+        gt=0,
+        le=10_000,
+    )
+    public_model: str = setting(
+        "",
+        MODEL,
+        "Public model to start from",
+        "Folder (local or gs://) of a BERT or DistilBERT (with gpt2, of a GPT-2) in Hugging "
+        "Face's layout, instead of a fresh model of the size above; its vocabulary is exchanged "
+        "for the released one. Its training data must be public, and the operator must have "
+        "declared the folder so (confide ledger declare-public).",
+        path=True,
+    )
+    nonprivate: bool = setting(
+        True,
+        TRAINING,
+        "Compare with non-private training",
+        "Also pre-train on the same rows without privacy. The result stays with the operator.",
+    )
+    nonprivate_batch_size: BatchSize = setting(
+        64,
+        MORE_TRAINING,
+        "Non-private batch size",
+        "Units per update without privacy; the epochs are those of the DP training, so that as "
+        "many rows are read.",
+    )
+    nonprivate_learning_rate: LearningRate = setting(
+        3e-3,
+        MORE_TRAINING,
+        "Non-private learning rate",
+        "Peak learning rate of the training without privacy, of AdamW.",
+    )
+    public_steps: int = setting(
+        900,
+        MORE_TRAINING,
+        "Public pre-training: updates",
+        "Updates on public text.",
+        ge=1,
+        le=100_000_000,
+    )
+    public_batch_size: BatchSize = setting(
+        64,
+        MORE_TRAINING,
+        "Public pre-training: batch size",
+        "Rows per update of public pre-training.",
+    )
+    public_learning_rate: LearningRate = setting(
+        3e-3,
+        MORE_TRAINING,
+        "Public learning rate",
+        "Peak learning rate of public pre-training, of AdamW.",
+    )
 
     @property
     def updates(self) -> int:
@@ -150,21 +371,78 @@ class JobSettings(
         """Number of updates of the non-private comparison: the same epochs."""
         return max(1, math.ceil(self.epochs * self.declared_units / self.nonprivate_batch_size))
 
+    def refuse_large_deltas(self, models: int = 1) -> None:
+        """Refuse a total δ of one in the units or more, of this many DP models together.
 
-def one_line(error: ValidationError) -> str:
-    """Return a validation error as one line: field, reason, for each field that is wrong.
+        The steps, which know what is charged, refuse the same again.
 
-    A rule over several fields names them itself.
-    """
-    parts = []
-    for item in error.errors(include_url=False, include_input=False):
-        field = ".".join(str(x) for x in item["loc"])
-        match item["type"]:
-            case "extra_forbidden":
-                reason = "unknown setting"
-            case "string_pattern_mismatch" if item["ctx"]["pattern"] in IN_WORDS:
-                reason = f"must be {IN_WORDS[item['ctx']['pattern']]}"
-            case _:
-                reason = item["msg"].removeprefix("Value error, ")
-        parts.append(f"{field}: {reason}" if field else reason)
-    return "; ".join(parts)
+        Raises:
+            ValueError: one unit could be given away.
+        """
+        tuned = self.finetune_privacy == "dp"
+        tuning, units = self.finetune_delta if tuned else 0.0, self.declared_units
+        try:
+            if tuned and not self._tunes_the_private_data_set:
+                refuse_large_delta(
+                    [models * tuning],
+                    self.entities_declared_units,
+                    "finetune_delta, entities_declared_units",
+                    f"{tuning:.3g} for each of {models} models",
+                )
+                tuning = 0.0
+            elif tuned:
+                units = max(units, self.entities_declared_units)
+            vocabulary = self.vocabulary_delta
+            parts = [f"{vocabulary:.3g} for the vocabulary", f"{self.delta:.3g} for training"]
+            parts += [f"{tuning:.3g} for fine-tuning"] if tuning else []
+            times = f", the last {len(parts) - 1} for each of {models} models" if models > 1 else ""
+            refuse_large_delta(
+                [vocabulary, models * (self.delta + tuning)],
+                units,
+                "vocabulary_delta, delta, declared_units",
+                " + ".join(parts) + times,
+            )
+        except PlanError as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.batch_size > self.declared_units:
+            raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
+        if self.first_batch_size and self.updates < LEAST_GROWING:
+            raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        if self.model_kind == CAUSAL and self.whole_words:
+            raise ValueError("whole_words: a causal model (gpt2) masks nothing")
+        if self.finetune_privacy == "dp":
+            self._refuse_private_finetuning()
+        self.refuse_large_deltas()
+        for name in ("public_learning_rate", "nonprivate_learning_rate"):
+            try:
+                self.part(OptimizerConfig, learning_rate=getattr(self, name))
+            except ValidationError as error:
+                raise ValueError(f"{name}: {one_line(error)}") from None
+        return self
+
+    @property
+    def _tunes_the_private_data_set(self) -> bool:
+        """Whether private fine-tuning is charged to the data set of the corpus."""
+        private = self.finetune_privacy == "dp"
+        return private and self.entities_charged_to == self.private_dataset
+
+    def _refuse_private_finetuning(self) -> None:
+        """Refuse it where it has no use, or where the budget it is charged to cannot hold it."""
+        if self.entities_shown:
+            raise ValueError("finetune_privacy: public or made-up labels need no privacy")
+        if self.model_kind == CAUSAL:
+            raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
+        if self._tunes_the_private_data_set and self.entities_unit != self.unit:
+            raise ValueError(
+                f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
+                f"{self.unit}, not {self.entities_unit}: choose {self.unit}, "
+                "or name a data set of their own in entities_dataset"
+            )
+        if self.entities_unit == "patient" and not self.entities_patients:
+            raise ValueError(
+                "entities_unit: no labelled document names its patient: choose document, or give "
+                "entities_patients, a list of whose each document is"
+            )

@@ -1,4 +1,7 @@
-"""The part that every step spec shares: version, hash, and where the output goes."""
+"""What each step is told: a versioned spec, whose hash names the output.
+
+Settings stand in it as the configuration models that the step's algorithm takes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,38 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
+
+from dp_core.config.data import (
+    CanaryConfig,
+    ReaderConfig,
+    RowsConfig,
+    SequenceConfig,
+    VersionConfig,
+)
+from dp_core.config.fields import Config
+from dp_core.config.privacy import (
+    PrivacyConfig,
+    RelationName,
+    SelectionConfig,
+    UnitConfig,
+    UnitName,
+    VocabularyConfig,
+)
+from dp_core.config.training import (
+    CAUSAL,
+    LEAST_GROWING,
+    ArchitectureConfig,
+    BatchConfig,
+    CheckpointConfig,
+    RunConfig,
+    SeedConfig,
+    TrainingConfig,
+)
+from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 
 
-class Frozen(BaseModel):
-    """A value object: immutable, and unknown fields are refused rather than ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class RunContext(Frozen):
+class RunContext(Config):
     """Which run a step belongs to. Never hashed: the same work in another run is the same work."""
 
     run_key: str  # one MLflow parent run per key: the DAG run's id
@@ -24,7 +49,7 @@ class RunContext(Frozen):
     point: str = ""  # the sweep point's name, empty outside sweeps
 
 
-class Source(Frozen):
+class Source(Config):
     """A file or folder outside the store that a step reads."""
 
     field: str  # the setting that names it
@@ -33,25 +58,26 @@ class Source(Frozen):
     dataset: str = ""  # whose text it is; empty for what belongs to no data set
 
 
-class StepSpec(Frozen):
+class StepSpec(Config):
     """What one step is told. Subclasses add the fields; `step` names them in JSON."""
 
-    version: ClassVar[int] = 2  # of version 1, results named no use without a guarantee
-    unhashed: ClassVar[frozenset[str]] = frozenset()  # fields that no output depends on
+    unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, as to pydantic
 
+    version: Literal[4] = 4
     step: str
     root: str  # URI of the store under which every output has its own folder
     made_up: bool  # every input is made up or public: nothing needs hiding
 
     def digest(self) -> str:
         """Return the spec hash: SHA-256 over everything that determines the output, in hex."""
-        body = {"version": self.version, **self.hashed()}
-        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        canonical = json.dumps(
+            self.hashed(), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def hashed(self) -> dict[str, Any]:
         """Return what the output depends on, as plain JSON data."""
-        return self.model_dump(mode="json", exclude=set(self.unhashed))
+        return self.model_dump(mode="json", exclude=self.unhashed)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -64,25 +90,14 @@ class StepSpec(Frozen):
         return f"{self.root}/{self.step}/{self.digest()[:16]}"
 
 
-Unit = Literal["example", "document", "patient"]
-CAUSAL = "gpt2"  # the kind of model that reads from left to right
-NeighboringRelation = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
-
-
-class CorpusSpec(StepSpec):
+class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     """Read a corpus, group it by privacy unit, and keep it in one normal form."""
-
-    version: ClassVar[int] = 2  # results of version 1 were read as public on a job's word
 
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
-    format: Literal["synthetic", "text", "jsonl", "noteevents"]
+    format: PrivateFormat | PublicFormat
     path: str
-    fields: tuple[str, str, str] = ("text", "document_id", "patient_id")  # of jsonl
     dataset: str
-    data_version: str
-    synthetic_patients: int
-    seed: int
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -99,21 +114,17 @@ class CorpusSpec(StepSpec):
         return (source,)
 
 
-class EntitiesSpec(StepSpec):
+class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
     """Read sentences with entity labels: a training and a test part."""
 
-    version: ClassVar[int] = 2  # as of CorpusSpec
-
     step: Literal["entities"] = "entities"
-    format: Literal["synthetic", "i2b2", "columns", "pubtator"]
+    format: EntitiesFormat
     public: bool  # the labels may be shown; else F1 on them is the operator's
     dataset: str = ""  # to which uses of private labels are charged; empty if they are public
-    unit: Unit = "patient"
+    entities_unit: UnitName = "patient"
     train_path: str
     test_path: str
     patients_path: str = ""  # which patient each training document is of; empty: nobody says
-    data_version: str
-    seed: int
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -121,11 +132,11 @@ class EntitiesSpec(StepSpec):
         if self.format == "synthetic":
             return ()
         public = self.made_up or self.public
-        own = "" if self.public else self.dataset
-        places = {"train": self.train_path, "test": self.test_path, "patients": self.patients_path}
+        dataset = "" if self.public else self.dataset
+        paths = {"train": self.train_path, "test": self.test_path, "patients": self.patients_path}
         return tuple(
-            Source(field=f"entities_{part}", uri=uri, public=public, dataset=own)
-            for part, uri in places.items()
+            Source(field=f"entities_{part}", uri=uri, public=public, dataset=dataset)
+            for part, uri in paths.items()
             if uri
         )
 
@@ -136,70 +147,60 @@ class VocabularySpec(StepSpec):
     step: Literal["vocabulary"] = "vocabulary"
     corpus_uri: str
     dataset: str
-    unit: Unit
-    declared_units: int
-    words_per_unit: int
-    epsilon: float
-    delta: float
-    relation: NeighboringRelation = "add-or-remove-one"  # under which it is charged: the training's
-    size: int
+    relation: RelationName = "add-or-remove-one"  # under which it is charged: the training's
+    config: VocabularyConfig
 
 
-class CanariesSpec(StepSpec):
+class CanariesSpec(StepSpec, SeedConfig):
     """Draw canaries from the released vocabulary with public coins."""
 
     step: Literal["canaries"] = "canaries"
     vocabulary_uri: str
-    patterns: tuple[str, ...]
-    rates: tuple[float, ...]
-    per_group: int
-    seed: int
+    config: CanaryConfig
 
 
-class TokenStoreSpec(StepSpec):
+class TokenStoreSpec(StepSpec, SeedConfig):
     """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given."""
 
     step: Literal["token_store"] = "token_store"
     corpus_uri: str
     vocabulary_uri: str
     canaries_uri: str = ""
-    role: Literal["private", "public"]
-    unit: Unit
-    sequence_length: int
-    words_per_unit: int
-    max_examples_per_unit: int
-    declared_units: int  # 0 for public text: nothing is declared
+    units: UnitConfig | None  # None: public text, by document, of which nothing is declared
+    rows: RowsConfig
     holdout: float  # share of units kept out for measuring
-    seed: int
+
+    @property
+    def role(self) -> Literal["private", "public"]:
+        """Whose text it is: what has units to protect is private."""
+        return "private" if self.units else "public"
 
 
-class ModelShape(Frozen):
-    """The model's architecture and size."""
-
-    layers: int
-    hidden: int
-    kind: Literal["bert", "distilbert", "gpt2"] = "bert"
-
-
-class PrivacyPlan(Frozen):
-    """The numbers that become a `dp_core.privacy.execution_plan.ExecutionPlan`."""
+class PrivacyPlan(PrivacyConfig):
+    """The numbers of an `ExecutionPlan`, and the data set in whose ledger it is charged."""
 
     dataset: str
-    unit: Unit
-    declared_units: int
-    noise_multiplier: float
-    clip_norm: float
-    delta: float
-    examples_per_step: int
-    sampling: Literal["poisson", "truncated-poisson"] = "poisson"
-    batch_cap: int = 0  # truncated-poisson only
-    clip_quantile: float | None = None  # adaptive clipping's; None keeps the clip norm
 
 
-class PretrainSpec(StepSpec):
+class TrainingSpec(StepSpec, RunConfig):
+    """What pre-training and fine-tuning are both told."""
+
+    unhashed: ClassVar[dict[str, Any]] = {"training": set(CheckpointConfig.model_fields)}
+
+    training: TrainingConfig
+    batches: BatchConfig
+    updates: int
+    plan: PrivacyPlan | None = None  # charged
+
+    @model_validator(mode="after")
+    def _batches_have_time_to_grow(self) -> Self:
+        if self.batches.first_batch_size and self.updates < LEAST_GROWING:
+            raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        return self
+
+
+class PretrainSpec(TrainingSpec):
     """Language-model pre-training: on public text, with DP, or without privacy."""
-
-    unhashed: ClassVar[frozenset[str]] = frozenset({"keep_checkpoints", "time_box_minutes"})
 
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "dp", "nonprivate"]
@@ -209,23 +210,7 @@ class PretrainSpec(StepSpec):
     vocabulary_uri: str
     init_uri: str = ""  # empty: a public model from elsewhere, or a fresh one from `seed`
     public_model: str = ""  # mode `public` only: a Hugging Face folder to start from
-    shape: ModelShape
-    plan: PrivacyPlan | None = None  # with mode `dp` only; charged
-    examples_per_step: int
-    batch_size: int
-    updates: int
-    learning_rate: float
-    first_batch_size: int = 0  # 0: all batches have one size
-    weight_decay: float = 0.01
-    decay_power: float = 1.0
-    whole_words: bool = False
-    clipping: Literal["flat", "automatic"] = "flat"
-    engine: Literal["book-keeping", "tensorflow-privacy", "naive"] = "book-keeping"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    keep_checkpoints: int = 2
-    time_box_minutes: float = 0.0  # 0: none; a run that it ends goes on when it is run again
-    device: str
-    seed: int
+    shape: ArchitectureConfig
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -235,40 +220,27 @@ class PretrainSpec(StepSpec):
         return (Source(field="public_model", uri=self.public_model, public=True),)
 
     @model_validator(mode="after")
-    def _who_holds_seeds_reads_no_files_from_outside(self) -> Self:
+    def _is_consistent(self) -> Self:
+        # Who reads files from outside holds no seed.
         if self.public_model and self.mode != "public":
             raise ValueError("public_model: only public pre-training starts from files")
-        return self
-
-    @model_validator(mode="after")
-    def _masks_only_where_there_are_masks(self) -> Self:
-        if self.shape.kind == CAUSAL and self.whole_words:
+        if self.shape.model_kind == CAUSAL and self.training.whole_words:
             raise ValueError("whole_words: a causal model (gpt2) masks nothing")
         return self
 
 
-class FinetuneSpec(StepSpec):
+class FinetuneSpec(TrainingSpec, SequenceConfig):
     """Fine-tune a model for entity extraction and score it by strict entity F1.
 
     Charged where the labels are private and there is a plan.
     """
 
-    unhashed: ClassVar[frozenset[str]] = frozenset({"keep_checkpoints", "time_box_minutes"})
-
     step: Literal["finetune"] = "finetune"
     model_uri: str
     entities_uri: str
-    plan: PrivacyPlan | None = None
-    entity_types: tuple[str, ...] = ()  # public; with a plan only
     updates: int = 0  # with a plan; else epochs say it
-    keep_checkpoints: int = 2
-    time_box_minutes: float = 0.0
+    entity_types: tuple[str, ...] = ()  # public; with a plan only
     epochs: int
-    batch_size: int
-    learning_rate: float
-    sequence_length: int
-    device: str
-    seed: int
 
 
 class SelectSpec(StepSpec):
@@ -276,9 +248,13 @@ class SelectSpec(StepSpec):
 
     step: Literal["select"] = "select"
     candidates: tuple[PretrainSpec, ...]  # the declared, public list: mode `dp`, alike but in plan
-    law: Literal["geometric", "logarithmic", "poisson"]
-    mean: float  # E[K]
-    delta: float
+    selection: SelectionConfig
+
+    @property
+    def delta(self) -> float:
+        """δ at which the selection is charged: that of each training."""
+        assert self.candidates[0].plan is not None  # noqa: S101 - narrows the type
+        return self.candidates[0].plan.delta
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the candidates in place of their specs."""
@@ -302,21 +278,17 @@ class BudgetSpec(StepSpec):
         return super().hashed() | {"charged": [spec.digest() for spec in self.charged]}
 
 
-class ExposureSpec(StepSpec):
+class ExposureSpec(StepSpec, RunConfig):
     """Measure how well a model remembers the canaries."""
 
     step: Literal["exposure"] = "exposure"
     model_uri: str
     canaries_uri: str
     private_store_uri: str
-    device: str
-    seed: int
 
 
 class ReportSpec(StepSpec):
     """Gather the results of a job into one self-contained page."""
-
-    version: ClassVar[int] = 3  # earlier pages left private fine-tuning out of ε
 
     step: Literal["report"] = "report"
     title: str
@@ -326,8 +298,6 @@ class ReportSpec(StepSpec):
 
 class SweepReportSpec(StepSpec):
     """Gather the results of a sweep: the paper's Fig. 1."""
-
-    version: ClassVar[int] = 3  # earlier pages left private fine-tuning out of ε
 
     step: Literal["sweep_report"] = "sweep_report"
     title: str

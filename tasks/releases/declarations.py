@@ -21,7 +21,7 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
-from tasks.protocol.data_settings import MADE_UP
+from tasks.protocol.settings import MADE_UP
 from tasks.releases.ledger import open_ledger, refuse_unregistered
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key

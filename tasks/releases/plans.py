@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dp_core.config.privacy import PrivacyConfig, refuse_large_delta
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import refuse_large_delta
 from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
@@ -21,12 +21,10 @@ from dp_core.privacy.execution_plan import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
-from dp_core.training.config import TrainingConfig
 from dp_core.vocabulary.calibration import HistogramPlan, calibrate
 from tasks.protocol import (
     FinetuneSpec,
     PretrainSpec,
-    PrivacyPlan,
     ReleaseRecord,
     SelectSpec,
     VocabularySpec,
@@ -68,17 +66,17 @@ def _planned(
 ) -> PlannedRelease:
     if isinstance(spec, VocabularySpec):
         plan = histogram_plan(spec)
-        event = under(plan.event(), NeighboringRelation(spec.relation), spec.delta)
+        event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
         assert event is not None  # noqa: S101 - a histogram is converted to every relation
-        delta = event.stated_delta(spec.delta)
-        unit = PrivacyUnit(spec.unit)
-        return PlannedRelease(spec.dataset, unit, spec.declared_units, event, delta)
-    if isinstance(spec, PretrainSpec) and spec.plan is not None:
-        return _training(spec.plan.dataset, training_plan(spec))
+        delta = event.stated_delta(plan.delta)
+        unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
+        return PlannedRelease(spec.dataset, unit, declared, event, delta)
     if isinstance(spec, SelectSpec):
         return _selection(spec)
-    if isinstance(spec, FinetuneSpec) and spec.plan is not None:
-        return _training(spec.plan.dataset, finetuning_plan(spec))
+    if spec.plan is not None:
+        made = training_plan(spec)
+        event, delta = made.event(), made.delta
+        return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
     raise AssertionError("the step charges nothing")
 
 
@@ -105,65 +103,51 @@ def refuse_large_deltas(
         refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
 
 
-def _training(dataset: str, plan: ExecutionPlan) -> PlannedRelease:
-    return PlannedRelease(dataset, plan.unit, plan.declared_units, plan.event(), plan.delta)
-
-
 def _selection(spec: SelectSpec) -> PlannedRelease:
     points = [planned_release(candidate) for candidate in spec.candidates]
     first = points[0]
     events = [point.event for point in points]
-    if len({(point.dataset, point.unit, point.declared_units) for point in points}) > 1:
+    alike = {(point.dataset, point.unit, point.declared_units, point.delta) for point in points}
+    if len(alike) > 1:
         raise BadInput(
-            "the candidates are of several data sets, units or declared bounds",
+            "the candidates are of several data sets, units, declared bounds or δ",
             where="select spec",
         )
-    event = selection_of(events, spec.law, spec.mean, spec.delta)
+    event = selection_of(
+        events, spec.selection.selection_law, spec.selection.selection_mean, spec.delta
+    )
     return PlannedRelease(first.dataset, first.unit, first.declared_units, event, spec.delta)
 
 
 def histogram_plan(spec: VocabularySpec) -> HistogramPlan:
     """Return σ and threshold of a vocabulary's histogram: those that release most."""
+    config = spec.config
     return calibrate(
-        spec.epsilon,
-        spec.delta,
-        spec.words_per_unit,
-        unit=PrivacyUnit(spec.unit),
-        declared_units=spec.declared_units,
+        config.vocabulary_epsilon,
+        config.vocabulary_delta,
+        config.words_per_unit,
+        unit=PrivacyUnit(config.unit),
+        declared_units=config.declared_units,
     )
 
 
-def training_plan(spec: PretrainSpec, max_examples_per_unit: int | None = None) -> ExecutionPlan:
-    """Return the plan of a DP pre-training.
+def training_plan(
+    spec: PretrainSpec | FinetuneSpec, max_examples_per_unit: int | None = None
+) -> ExecutionPlan:
+    """Return the plan of a private training.
 
     Args:
         spec: with a privacy plan.
         max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
     """
-    assert spec.plan is not None  # noqa: S101 - narrows the type
-    schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, spec.batch_size),)
-    if spec.first_batch_size:
-        schedule = growing_batches(spec.first_batch_size, spec.batch_size, spec.updates)
-    plan = _plan(spec.plan, schedule)
-    return dataclasses.replace(
-        plan,
-        max_examples_per_unit=max_examples_per_unit,
-        clipping=spec.clipping,
-        engine=spec.engine,
-    )
-
-
-def finetuning_plan(spec: FinetuneSpec) -> ExecutionPlan:
-    """Return the plan of a private fine-tuning."""
-    assert spec.plan is not None  # noqa: S101 - narrows the type
-    return _plan(spec.plan, (BatchPhase(spec.updates, spec.batch_size),))
-
-
-def _plan(plan: PrivacyPlan, schedule: tuple[BatchPhase, ...]) -> ExecutionPlan:
+    plan, batches = spec.plan, spec.batches
+    assert plan is not None  # noqa: S101 - narrows the type
+    schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
+    if batches.first_batch_size:
+        schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)
     adaptive = None
-    if plan.clip_quantile is not None:
-        count_noise = _COUNT_NOISE * schedule[-1].expected_batch
-        adaptive = AdaptiveClipping(plan.clip_quantile, count_noise)
+    if plan.clipping == "adaptive":
+        adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
     return ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.declared_units,
@@ -172,12 +156,15 @@ def _plan(plan: PrivacyPlan, schedule: tuple[BatchPhase, ...]) -> ExecutionPlan:
         noise_multiplier=plan.noise_multiplier,
         schedule=schedule,
         delta=plan.delta,
-        examples_per_step=plan.examples_per_step,
+        examples_per_step=batches.examples_per_step,
+        max_examples_per_unit=max_examples_per_unit,
+        clipping="automatic" if plan.clipping == "automatic" else "flat",
+        engine=plan.engine,
         adaptive=adaptive,
     )
 
 
-def _sampling(plan: PrivacyPlan) -> SamplingLaw:
+def _sampling(plan: PrivacyConfig) -> SamplingLaw:
     cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
     return sampling_law(plan.sampling, **cap)
 
@@ -191,28 +178,3 @@ def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
             phases.append(BatchPhase(min(left, phase.steps), phase.expected_batch))
             left -= phase.steps
     return dataclasses.replace(plan, schedule=tuple(phases))
-
-
-def training_config_of(spec: PretrainSpec) -> TrainingConfig:
-    """Return how a pre-training is done, apart from its batches."""
-    return TrainingConfig(
-        learning_rate=spec.learning_rate,
-        decay_power=spec.decay_power,
-        weight_decay=spec.weight_decay,
-        whole_words=spec.whole_words,
-        precision=spec.precision,
-        keep_checkpoints=spec.keep_checkpoints,
-        stop_after_seconds=60 * spec.time_box_minutes or None,
-    )
-
-
-def finetuning_config(spec: FinetuneSpec) -> TrainingConfig:
-    """Return how a fine-tuning is done, apart from its batches."""
-    if spec.plan is None:
-        # Not time-boxed: who stops says how many updates there are, and so how many sentences.
-        return TrainingConfig(learning_rate=spec.learning_rate, beta2=0.999)
-    return TrainingConfig(
-        learning_rate=spec.learning_rate,
-        keep_checkpoints=spec.keep_checkpoints,
-        stop_after_seconds=60 * spec.time_box_minutes or None,
-    )

@@ -23,15 +23,18 @@ _CANARIES = TypeAdapter(list[Canary])
 def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
     """Write the canaries and the references that are never planted."""
     vocabulary = vocabulary_at(context, spec.vocabulary_uri)
-    canaries = draw(vocabulary.folder, spec.patterns, spec.rates, spec.per_group, spec.seed)
+    config = spec.config
+    canaries = draw(
+        vocabulary.folder, config.patterns, config.rates, config.canaries_per_group, spec.seed
+    )
     (context.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
     context.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
     return StepOutput(
         outputs={"canaries": FILE},
         facts={
             "seed": spec.seed,
-            "rates": list(spec.rates),
-            "patterns": list(spec.patterns),
+            "rates": list(config.rates),
+            "patterns": list(config.patterns),
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": sha256_of(context.out / FILE),
         },

@@ -74,7 +74,7 @@ def _documents(
     spec: CorpusSpec, opened: list[Opened], quarantine: Quarantine
 ) -> Iterator[Document]:
     if spec.format != "synthetic":
-        fields = JsonlFields(*spec.fields)
+        fields = JsonlFields(*spec.jsonl_fields.split(","))
         return read_corpus(spec.format, opened[0].path, quarantine, fields=fields)
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)

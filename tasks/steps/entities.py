@@ -50,7 +50,7 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
         facts={
             "public": spec.public,
             "dataset": spec.dataset,
-            "unit": spec.unit,
+            "unit": spec.entities_unit,
             "all_name_a_patient": bool(spec.patients_path),
             "source_digests": [source.digest for source in opened],
             "digest": context.content_digest(context.out),

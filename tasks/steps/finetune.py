@@ -17,7 +17,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import CAUSAL, FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import finetuning_config, finetuning_plan, planned_release
+from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import (
     fact,
     labels_at,
@@ -111,8 +111,8 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
         read_part(entities.folder, "train"),
         tokenizer,
         epochs=spec.epochs,
-        batch_size=spec.batch_size,
-        config=finetuning_config(spec),
+        batch_size=spec.batches.batch_size,
+        config=spec.training,
         max_length=spec.sequence_length,
         seed=spec.seed,
         checkpoints=context.checkpoints("checkpoints"),
@@ -124,15 +124,14 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
 
 def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
     """Fine-tune by DP-SGD: reserve, train, settle."""
-    plan, config = finetuning_plan(spec), finetuning_config(spec)
-    units = private_units(entities)
+    plan, units = training_plan(spec), private_units(entities)
     content = manifest(
         kind="finetune",
         entities=entities.facts["digest"],
         initial=sha256_of(model.folder / "model.safetensors"),
         vocabulary=sha256_of(model.folder / "vocab.txt"),
         plan=plan.to_json(),
-        training_config=config.identity(),
+        training_config=spec.training.identity(),
         types=",".join(spec.entity_types),
         max_length=spec.sequence_length,
         seed=spec.seed,
@@ -151,7 +150,7 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         labels=tags_of_types(spec.entity_types),
         units=units_of_sentences(train, plan.unit),
         updates=PrivateUpdates(plan, charged.seed, content),
-        config=config,
+        config=spec.training,
         init_seed=spec.seed,
         max_length=spec.sequence_length,
         checkpoints=context.checkpoints(f"checkpoints-{charged.entry.id}"),

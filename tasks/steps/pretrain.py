@@ -25,7 +25,7 @@ from tasks.protocol import PretrainSpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_config_of, training_plan
+from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
 from tasks.runtime.context import StepContext, StepOutput
@@ -49,9 +49,8 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     inputs = TrainingInputs.open(spec, context)
     units = None if spec.mode == "public" else private_units(inputs.rows)
     plan = charged = None
-    updates: UpdateRule = OrdinaryUpdates(
-        spec.updates, spec.batch_size * spec.examples_per_step, spec.seed
-    )
+    rows = spec.batches.batch_size * spec.batches.examples_per_step
+    updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
     if units is None:
         refuse_operator_ancestors(context)
     elif spec.mode == "nonprivate":
@@ -64,12 +63,13 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     # Only now may the rows be read.
     store = inputs.train_store(spec, context)
     start = _start(spec, context, store, inputs)
-    words = continuation_tokens(load(inputs.vocabulary.folder)) if spec.whole_words else None
+    whole_words = spec.training.whole_words
+    words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
     model = pretrain(
         model=start,
         store=store,
         updates=updates,
-        config=training_config_of(spec),
+        config=spec.training,
         init_seed=spec.seed,
         checkpoints=context.checkpoints(
             f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
@@ -113,10 +113,10 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
         if inputs.initial
         else f"fresh {spec.shape.model_dump_json()}",
         plan=plan.to_json(),
-        training_config=training_config_of(spec).identity(),
+        config=spec.training.identity(),
         seed=spec.seed,
         device=spec.device,
-        dtype=spec.precision,
+        dtype=spec.training.precision,
     )
 
 

@@ -27,7 +27,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import PretrainSpec, SelectSpec
 from tasks.releases.charge import Charge, charge
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_config_of, training_plan
+from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import silence
@@ -81,14 +81,12 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
         vocabulary=inputs.vocabulary.facts["digest"],
         initial=sha256_of(inputs.initial.folder / "model.safetensors"),
         candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
-        training_configs={
-            str(i): training_config_of(c).identity() for i, c in enumerate(spec.candidates)
-        },
-        law=spec.law,
-        mean=spec.mean,
+        training_configs={str(i): c.training.identity() for i, c in enumerate(spec.candidates)},
+        law=spec.selection.selection_law,
+        mean=spec.selection.selection_mean,
         seed=first.seed,
         device=first.device,
-        dtype=first.precision,
+        dtype=first.training.precision,
     )
     charged = charge(context, units, planned_release(spec), content=content)
     # Only now may the rows be read.
@@ -136,12 +134,12 @@ def _best(
             model=initial.folder,
             store=store,
             updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
-            config=training_config_of(one),
+            config=one.training,
             init_seed=one.seed,
             checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,
             progress=lambda now: None,  # what is under way says how many there are
-            continuation=words if one.whole_words else None,
+            continuation=words if one.training.whole_words else None,
         )
         model = _bert(trained)
         candidate = _Trained(drawn, model, _accuracy(model, public, one.seed))
@@ -161,7 +159,7 @@ def _refuse_unlike(spec: SelectSpec) -> None:
     for name in _SHARED:
         if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
             raise BadInput("the candidates differ in it", where=f"select spec, {name}")
-    if any(candidate.time_box_minutes for candidate in spec.candidates):
+    if any(candidate.training.time_box_minutes for candidate in spec.candidates):
         # Each restart says where it is: the number of restarts tells how many trainings there are.
         raise BadInput(
             "a selection by a secret count cannot be time-boxed",
@@ -183,6 +181,6 @@ def _point(spec: PretrainSpec) -> dict[str, float]:
     assert spec.plan is not None  # noqa: S101 - narrows the type
     return {
         "noise_multiplier": spec.plan.noise_multiplier,
-        "batch_size": spec.batch_size,
-        "epochs": round(spec.updates * spec.batch_size / spec.plan.declared_units, 3),
+        "batch_size": spec.batches.batch_size,
+        "epochs": round(spec.updates * spec.batches.batch_size / spec.plan.declared_units, 3),
     }

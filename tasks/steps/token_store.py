@@ -35,15 +35,15 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     key = seed_key(spec.seed)
     writers = {
         part: TokenStoreWriter(
-            context.out / part, spec.sequence_length, tokenizer.get_vocab_size(), key=key
+            context.out / part, spec.rows.sequence_length, tokenizer.get_vocab_size(), key=key
         )
         for part in (TRAIN, HELD_OUT)
     }
     rows = rows_of_units(
         _units(spec, corpus.folder),
         tokenizer,
-        sequence_length=spec.sequence_length,
-        max_examples_per_unit=spec.max_examples_per_unit,
+        sequence_length=spec.rows.sequence_length,
+        max_examples_per_unit=spec.rows.max_examples_per_unit,
         key=key,
     )
     for number, (unit_id, unit_rows) in enumerate(rows, 1):
@@ -52,7 +52,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         if is_held_out(unit_id, spec.holdout, key):
             writers[HELD_OUT].add_unit(unit_id, unit_rows)
         else:
-            carrying = plant(unit_rows, canaries, unit_id, spec.seed, spec.sequence_length)
+            carrying = plant(unit_rows, canaries, unit_id, spec.seed, spec.rows.sequence_length)
             writers[TRAIN].add_unit(unit_id, carrying)
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
@@ -63,9 +63,9 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         facts={
             "role": spec.role,
             "dataset": corpus.facts["dataset"],
-            "unit": spec.unit,
-            "declared_units": spec.declared_units,
-            "max_examples_per_unit": spec.max_examples_per_unit,
+            "unit": _unit(spec).value,
+            "declared_units": spec.units.declared_units if spec.units else 0,
+            "max_examples_per_unit": spec.rows.max_examples_per_unit,
             "canaries_seed": spec.seed if canaries else None,
             "canaries_digest": fact(planted, "digest") if planted else "",
             "vocabulary_digest": vocabulary_digest(vocabulary),
@@ -83,10 +83,10 @@ def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
 def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input) -> None:
     """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
     same = fact(corpus, "dataset") == fact(vocabulary, "dataset")
-    if spec.role == "private" and same and fact(vocabulary, "unit") != spec.unit:
+    if spec.role == "private" and same and fact(vocabulary, "unit") != _unit(spec):
         raise BadInput(
             f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
-            f" rows would protect {spec.unit}",
+            f" rows would protect {_unit(spec)}",
             where="token_store spec, unit",
             fix="Choose one unit for vocabulary and rows.",
         )
@@ -96,21 +96,26 @@ def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
     """Return the canaries to plant; of those that no row could hold, say so before any is read."""
     canaries = read_canaries(planted.folder) if planted else []
     longest = max((len(canary.tokens) for canary in canaries), default=0)
-    if longest > spec.sequence_length - 2:
+    if longest > (length := spec.rows.sequence_length) - 2:
         raise BadInput(
-            f"a pattern of {longest} tokens is longer than a row of {spec.sequence_length} holds",
+            f"a pattern of {longest} tokens is longer than a row of {length} holds",
             where="canary_patterns",
             fix="Shorten it, or raise sequence_length.",
         )
     return canaries
 
 
+def _unit(spec: TokenStoreSpec) -> PrivacyUnit:
+    return PrivacyUnit(spec.units.unit) if spec.units else PrivacyUnit.DOCUMENT
+
+
 def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
-    units = iter_units(folder, PrivacyUnit(spec.unit), spec.words_per_unit)
-    for number, unit in enumerate(units, 1):
-        if spec.role == "private" and number > spec.declared_units:
+    words = spec.units.words_per_unit if spec.units else 1  # of documents, it cuts nothing
+    for number, unit in enumerate(iter_units(folder, _unit(spec), words), 1):
+        if spec.units and number > spec.units.declared_units:
+            bound = spec.units.declared_units
             raise BadInput(
-                f"the corpus holds more units than the declared bound of {spec.declared_units}",
+                f"the corpus holds more units than the declared bound of {bound}",
                 where="declared_units",
                 fix="Declare a higher bound, from public knowledge.",
             )

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from dp_core.config.training import ArchitectureConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import ModelConfig
-from tasks.protocol import CAUSAL, ModelShape, PretrainSpec
+from tasks.protocol import CAUSAL, PretrainSpec
 from tasks.releases.provenance import PRETRAINED, model_at, rows_at, vocabulary_at
 from tasks.report.results import ARCHITECTURES
 from tasks.runtime.context import Input, StepContext
@@ -79,9 +80,9 @@ def held_out(source: Input) -> TokenStore | None:
     return TokenStore.open(folder) if (folder / "store.json").exists() else None
 
 
-def config_of(shape: ModelShape, vocabulary_size: int, length: int) -> ModelConfig:
+def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:
     """Return the config of a fresh model that reads rows of `length` tokens."""
-    if shape.kind == CAUSAL:
+    if shape.model_kind == CAUSAL:
         return Gpt2Config.of_size(
             vocab_size=vocabulary_size,
             hidden=shape.hidden,
@@ -93,7 +94,7 @@ def config_of(shape: ModelShape, vocabulary_size: int, length: int) -> ModelConf
         hidden=shape.hidden,
         layers=shape.layers,
         max_positions=length,
-        type_vocab=0 if shape.kind == "distilbert" else 2,
+        type_vocab=0 if shape.model_kind == "distilbert" else 2,
     )
 
 
@@ -104,17 +105,17 @@ def kind_of(config: ModelConfig) -> str:
     return "distilbert" if config.distilled else "bert"
 
 
-def refuse_other_architecture(config: ModelConfig, shape: ModelShape) -> None:
+def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
     """Refuse to begin with a causal model where a masked one is trained, and the other way round.
 
     Raises:
         BadInput: it says what the folder holds, and what was asked for.
     """
     kind = kind_of(config)
-    if (kind == CAUSAL) != (shape.kind == CAUSAL):
+    if (kind == CAUSAL) != (shape.model_kind == CAUSAL):
         raise BadInput(
             f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "
-            f"{ARCHITECTURES[shape.kind]}",
+            f"{ARCHITECTURES[shape.model_kind]}",
             where="public_model",
             fix=f"Set model_kind to {kind}, or give another folder.",
         )

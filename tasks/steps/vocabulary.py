@@ -20,6 +20,7 @@ from tasks.storage import sha256_of
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     """Reserve, count, add noise, cut at the threshold, settle; then post-process."""
+    config = spec.config
     corpus = corpus_at(context, spec.corpus_uri, "private")
     units = private_units(corpus)
     plan, planned = histogram_plan(spec), planned_release(spec)
@@ -28,14 +29,14 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     # Only now may the text be read.
     context.refuse_altered(corpus)
     counts = set_counts(
-        iter_units(corpus.folder, PrivacyUnit(spec.unit), spec.words_per_unit),
-        spec.words_per_unit,
+        iter_units(corpus.folder, PrivacyUnit(config.unit), config.words_per_unit),
+        config.words_per_unit,
         charged.seed.derive("contribution bounding"),
-        declared_units=spec.declared_units,
+        declared_units=config.declared_units,
     )
     noised = release(counts, plan, charged.seed, content)
     record = charged.settle(counts_released(noised))
-    tokenizer = wordpiece.learn(noised, spec.size)
+    tokenizer = wordpiece.learn(noised, config.vocabulary_size)
     wordpiece.save(tokenizer, context.out)
     context.measure("distinct_words", Operator(len(counts)))
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
@@ -46,13 +47,13 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         outputs={"vocabulary": ""},
         facts={
             "dataset": units.dataset,
-            "unit": spec.unit,
-            "declared_units": spec.declared_units,
+            "unit": config.unit,
+            "declared_units": config.declared_units,
             "vocabulary_size": tokenizer.get_vocab_size(),
             "words_released": len(noised),
             "sigma": plan.sigma,
             "threshold": plan.threshold,
-            "words_per_unit": spec.words_per_unit,
+            "words_per_unit": config.words_per_unit,
             "digest": sha256_of(context.out / "vocab.txt"),
         },
         artifacts=[Artifact("vocab.txt", Label.DP)],

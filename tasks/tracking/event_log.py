@@ -25,9 +25,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
+from dp_core.config.fields import Config
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.protocol import MetricRecord
-from tasks.protocol.specs import Frozen
 from tasks.storage import journal
 
 Target = Literal["step", "point", "parent"]
@@ -38,7 +38,7 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
-class _Event(Frozen):
+class _Event(Config):
     version: Literal[1] = 1
     time: int = Field(default_factory=_now)  # milliseconds
     run: str = ""  # the key of the one run that is told; '': every run that the step is part of

@@ -485,7 +485,7 @@ class Tracker:
         if isinstance(spec, ReportSpec | SweepReportSpec):
             events += self._params(spec.settings, "parent")
         if isinstance(spec, PretrainSpec) and spec.plan and point:  # by these, points are compared
-            coordinates = {"batch_size": spec.batch_size, "updates": spec.updates}
+            coordinates = {"batch_size": spec.batches.batch_size, "updates": spec.updates}
             sigma = {"σ": spec.plan.noise_multiplier}
             events += self._params(coordinates | sigma, "point")
         if done_before:

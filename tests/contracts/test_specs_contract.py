@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from dp_core.config.fields import IN_WORDS, MORE_TRAINING, setting
+from dp_core.config.training import OptimizerConfig
 from tasks.protocol import (
     BudgetSpec,
     EntitiesSpec,
     JobSettings,
     PretrainSpec,
+    PrivacyPlan,
     RunContext,
     SelectSpec,
     StepSpec,
@@ -25,7 +29,6 @@ from tasks.protocol import (
     sweep_point_steps,
     sweep_report,
 )
-from tasks.protocol.fields import IN_WORDS
 
 ROOT = "file:///store"
 STEPS = dp_bert_steps(JobSettings(), ROOT)
@@ -63,12 +66,53 @@ def test_a_job_can_be_run_in_its_own_order() -> None:
     assert len(done) == len(STEPS)
 
 
+CONCERNS = [c for c in SweepSettings.__mro__ if c.__module__.startswith("dp_core.config")]
+STATED = [name for concern in CONCERNS for name in inspect.get_annotations(concern)]
+
+
+def _descendants(kind: type[StepSpec]) -> set[type[StepSpec]]:
+    return set().union(*({c, *_descendants(c)} for c in kind.__subclasses__()))
+
+
+def test_what_a_configuration_model_states_is_stated_once() -> None:
+    """Its type, range, default and help: the form, the settings and the specs take them over."""
+    stated = set(STATED) - {"model_config"}
+    assert len(STATED) == len(set(STATED))
+    settings_and_specs = {*SweepSettings.__mro__, *_descendants(StepSpec), PrivacyPlan}
+    for model in settings_and_specs - set(CONCERNS):
+        assert not stated & set(inspect.get_annotations(model)), model
+    form = SweepSettings.model_json_schema()["properties"]
+    assert stated <= set(form)
+    settings = SweepSettings(selection="random-count")
+    told = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0], ROOT).values()]
+    assert stated <= {name for spec in told for name in _names(spec.model_dump())}
+
+
+def _names(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*map(_names, value.values()))
+    return set().union(*map(_names, value)) if isinstance(value, tuple | list) else set()
+
+
+def test_a_new_setting_is_stated_in_one_place() -> None:
+    class Nesterov(OptimizerConfig):
+        lookahead: float = setting(0.0, MORE_TRAINING, "Lookahead", "Of the next.", ge=0, lt=1)
+
+    class Job(JobSettings, Nesterov):
+        pass
+
+    assert Job.model_json_schema()["properties"]["lookahead"]["section"] == MORE_TRAINING
+    assert Job(lookahead=0.5).part(Nesterov).lookahead == 0.5
+    with pytest.raises(ValidationError, match="lookahead"):
+        Job(lookahead=1.0)
+
+
 # These change together with a format, or have no effect on the made-up data of the default job.
 ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
     "clip_quantile",  # with adaptive clipping only
-    "keep_checkpoints", "time_box_minutes",  # no weight depends on them
+    "checkpoint_every", "keep_checkpoints", "time_box_minutes",  # no weight depends on them
     # with private fine-tuning only
     "finetune_privacy", "entities_declared_units", "entity_types", "finetune_noise_multiplier",
     "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
@@ -102,6 +146,8 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "clipping": {"clipping": "automatic"},
         "whole_words": {"whole_words": True},
         "first_batch_size": {"first_batch_size": 64},
+        "beta1": {"beta1": 0.8},
+        "beta2": {"beta2": 0.9},
     }  # fmt: skip
     default = JobSettings()
     value = getattr(default, field)
@@ -156,13 +202,32 @@ def test_settings_that_belong_together_change_the_training(
     assert one["vocabulary"].digest() == two["vocabulary"].digest()
 
 
+@pytest.mark.parametrize("together", [{}, PRIVATE_LABELS, {"model_kind": "gpt2"}])
+@pytest.mark.parametrize("field", sorted(JobSettings.model_fields))
+def test_settings_that_are_accepted_make_specs(field: str, together: dict[str, Any]) -> None:
+    """Else the reason would be found out after the form, as a traceback."""
+    schema = JobSettings.model_json_schema()["properties"][field]
+    limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    values = [schema[limit] + nudge for limit in limits if limit in schema for nudge in (0, 1e-9)]
+    for value in [*schema.get("enum", []), *values, 5]:
+        try:
+            settings = JobSettings.model_validate({**together, field: value})
+        except ValidationError:
+            continue
+        for spec in dp_bert_steps(settings, ROOT).values():
+            assert spec_from_json(spec.model_dump_json()) == spec
+
+
 def test_how_a_training_is_kept_changes_no_hash() -> None:
     """Else a longer time box would be another release, and another charge."""
-    more = JobSettings(keep_checkpoints=5, time_box_minutes=30)
+    changes: dict[str, Any] = {
+        "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
+    }  # fmt: skip
+    more = JobSettings(**changes)
     steps = dp_bert_steps(more, ROOT)
     kept = steps["dp_pretraining"]
     assert isinstance(kept, PretrainSpec)
-    assert (kept.keep_checkpoints, kept.time_box_minutes) == (5, 30)
+    assert kept.training.model_dump().items() >= changes.items()
     for name, spec in steps.items():
         if name != "report":
             assert spec.digest() == STEPS[name].digest()
@@ -175,6 +240,8 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         ({"batch_cap": 10}, "batch_cap"),
         ({"first_batch_size": 1000}, "above batch_size"),
         ({"delta": 1e-3}, "declared_units"),
+        ({"weight_decay": 10, "public_learning_rate": 1}, "public_learning_rate: weight_decay"),
+        ({"whole_words": True, "model_kind": "gpt2"}, "masks nothing"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
         ({"jsonl_fields": "text,id"}, "jsonl_fields"),
         ({"finetune_privacy": "dp"}, "entity_types"),
@@ -182,6 +249,7 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         (dict(PRIVATE_LABELS, finetune_batch_size=200), "entities_declared_units"),
         (dict(PRIVATE_LABELS, **NOTES), "entities_unit: the labels are charged to notes"),
         (dict(PRIVATE_LABELS, **NOTES), "entities_dataset"),
+        (dict(PRIVATE_LABELS, entities_declared_units=5), "at least 10"),
         (dict(PRIVATE_LABELS, **NOTES, entities_dataset="notes"), "unit is patient, not document"),
         (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient"), "entities_patients"),
         (dict(PRIVATE_LABELS, entities_dataset="labels", entities_unit="patient"), "name"),

@@ -126,7 +126,17 @@ def test_overlapping_runs_and_catching_up_are_off(dags):
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "new_corpus"])
 def test_reading_a_dag_loads_nothing_heavy_and_no_provider_that_is_not_chosen(name):
     unwanted = [
-        *("tensorflow", "mlflow", "dp_core", "numpy", "pandas", "docker", "kubernetes", "google"),
+        *(
+            "tensorflow",
+            "mlflow",
+            "numpy",
+            "dp_core.privacy",
+            "dp_core.training",
+            "pandas",
+            "docker",
+            "kubernetes",
+            "google",
+        ),
         *("airflow.providers.docker.operators", "airflow.providers.cncf.kubernetes.operators"),
     ]
     program = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.models.config import Gpt2Config
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import Ledger, State
@@ -96,7 +97,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     spec = FinetuneSpec(
         root=deployment.store, made_up=True, device="cpu", seed=1,
         model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
-        epochs=1, batch_size=1, learning_rate=1, sequence_length=8,
+        epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip
     assert run(spec, deployment.home) == 2
     said = "".join(capfd.readouterr())

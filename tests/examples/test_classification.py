@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load, save
@@ -12,7 +13,6 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.config import TrainingConfig
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
 from dp_core.vocabulary import wordpiece
 from examples.classification import (

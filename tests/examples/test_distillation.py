@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits, mlm_row_losses
@@ -18,7 +19,6 @@ from dp_core.nn.layers import Layers
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.config import TrainingConfig
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
 from examples.distillation import distillation, distilled_row_losses, divergence, student_of
 

@@ -16,8 +16,8 @@ from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
-from tasks.protocol.data_settings import MADE_UP
 from tasks.protocol.least_privilege import WITHHELD
+from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import Charge, record_operator_use
 from tasks.releases.ledger import refuse_unregistered
 from tasks.releases.manifest import counts_released, manifest, weights_released

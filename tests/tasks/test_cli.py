@@ -18,7 +18,7 @@ from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.commands.ledger import _planned
-from tasks.commands.settings import settings_told
+from tasks.commands.settings import SettingsOptions, settings_told
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
@@ -166,7 +166,7 @@ def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
     asked = [word for pair in given for word in ("--set", pair)]
     words = ["ledger", "cost", *asked]
     before = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
-    (planned,) = _planned(settings_told(JobSettings, None, given)).values()
+    (planned,) = _planned(settings_told(JobSettings, SettingsOptions(words=given))).values()
     Ledger.open(deployment.ledger).register_plan(
         [replace(release, plan_key="p", run="r") for release in planned]
     )

@@ -40,7 +40,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: No
 
 
 def _spec(deployment: Deployment, **more: Any) -> CanariesSpec:
-    fields = {"patterns": ("HS",), "rates": (0.1,), "per_group": 1, "seed": 1, "made_up": True}
+    fields: dict[str, Any] = {"config": {}, "seed": 1, "made_up": True}
     fields |= {"root": deployment.store, "vocabulary_uri": f"{deployment.store}/v/1"} | more
     return CanariesSpec.model_validate(fields)
 

@@ -28,7 +28,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
     (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,p\n")
     return EntitiesSpec(
         root=untracked.store, made_up=False, format="columns", public=False, dataset="labels",
-        unit="patient", train_path=str(tmp_path / "train.tsv"),
+        entities_unit="patient", train_path=str(tmp_path / "train.tsv"),
         test_path=str(tmp_path / "test.tsv"), patients_path=str(tmp_path / "patients.csv"),
         data_version="1", seed=1,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from dp_core.errors import PlanError
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import JobSettings, SweepSettings
-from tasks.protocol.sweep_settings import MOST_POINTS
+from tasks.protocol.sweep import MOST_POINTS
 
 LONG = "9" * 400
 EPSILON = [

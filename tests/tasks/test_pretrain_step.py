@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from step_outputs import publish, rows_in, vocabulary_in
 
+from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
 from dp_core.errors import Unfinished
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import PretrainSpec
-from tasks.protocol.specs import ModelShape, PrivacyPlan
+from tasks.protocol import PretrainSpec, PrivacyPlan
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import Store, is_remote
 from tasks.storage.local import backend_for
@@ -35,9 +35,10 @@ class Prepared:
     spec: PretrainSpec
 
     def start(self, **changes: object) -> subprocess.Popen[str]:
-        """Start the step."""
+        """Start the step, with changes of how its run is kept."""
         file = self.deployment.home / "spec.json"
-        file.write_text(self.spec.model_copy(update=changes).model_dump_json())
+        training = self.spec.training.model_copy(update=changes)
+        file.write_text(self.spec.model_copy(update={"training": training}).model_dump_json())
         return subprocess.Popen(
             [sys.executable, "-m", "tasks", "pretrain", "--spec", str(file)],
             cwd=CHECKOUT,
@@ -107,12 +108,13 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
     publish(store, words, made / "vocabulary", vocabulary_size=size, digest="public")
     plan = PrivacyPlan(
         dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
-        delta=1e-5, examples_per_step=1,
+        delta=1e-5,
     )  # fmt: skip
     spec = PretrainSpec(
         root=untracked.store, made_up=False, mode="dp", store_uri=rows, public_store_uri=public,
-        private_store_uri=rows, vocabulary_uri=words, shape=ModelShape(layers=1, hidden=64),
-        plan=plan, examples_per_step=1, batch_size=8, updates=UPDATES, learning_rate=0.001,
+        private_store_uri=rows, vocabulary_uri=words, shape=ArchitectureConfig(layers=1, hidden=64),
+        plan=plan, batches=BatchConfig(batch_size=8), updates=UPDATES,
+        training=TrainingConfig(learning_rate=0.001),
         device="cpu", seed=1,
     )  # fmt: skip
     return Prepared(untracked, spec)

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
+from dp_core.config.data import CanaryConfig, RowsConfig
+from dp_core.config.privacy import SelectionConfig, UnitConfig, VocabularyConfig
+from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
 from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
@@ -32,6 +35,7 @@ from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
+    PrivacyPlan,
     ReleaseRecord,
     RunContext,
     SelectSpec,
@@ -40,7 +44,6 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.protocol.specs import ModelShape, PrivacyPlan
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import write_sentences
@@ -159,9 +162,10 @@ def house(untracked: Deployment) -> House:
     return House(untracked, uris)
 
 
+TRAINING, BATCHES = TrainingConfig(learning_rate=0.001), BatchConfig(batch_size=8)
 PLAN = PrivacyPlan(
     dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
-    delta=1e-5, examples_per_step=1,
+    delta=1e-5,
 )  # fmt: skip
 
 
@@ -177,15 +181,15 @@ def pretraining(house: House, **changes: Any) -> PretrainSpec:
     }  # fmt: skip
     told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
     return PretrainSpec(
-        **common(house), **told, shape=ModelShape(layers=1, hidden=64), examples_per_step=1,
-        batch_size=8, updates=2, learning_rate=0.001, device="cpu", seed=1,
+        **common(house), **told, shape=ArchitectureConfig(layers=1, hidden=64),
+        training=TRAINING, batches=BATCHES, updates=2, device="cpu", seed=1,
     )  # fmt: skip
 
 
 def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
     specs = tuple(pretraining(house, **one) for one in candidates or ({},))
     return SelectSpec(
-        **common(house), candidates=specs, law="geometric", mean=2.0, delta=1e-5
+        **common(house), candidates=specs, selection=SelectionConfig(selection_mean=2.0)
     )  # fmt: skip
 
 
@@ -194,8 +198,9 @@ def finetuning(house: House, **changes: Any) -> FinetuneSpec:
             "plan": PLAN.model_copy(update={"dataset": "labels"}), **changes}  # fmt: skip
     told |= {n: house.uris[v] for n, v in told.items() if n.endswith("_uri")}
     return FinetuneSpec(
-        **common(house), **told, entity_types=("problem",), updates=2, epochs=1, batch_size=8,
-        learning_rate=0.001, sequence_length=8, device="cpu", seed=1,
+        **common(house), **told, entity_types=("problem",),
+        training=TRAINING, batches=BATCHES, updates=2, epochs=1, sequence_length=16,
+        device="cpu", seed=1,
     )  # fmt: skip
 
 
@@ -206,21 +211,26 @@ def exposing(house: House, **changes: str) -> ExposureSpec:
 
 
 def wording(house: House, **changes: Any) -> VocabularySpec:
-    told = {"corpus_uri": "corpus", "dataset": "notes", "unit": "patient"} | changes
+    told = {"corpus_uri": "corpus", "dataset": "notes"} | changes
     told["corpus_uri"] = house.uris[told["corpus_uri"]]
     return VocabularySpec(
-        **common(house), **told, declared_units=40, words_per_unit=16, epsilon=8.0, delta=1e-6,
-        size=40,
+        **common(house), **told,
+        config=VocabularyConfig(
+            declared_units=40, words_per_unit=16, vocabulary_epsilon=8.0, vocabulary_delta=1e-6,
+            vocabulary_size=100,
+        ),
     )  # fmt: skip
 
 
 def cutting(house: House, **changes: Any) -> TokenStoreSpec:
-    told = {"corpus_uri": "corpus", "vocabulary_uri": "words", "role": "private",
-            "unit": "patient", "canaries_uri": "canaries"} | changes  # fmt: skip
+    told: dict[str, Any] = {
+        "corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries",
+        "units": UnitConfig(declared_units=40), **changes,
+    }  # fmt: skip
     told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
     return TokenStoreSpec(
-        **common(house), **told, sequence_length=8, words_per_unit=16, max_examples_per_unit=1,
-        declared_units=40, holdout=0.0, seed=1,
+        **common(house), **told, holdout=0.0, seed=1,
+        rows=RowsConfig(sequence_length=16, max_examples_per_unit=1),
     )  # fmt: skip
 
 
@@ -288,7 +298,7 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
     "rows as labels": (lambda h: finetuning(h, entities_uri="private"), "step token_store"),
     "a public corpus as private": (lambda h: wording(h, corpus_uri="public corpus"), "private"),
     "a private corpus as public": (
-        lambda h: cutting(h, role="public", canaries_uri=""), "must be public"),
+        lambda h: cutting(h, units=None, canaries_uri=""), "must be public"),
     # of one vocabulary
     "rows of another vocabulary": (
         lambda h: pretraining(h, store_uri="private otherwise cut"), "another vocabulary"),
@@ -369,8 +379,8 @@ def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: Hous
 
 def test_a_results_releases_are_gathered_whatever_the_step_says(house: House) -> None:
     spec = CanariesSpec(
-        **common(house), vocabulary_uri=house.uris["words elsewhere"], patterns=("S",),
-        rates=(0.1,), per_group=1, seed=1,
+        **common(house), vocabulary_uri=house.uris["words elsewhere"], seed=1,
+        config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip
     result = contract.run_step(spec, house.deployment, replace_task("canaries"))
     assert result.releases == [WORDS_ELSEWHERE]

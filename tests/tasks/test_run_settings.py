@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import command_line
 import pytest
-from command_line import confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run
+from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
 from tasks.local import demo
 from tasks.protocol import JobSettings, StepResult, SweepSettings
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
+Confide = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Confide:
+    """`confide …`: its exit code, and what it said on standard output and standard error."""
+    return partial(command_line.confide, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -29,17 +40,42 @@ pytestmark = pytest.mark.usefixtures("at_home")
     ],
 )
 def test_a_file_of_settings_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    content: str | bytes,
-    said: str,
+    confide: Confide, tmp_path: Path, content: str | bytes, said: str
 ) -> None:
     file = tmp_path / "settings.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    code, out, err = confide(monkeypatch, capsys, "run", "--settings", str(file))
+    code, out, err = confide("run", "--settings", str(file))
     assert (code, out) == (2, "")
     assert said in err and "settings.json" in err
+
+
+PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entities_test": "."}
+
+
+@pytest.mark.parametrize(
+    ("preset", "more", "found"),
+    [
+        ("demo", {}, {}),
+        ("real-text", PATHS, {"private_format": "noteevents", "all_public": True}),
+        ("large-batches", {"epochs": "20"}, {"weight_decay": 1.0, "first_batch_size": 256}),
+    ],
+)
+def test_a_preset_is_a_settings_file_by_name(
+    preset: str, more: dict[str, str], found: dict[str, Any]
+) -> None:
+    settings = settings_told(
+        JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
+    )
+    assert settings.model_dump().items() >= found.items()
+    assert preset != "demo" or settings == JobSettings()
+
+
+def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
+    options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
+    settings = settings_told(JobSettings, options)
+    assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
+    assert set(PRESETS) == {"demo", "real-text", "large-batches"}
 
 
 @pytest.fixture
@@ -67,8 +103,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_a_path_that_is_not_there_is_refused_before_anything_starts(
+    confide: Confide,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     steps: list[str],
     tmp_path: Path,
     field: str,
@@ -77,34 +113,28 @@ def test_a_path_that_is_not_there_is_refused_before_anything_starts(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("Fever is common.")
     monkeypatch.chdir(tmp_path / "data")
-    assert confide(monkeypatch, capsys, "ledger", "declare-public", ".")[0] == 0
+    assert confide("ledger", "declare-public", ".")[0] == 0
     given = [word for pair in more.items() for word in ("--set", "=".join(pair))]
     for path, code, starts in (("/nonexist/a", 2, 0), (".", 1, 1), ("gs://bucket/a", 1, 2)):
         words = ["run", *given, "--set", f"{field}={path}"]
-        found, _, err = confide(monkeypatch, capsys, *words)
+        found, _, err = confide(*words)
         assert (found, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
 
 
 @pytest.mark.parametrize("launcher", ["docker", "kubernetes"])
 def test_a_run_on_this_machine_is_checked_whatever_starts_airflows_steps(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    steps: list[str],
-    launcher: str,
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], launcher: str
 ) -> None:
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = confide(monkeypatch, capsys, "run", "--set", "public_model=/nonexist/a")
+    code, _, err = confide("run", "--set", "public_model=/nonexist/a")
     assert (code, steps) == (2, [])
     assert "public_model: no such file or folder: /nonexist/a" in err
 
 
 @pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])
 def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    launcher: str,
-    starts: int,
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, launcher: str, starts: int
 ) -> None:
     started: list[JobSettings] = []
 
@@ -114,74 +144,63 @@ def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
 
     monkeypatch.setattr(demo, "run", start)
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = confide(monkeypatch, capsys, "demo", "--set", "public_model=/nonexist/a")
+    code, _, err = confide("demo", "--set", "public_model=/nonexist/a")
     assert (code, len(started)) == (2, starts)
     assert ("no such file or folder" in err) is (not starts)
 
 
 @pytest.mark.parametrize("path", ["~nosuch/x", "a\0b"])
-def test_what_cannot_be_a_path_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str
-) -> None:
-    code, out, err = confide(monkeypatch, capsys, "ledger", "cost", "--set", f"public_model={path}")
+def test_what_cannot_be_a_path_is_refused_in_one_line(confide: Confide, path: str) -> None:
+    code, out, err = confide("ledger", "cost", "--set", f"public_model={path}")
     assert (code, out) == (2, "")
     assert err == f"confide: public_model: cannot be a path: {path!r}\n"
 
 
-def test_a_model_that_reads_no_labels_needs_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: list[str]
-) -> None:
+def test_a_model_that_reads_no_labels_needs_none(confide: Confide, steps: list[str]) -> None:
     words = "entities_format=i2b2 entities_train=/nonexist entities_test=/nonexist"
     given = [word for pair in words.split() for word in ("--set", pair)]
-    assert confide(monkeypatch, capsys, "run", *given)[0] == 2
-    assert confide(monkeypatch, capsys, "run", *given, "--set", "model_kind=gpt2")[0] == 1
+    assert confide("run", *given)[0] == 2
+    assert confide("run", *given, "--set", "model_kind=gpt2")[0] == 1
     assert steps == ["dp_bert"]
 
 
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
 def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    steps: list[str],
-    tmp_path: Path,
-    device: str,
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], tmp_path: Path, device: str
 ) -> None:
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", sys.executable)
     words = ["run", "--set", f"device={device}"]
-    code, _, err = confide(monkeypatch, capsys, *words)
+    code, _, err = confide(*words)
     assert (code, steps) == (2, [])
     assert f"tensorflow-cpu) drives no {device}" in err
     other = tmp_path / "other" / "bin" / "python"  # whose packages are not known here
     other.parent.mkdir(parents=True)
     other.touch()
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(other))
-    assert confide(monkeypatch, capsys, *words)[0] == 1
+    assert confide(*words)[0] == 1
     assert steps == ["dp_bert"]
 
 
 def test_the_settings_are_shown_as_they_would_be(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    steps: list[str],
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: list[str]
 ) -> None:
     (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
     given = ["--settings", str(tmp_path / "settings.json"), "--set", "layers=5"]
     words = ["run", "dp_sweep", "--show-settings", *given]
-    found = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
+    found = json.loads(confide(*words, "--json")[1])
     assert set(found) == set(SweepSettings.model_fields)
     assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 12)
     assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)
     sections = [one["section"] for one in found.values()]
     assert sections == sorted(sections)
     monkeypatch.setenv("COLUMNS", "80")
-    code, shown, _ = confide(monkeypatch, capsys, *words)
+    code, shown, _ = confide(*words)
     assert code == 0
     for name in found:
         assert f" {name} " in shown  # whole
-    assert shown.index("0. Grid") < shown.index("1. Data") < shown.index("7. Advanced")
+    assert shown.index("0. Grid") < shown.index("1. Data") < shown.index("9. Advanced")
     assert max(map(len, shown.splitlines())) <= 80
-    assert confide(monkeypatch, capsys, "run", "--show-settings", "--set", "layers=0")[0] == 2
+    assert confide("run", "--show-settings", "--set", "layers=0")[0] == 2
     assert steps == []
 
 

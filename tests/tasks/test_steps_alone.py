@@ -13,6 +13,9 @@ from typing import Any, cast
 import pytest
 
 from dp_core.audit.canaries import Canary
+from dp_core.config.data import RowsConfig
+from dp_core.config.privacy import UnitConfig, VocabularyConfig
+from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
 from dp_core.data.corpus import Document, write_corpus
 from dp_core.data.ner import Sentence
 from dp_core.data.token_store import TokenStore
@@ -25,12 +28,12 @@ from tasks.protocol import (
     FinetuneSpec,
     MetricRecord,
     PretrainSpec,
+    PrivacyPlan,
     ReleaseRecord,
     StepResult,
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.protocol.specs import ModelShape, PrivacyPlan
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.runtime.context import Input, StepContext, StepOutput
@@ -42,9 +45,13 @@ from tasks.storage import Store
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
 WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
 PLAN = PrivacyPlan(
-    dataset="notes", unit="patient", declared_units=DECLARED, noise_multiplier=4.0, clip_norm=0.5,
-    delta=1e-5, examples_per_step=1,
-)  # fmt: skip
+    dataset="notes",
+    unit="patient",
+    declared_units=DECLARED,
+    noise_multiplier=4.0,
+    clip_norm=0.5,
+    delta=1e-5,
+)
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 
 
@@ -130,8 +137,7 @@ class Chain:
         facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
         self.inputs["canaries"] = answered(StepOutput({}, facts=facts), planted, "canaries")
         self.inputs["rows"] = self.answer("rows", token_store.run, self.cut())
-        public_rows = {"role": "public", "corpus_uri": "public corpus", "canaries_uri": ""}
-        public_rows |= {"unit": "document", "declared_units": 0}
+        public_rows = {"units": None, "corpus_uri": "public corpus", "canaries_uri": ""}
         self.inputs["public rows"] = self.answer(
             "public rows", token_store.run, self.cut().model_copy(update=public_rows)
         )
@@ -151,27 +157,50 @@ class Chain:
 
     def histogram(self, **changes: Any) -> VocabularySpec:
         spec = VocabularySpec(
-            root=self.home.store, made_up=False, corpus_uri="corpus", dataset="notes",
-            unit="patient", declared_units=DECLARED, words_per_unit=16, epsilon=20.0, delta=1e-5,
-            size=80,
-        )  # fmt: skip
+            root=self.home.store,
+            made_up=False,
+            corpus_uri="corpus",
+            dataset="notes",
+            config=VocabularyConfig(
+                declared_units=DECLARED,
+                words_per_unit=16,
+                vocabulary_epsilon=20.0,
+                vocabulary_delta=1e-5,
+                vocabulary_size=100,
+            ),
+        )
         return spec.model_copy(update=changes)
 
     def cut(self) -> TokenStoreSpec:
         return TokenStoreSpec(
-            root=self.home.store, made_up=False, corpus_uri="corpus", vocabulary_uri="vocabulary",
-            canaries_uri="canaries", role="private", unit="patient", sequence_length=LENGTH,
-            words_per_unit=16, max_examples_per_unit=1, declared_units=DECLARED, holdout=0.2,
+            root=self.home.store,
+            made_up=False,
+            corpus_uri="corpus",
+            vocabulary_uri="vocabulary",
+            canaries_uri="canaries",
+            units=UnitConfig(declared_units=DECLARED),
+            rows=RowsConfig(sequence_length=LENGTH, max_examples_per_unit=1),
+            holdout=0.2,
             seed=1,
         )  # fmt: skip
 
     def training(self, **changes: Any) -> PretrainSpec:
         spec = PretrainSpec(
-            root=self.home.store, made_up=False, mode="dp", store_uri="rows",
-            public_store_uri="public rows", private_store_uri="rows", vocabulary_uri="vocabulary",
-            shape=ModelShape(layers=1, hidden=64), plan=PLAN, examples_per_step=1, batch_size=8,
-            updates=2, learning_rate=0.001, device="cpu", seed=1,
-        )  # fmt: skip
+            root=self.home.store,
+            made_up=False,
+            mode="dp",
+            store_uri="rows",
+            public_store_uri="public rows",
+            private_store_uri="rows",
+            vocabulary_uri="vocabulary",
+            shape=ArchitectureConfig(layers=1, hidden=64),
+            plan=PLAN,
+            training=TrainingConfig(learning_rate=0.001),
+            batches=BatchConfig(batch_size=8),
+            updates=2,
+            device="cpu",
+            seed=1,
+        )
         return spec.model_copy(update=changes)
 
 
@@ -372,9 +401,15 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     spec = FinetuneSpec(
         root=chain.home.store, made_up=False, model_uri="model", entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-        entity_types=("sign",), updates=2, epochs=0, batch_size=4, learning_rate=0.001,
-        sequence_length=LENGTH, device="cpu", seed=1,
-    )  # fmt: skip
+        entity_types=("sign",),
+        updates=2,
+        epochs=0,
+        training=TrainingConfig(learning_rate=0.001),
+        batches=BatchConfig(batch_size=4),
+        sequence_length=LENGTH,
+        device="cpu",
+        seed=1,
+    )
     finetune.run(spec, context)
     costs = {n: own for n, own in context.labels().items() if n.startswith(("epsilon", "delta"))}
     assert set().union(*costs.values()) == {PUBLIC}

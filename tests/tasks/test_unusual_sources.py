@@ -119,7 +119,7 @@ def test_labels_behind_the_same_door(
     spec = EntitiesSpec(
         root=deployment.store, made_up=False, format="pubtator", train_path=str(tmp_path / "in"),
         test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", data_version="1", public=True,
-        unit="document", seed=1,
+        entities_unit="document", seed=1,
     )  # fmt: skip
     code, said = run(spec, capfd, tmp_path)
     assert (code, said.count("\n")) == (2, 1), said

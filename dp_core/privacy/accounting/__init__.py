@@ -3,9 +3,7 @@
 from dp_core.privacy.accounting.composition import (
     GroupGuarantee,
     epsilon_unamplified,
-    gives_a_unit_away,
     group_privacy,
-    refuse_large_delta,
 )
 from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
@@ -20,7 +18,5 @@ __all__ = [
     "epsilon_unamplified",
     "gaussian_delta",
     "gaussian_epsilon",
-    "gives_a_unit_away",
     "group_privacy",
-    "refuse_large_delta",
 ]

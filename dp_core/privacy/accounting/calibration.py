@@ -18,9 +18,10 @@ from dp_accounting.mechanism_calibration import (
     calibrate_dp_mechanism,
 )
 
+from dp_core.config.privacy import LEAST_NOISE
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.execution_plan import LEAST_NOISE, MOST_NOISE
+from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, compose
 
 _MOST_STEPS = 10_000_000

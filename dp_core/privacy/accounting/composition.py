@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from dp_core.errors import BadInput, PlanError
+from dp_core.errors import BadInput
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
 
 if TYPE_CHECKING:
@@ -51,32 +50,3 @@ def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float 
     """
     mu = event.unamplified_mu(sensitivity)
     return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
-
-
-def gives_a_unit_away(delta: float, declared_units: int) -> bool:
-    """Return whether δ promises nothing, being 1/n or more of n units (or no number).
-
-    To publish one unit drawn at random whole is (0, 1/n)-DP.
-    """
-    return not delta * declared_units < 1
-
-
-def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str) -> None:
-    """Refuse a total δ that `gives_a_unit_away`.
-
-    Args:
-        deltas: of everything that is claimed together, each as it is stated (`stated_delta`).
-        declared_units: n, the public upper bound on the number of units.
-        where: what the message calls it.
-
-    Raises:
-        PlanError: the sum is not above 0 and below 1/n, or no number.
-    """
-    total = math.fsum(deltas)
-    if not total > 0 or gives_a_unit_away(total, declared_units):
-        raise PlanError(
-            f"δ = {total:.3g} in total is not between 0 and 1/{declared_units}: at 1/n and above, "
-            "publishing one unit whole would count as private",
-            where=where,
-            fix="Lower the δ of a part, or release fewer parts.",
-        )

@@ -8,12 +8,12 @@ import pytest
 from dp_core.audit.canaries import Canary, plant
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, measure
 from dp_core.audit.ranking import ranker
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import Gpt2, fresh
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.config import TrainingConfig
 from dp_core.training.loop import OrdinaryUpdates, pretrain
 
 PIECES, S, UNITS = 125, 12, 40

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import AnyModel
@@ -17,7 +18,6 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.config import TrainingConfig
 from dp_core.training.devices import configure
 from dp_core.training.loop import PrivateUpdates, UpdateRule, pretrain
 

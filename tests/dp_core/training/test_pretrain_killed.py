@@ -27,7 +27,7 @@ SCRIPT = """
     from dp_core.training import loop as progress
     from dp_core.training.checkpoints import (LocalFolder)
     from dp_core.training.loop import (PrivateUpdates, pretrain)
-    from dp_core.training.config import (TrainingConfig)
+    from dp_core.config.training import (TrainingConfig)
     from dp_core.training.trainer import (Trainer)
 
     folder, name, place, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -64,7 +64,7 @@ SCRIPT = """
         model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                          max_positions=8),
         store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
-        config=TrainingConfig(0.01, checkpoint_every=3, micro_rows=4), init_seed=0,
+        config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4), init_seed=0,
         checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
         progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
                                  flush=True))

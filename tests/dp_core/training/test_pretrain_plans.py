@@ -181,9 +181,9 @@ def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_p
     whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
     for done in (1, 2):  # always one update, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
-            train(plan, config=config_of(stop_after_seconds=1e-9))
+            train(plan, config=config_of(time_box_minutes=1e-9))
         assert stopped.value.exit_code == 75
-    last = config_of(checkpoint_every=2, keep_checkpoints=5, stop_after_seconds=1e9)
+    last = config_of(checkpoint_every=2, keep_checkpoints=5, time_box_minutes=1e5)
     assert same(whole, train(plan, config=last))
 
 

@@ -8,15 +8,23 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from tasks.protocol.fields import NUMBERS, WHOLE_NUMBERS, numbers, setting
-from tasks.protocol.settings import JobSettings, one_line
-from tasks.protocol.specs import CAUSAL, Frozen
+from dp_core.config.fields import (
+    GRID,
+    NUMBERS,
+    WHOLE_NUMBERS,
+    Config,
+    numbers,
+    one_line,
+    setting,
+)
+from dp_core.config.privacy import SelectionConfig
+from dp_core.config.training import CAUSAL
+from tasks.protocol.settings import JobSettings
 
-GRID = "0. Grid"
 MOST_POINTS = 1024  # Airflow expands one task into no more (core.max_map_length)
 
 
-class SweepPoint(Frozen):
+class SweepPoint(Config):
     """One point of the grid; all zero: the best of a random number of points."""
 
     noise_multiplier: float
@@ -39,7 +47,7 @@ _AXES = {  # setting of a job -> where the sweep takes it from
 }
 
 
-class SweepSettings(JobSettings):
+class SweepSettings(SelectionConfig, JobSettings):
     """Everything `dp_sweep` can be told: a job, and a grid over three of its settings."""
 
     sweep_noise_multipliers: str = setting(
@@ -71,15 +79,6 @@ class SweepSettings(JobSettings):
         "number of points is drawn and trained, only the best by accuracy on public text leaves, "
         "at two to three times the ε of one (Papernot and Steinke 2022).",
     )
-    selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
-        "geometric",
-        GRID,
-        "Random count: law",
-        "Law of the secret number of trainings; poisson may draw 0.",
-    )
-    selection_mean: float = setting(
-        6.0, GRID, "Random count: mean", "Expected number of trainings.", gt=1, le=10_000
-    )
 
     def grid(self) -> list[SweepPoint]:
         """Return the points that are declared, in reading order."""
@@ -99,8 +98,7 @@ class SweepSettings(JobSettings):
 
     def job(self, point: SweepPoint) -> JobSettings:
         """Return the settings of the job at one point of the grid."""
-        own = {k: v for k, v in self.model_dump().items() if k in JobSettings.model_fields}
-        return JobSettings.model_validate(own | point.model_dump())
+        return self.part(JobSettings, **point.model_dump())
 
     def _refuse_a_grid_without_end(self) -> None:
         """Refuse more points than one run may hold, before any of them is looked at."""

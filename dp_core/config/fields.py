@@ -1,0 +1,124 @@
+"""How a setting is declared: default, section of the form, title, description and range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+# What most people need comes first; the rest is advanced.
+GRID = "0. Grid"
+DATA, PRIVACY, MODEL, TRAINING = "1. Data", "2. Privacy", "3. Model", "4. Training"
+MORE_DATA = "5. Advanced: data"
+MORE_PRIVACY = "6. Advanced: privacy"
+MORE_TRAINING = "7. Advanced: training"
+PRIVATE_LABELS = "8. Advanced: private labels"
+AUDIT_AND_RUN = "9. Advanced: audit and run"
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NAME_OR_NONE = rf"^$|{NAME}"
+DEVICE = r"^(cpu|gpu|tpu|mock-tpu:[1-9][0-9]?)$"
+NUMBERS = r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
+WHOLE_NUMBERS = r"^[0-9]{1,12}(,[0-9]{1,12})*$"
+THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
+TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
+CANARIES = r"^H*SH*(,H*SH*)*$"
+
+_NAME = "letters, digits, dots, dashes and underscores, 64 at most, the first a letter or digit"
+IN_WORDS = {  # what a pattern admits, for those who do not read patterns
+    NAME: _NAME,
+    NAME_OR_NONE: f"empty, or {_NAME}",
+    DEVICE: "cpu, mock-tpu:N (N from 1 to 99), gpu or tpu",
+    NUMBERS: "numbers with commas between them",
+    WHOLE_NUMBERS: "whole numbers of 12 digits at most, commas between them",
+    THREE_FIELDS: "three names with commas between them",
+    TYPES_OR_NONE: "names without spaces, commas between them",
+    CANARIES: "strings of H with one S each, commas between them",
+}
+
+
+class Config(BaseModel):
+    """A value object: immutable; unknown fields, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
+        """Return these settings' values of one concern, some of them changed.
+
+        Raises:
+            pydantic.ValidationError: they do not go together.
+        """
+        shared = concern.model_fields.keys() & type(self).model_fields.keys()
+        return concern.model_validate({name: getattr(self, name) for name in shared} | changes)
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def setting(
+    default: Any, section: str, title: str, description: str, *, path: bool = False, **limits: Any
+) -> Any:
+    """Return a field of a configuration model that people can set.
+
+    Args:
+        default: its value where nobody sets it.
+        section: of the form.
+        title: what the form calls it.
+        description: its meaning and unit, readable without title and section.
+        path: it names a file or folder.
+        limits: as of `pydantic.Field`: ge, gt, le, lt, multiple_of, pattern.
+    """
+    return Field(
+        default=default,
+        title=title,
+        description=description,
+        json_schema_extra={"section": section, "path": path},
+        **limits,
+    )
+
+
+def paths(settings: type[Config]) -> list[str]:
+    """Return the names of the settings that name files or folders."""
+    return [
+        name
+        for name, field in settings.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("path")
+    ]
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a comma-separated list.
+
+    Raises:
+        ValueError: a part that is none, which it names.
+    """
+    parsed = []
+    for word in text.split(","):
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{word!r} is not a number")
+        parsed.append(number)
+    return parsed
+
+
+def one_line(error: ValidationError) -> str:
+    """Return a validation error as one line: field, reason, for each field that is wrong.
+
+    A rule over several fields names them itself.
+    """
+    parts = []
+    for item in error.errors(include_url=False, include_input=False):
+        field = ".".join(str(x) for x in item["loc"])
+        match item["type"]:
+            case "extra_forbidden":
+                reason = "unknown setting"
+            case "string_pattern_mismatch" if item["ctx"]["pattern"] in IN_WORDS:
+                reason = f"must be {IN_WORDS[item['ctx']['pattern']]}"
+            case _:
+                reason = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{field}: {reason}" if field else reason)
+    return "; ".join(parts)

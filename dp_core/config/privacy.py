@@ -1,0 +1,178 @@
+"""What is protected, and at what price: units, vocabulary, DP-SGD, selection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dp_core.config.fields import MODEL, MORE_PRIVACY, PRIVACY, Config, setting
+from dp_core.errors import PlanError
+
+UnitName = Literal["example", "document", "patient"]
+RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
+LEAST_UNITS = 10  # fewer are not hidden by anything
+LEAST_NOISE = 0.01  # below it ε is in the thousands
+LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
+ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
+
+NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
+ClipNorm = Annotated[float, Field(gt=0, le=1e6)]
+Delta = Annotated[float, Field(ge=LEAST_DELTA, le=0.01)]
+
+
+def gives_a_unit_away(delta: float, declared_units: int) -> bool:
+    """Return whether δ promises nothing, being 1/n or more of n units (or no number).
+
+    To publish one unit drawn at random whole is (0, 1/n)-DP.
+    """
+    return not delta * declared_units < 1
+
+
+def refuse_large_delta(
+    deltas: Iterable[float], declared_units: int, where: str, parts: str = ""
+) -> None:
+    """Refuse a total δ that `gives_a_unit_away`.
+
+    Args:
+        deltas: of everything that is claimed together, each as it is stated (`stated_delta`).
+        declared_units: n, the public upper bound on the number of units.
+        where: what the message calls it.
+        parts: what the total is made of, in words.
+
+    Raises:
+        PlanError: the sum is not above 0 and below 1/n, or no number.
+    """
+    total = math.fsum(deltas)
+    if not total > 0 or gives_a_unit_away(total, declared_units):
+        raise PlanError(
+            f"δ = {total:.3g} in total is not between 0 and 1/{declared_units}: at 1/n and above, "
+            f"publishing one unit whole would count as private{parts and f'. It is {parts}'}",
+            where=where,
+            fix="Lower the δ of a part, or release fewer parts.",
+        )
+
+
+class UnitConfig(Config):
+    """The privacy unit, the same for vocabulary and training, and public bounds on it."""
+
+    unit: UnitName = setting(
+        "patient",
+        PRIVACY,
+        "Privacy unit",
+        "What is protected as a whole, in vocabulary and training alike.",
+    )
+    declared_units: int = setting(
+        6000,
+        PRIVACY,
+        "Declared number of units",
+        "A public, rounded upper bound on the number of units (the true number is private). "
+        "More units than this are refused.",
+        ge=LEAST_UNITS,
+        le=1_000_000_000,
+    )
+    words_per_unit: int = setting(
+        128,
+        MORE_PRIVACY,
+        "Words per unit",
+        "At most this many distinct words of a unit count towards the vocabulary; with the unit "
+        "“example”, the length of a tuple (256 in the paper).",
+        ge=1,
+        le=100_000,
+    )
+
+
+class VocabularyConfig(UnitConfig):
+    """The noised word histogram, and the WordPiece vocabulary learned from it alone."""
+
+    vocabulary_epsilon: float = setting(
+        2.0, PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", ge=0.01, le=100
+    )
+    vocabulary_delta: Delta = setting(
+        1e-7,
+        PRIVACY,
+        "Vocabulary: δ",
+        "δ of the vocabulary's release; far below one in the number of units.",
+    )
+    vocabulary_size: int = setting(
+        4000, MODEL, "Vocabulary size", "At most this many word pieces.", ge=100, le=200_000
+    )
+
+
+class PrivacyConfig(UnitConfig):
+    """DP-SGD (Abadi et al. 2016): clipping, sampling and noise of every update, and δ."""
+
+    noise_multiplier: NoiseMultiplier = setting(
+        1.0,
+        PRIVACY,
+        "Noise multiplier σ",
+        "Effective noise of one update, in units of the clip norm; more noise, less ε.",
+    )
+    delta: Delta = setting(1e-6, PRIVACY, "Training: δ", "δ of the pre-training.")
+    clip_norm: ClipNorm = setting(1.0, PRIVACY, "Clip norm", "Bound on one unit's gradient.")
+    clipping: Literal["flat", "automatic", "adaptive"] = setting(
+        "flat",
+        MORE_PRIVACY,
+        "Clipping",
+        "flat: at the clip norm; automatic: every gradient is scaled to nearly the clip norm "
+        "(AUTO-S), same ε; adaptive: the clip norm follows a quantile of the norms, from counts "
+        "that share the noise, same ε.",
+    )
+    clip_quantile: float = setting(
+        0.5,
+        MORE_PRIVACY,
+        "Adaptive clipping: quantile",
+        "Share of units that should be within the clip norm.",
+        gt=0,
+        lt=1,
+    )
+    engine: ClippingEngine = setting(
+        "book-keeping",
+        MORE_PRIVACY,
+        "Clipping engine",
+        "How clipped sums are computed; they are the same, speed and memory are not. Choose "
+        "book-keeping, the fastest; tensorflow-privacy and naive (one unit at a time) are there to "
+        "compare with.",
+    )
+    sampling: Literal["poisson", "truncated-poisson"] = setting(
+        "poisson",
+        MORE_PRIVACY,
+        "Sampling",
+        "How batches are drawn, and so what ε is proven. poisson: least ε; truncated-poisson: no "
+        "batch above the cap, a little more ε. Neighbours: add or remove one.",
+    )
+    batch_cap: int = setting(
+        0,
+        MORE_PRIVACY,
+        "Batch cap",
+        "Most units of a batch, with truncated-poisson only; 0 otherwise.",
+        ge=0,
+        le=1 << 26,
+    )
+
+    @model_validator(mode="after")
+    def _sampling_has_its_cap(self) -> Self:
+        if (self.sampling == "truncated-poisson") != (self.batch_cap > 0):
+            raise ValueError("batch_cap belongs to truncated-poisson sampling, and to no other")
+        return self
+
+
+class SelectionConfig(Config):
+    """Private selection by a random number of trainings (Papernot and Steinke 2022)."""
+
+    selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
+        "geometric",
+        MORE_PRIVACY,
+        "Random count: law",
+        "Law of the secret number of trainings of a selection; poisson may draw 0.",
+    )
+    selection_mean: float = setting(
+        6.0,
+        MORE_PRIVACY,
+        "Random count: mean",
+        "Expected number of trainings of a selection by a random count.",
+        gt=1,
+        le=10_000,
+    )

@@ -1,0 +1,235 @@
+"""The model, and how it is trained: architecture, optimizer, batches, checkpoints, device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dp_core.config.fields import (
+    AUDIT_AND_RUN,
+    DEVICE,
+    MODEL,
+    MORE_TRAINING,
+    TRAINING,
+    Config,
+    setting,
+)
+
+CAUSAL = "gpt2"  # the kind of model that reads from left to right
+LEAST_GROWING = 8  # updates that batches need to grow in
+
+LearningRate = Annotated[float, Field(gt=0, le=10)]
+BatchSize = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class ArchitectureConfig(Config):
+    """The kind and size of a fresh model."""
+
+    model_kind: Literal["bert", "distilbert", "gpt2"] = setting(
+        "bert",
+        MODEL,
+        "Kind of model",
+        "distilbert: the same without token types. gpt2: a causal model, measured by perplexity "
+        "and exposure; it is not fine-tuned for entities.",
+    )
+    layers: int = setting(2, MODEL, "Layers", "How many Transformer blocks.", ge=1, le=48)
+    hidden: int = setting(
+        128,
+        MODEL,
+        "Hidden size",
+        "Width of the model, a multiple of 64.",
+        ge=64,
+        le=4096,
+        multiple_of=64,
+    )
+
+
+class OptimizerConfig(Config):
+    """AdamW (Loshchilov and Hutter 2019) and the course of its learning rate."""
+
+    learning_rate: LearningRate = setting(
+        2e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training, of AdamW."
+    )
+    warmup: float = setting(
+        0.1,
+        MORE_TRAINING,
+        "Learning-rate warm-up",
+        "Share of the updates in which the learning rate of a pre-training rises linearly.",
+        ge=0,
+        le=1,
+    )
+    decay_power: float = setting(
+        1.0,
+        MORE_TRAINING,
+        "Learning-rate decay",
+        "After warm-up the learning rate falls as (share of the updates left)^power; 0 keeps it.",
+        ge=0,
+        le=10,
+    )
+    weight_decay: float = setting(
+        0.01,
+        MORE_TRAINING,
+        "Weight decay",
+        "AdamW's, on kernels and tables, in every pre-training. Anil et al. 2021 take 1: under DP "
+        "the noise makes the norms of weights that a LayerNorm follows grow, which slows learning.",
+        ge=0,
+        le=10,
+    )
+    beta1: float = setting(
+        0.9,
+        MORE_TRAINING,
+        "AdamW: β₁",
+        "Decay of AdamW's running mean of gradients.",
+        ge=0,
+        lt=1,
+    )
+    beta2: float = setting(
+        0.98,
+        MORE_TRAINING,
+        "AdamW: β₂",
+        "Decay of AdamW's running mean of squared gradients.",
+        ge=0,
+        lt=1,
+    )
+
+    def learning_rate_at(self, step: int, updates: int) -> float:
+        """Return the learning rate of an update: linear warm-up, then polynomial decay.
+
+        Args:
+            step: number of the update, from 0.
+            updates: of the whole run.
+        """
+        rising = max(1, round(self.warmup * updates))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        left = (updates - step) / max(1, updates - rising)
+        return float(self.learning_rate * left**self.decay_power)
+
+    @model_validator(mode="after")
+    def _weights_shrink_and_do_not_turn_round(self) -> Self:
+        if self.weight_decay * self.learning_rate >= 1:
+            raise ValueError(
+                f"weight_decay: {self.weight_decay:g} at a learning rate of "
+                f"{self.learning_rate:g} would not shrink the weights but turn them round: keep "
+                "their product below 1"
+            )
+        return self
+
+
+class CheckpointConfig(Config):
+    """How a run is kept; no weight depends on it."""
+
+    checkpoint_every: int = setting(
+        100,
+        MORE_TRAINING,
+        "Updates between checkpoints",
+        "After how many updates a training keeps what it needs to go on.",
+        ge=1,
+        le=1_000_000,
+    )
+    keep_checkpoints: int = setting(
+        2,
+        MORE_TRAINING,
+        "Checkpoints kept",
+        "How many of the newest a training keeps.",
+        ge=1,
+        le=100,
+    )
+    time_box_minutes: float = setting(
+        0.0,
+        MORE_TRAINING,
+        "Time box",
+        "Minutes after which a training's process ends with a checkpoint; it is started again at "
+        "once and goes on, charged once. It bounds one process, not the job. 0: none.",
+        ge=0,
+        le=100_000,
+    )
+
+    @property
+    def stop_after_seconds(self) -> float | None:
+        """Seconds after which the process ends with a checkpoint; None never does."""
+        return 60 * self.time_box_minutes or None
+
+
+class TrainingConfig(OptimizerConfig, CheckpointConfig):
+    """How a model is trained, whatever its batches."""
+
+    whole_words: bool = setting(
+        False, MORE_TRAINING, "Mask whole words", "Mask all pieces of a word together."
+    )
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        MORE_TRAINING,
+        "Compute precision",
+        "Format of matrix products; weights, norms, sums and noise stay float32.",
+    )
+    micro_rows: int = setting(
+        64,
+        MORE_TRAINING,
+        "Rows at a time",
+        "Rows that one device works on at a time, in a micro-batch; memory and speed only.",
+        ge=1,
+        le=1 << 20,
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that the trained weights depend on: part of a run's manifest."""
+        return self.model_dump(mode="json", exclude=set(CheckpointConfig.model_fields))
+
+
+class BatchConfig(Config):
+    """The size of batches."""
+
+    batch_size: BatchSize = setting(
+        256, TRAINING, "Batch size", "Expected units per DP update; the last, where it grows."
+    )
+    first_batch_size: int = setting(
+        0,
+        MORE_TRAINING,
+        "First batch size",
+        "DP batches grow in four phases from this to the batch size, over 3/8 of the updates "
+        "(after Anil et al. 2021); 0: constant.",
+        ge=0,
+        le=1 << 24,
+    )
+    examples_per_step: int = setting(
+        1,
+        MORE_TRAINING,
+        "Examples per unit and step",
+        "Rows of a sampled unit that one step reads; they are clipped together.",
+        ge=1,
+        le=256,
+    )
+
+    @model_validator(mode="after")
+    def _batches_grow(self) -> Self:
+        if self.first_batch_size > self.batch_size:
+            raise ValueError("first_batch_size is above batch_size")
+        return self
+
+
+class SeedConfig(Config):
+    """The seed of coins that anyone may know."""
+
+    seed: int = setting(
+        1,
+        AUDIT_AND_RUN,
+        "Public seed",
+        "For initialisation, made-up data and canaries. Noise and sampling never use it.",
+        ge=0,
+        le=2**31 - 1,
+    )
+
+
+class RunConfig(SeedConfig):
+    """Where a step computes."""
+
+    device: str = setting(
+        "mock-tpu:2",
+        AUDIT_AND_RUN,
+        "Device",
+        "cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose "
+        "TensorFlow drives them (docs/cloud.md).",
+        pattern=DEVICE,
+    )
