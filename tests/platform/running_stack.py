@@ -62,7 +62,7 @@ class Stack:
         return self.call(f"{self.mlflow}/api/2.0/mlflow{path}", body, basic)
 
     def tracked(self, run: str, seconds: float = 600) -> list[Any]:
-        """Return MLflow's runs of a DAG run, once they are whole: the sync service brings the rest."""
+        """Return MLflow's runs of a DAG run, once they are whole: the rest comes later."""
         experiment = self.mlflow_api("/experiments/get-by-name?experiment_name=confide")
         body = {
             "experiment_ids": [experiment["experiment"]["experiment_id"]],

@@ -399,7 +399,10 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     context.inputs["labels"] = with_facts(context.inputs["labels"], dataset="labels")
     spec = FinetuneSpec(
-        root=chain.home.store, made_up=False, model_uri="model", entities_uri="labels",
+        root=chain.home.store,
+        made_up=False,
+        model_uri="model",
+        entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
         entity_types=("sign",),
         updates=2,
