@@ -333,7 +333,8 @@ def finetune(
         epochs: passes over the rows. The points of the curve are their ends.
         batch_size: rows.
         config: optimizer, and how the run is kept.
-        max_length: tokens of a row; longer sentences are cut between words.
+        max_length: tokens of a row, at most; longer sentences are cut between words, and so is
+            the longest hundredth.
         seed: public; the classifier's initial values, and the order.
         checkpoints: where they are kept.
         device: cpu, gpu, tpu or mock-tpu:N.
@@ -351,10 +352,14 @@ def finetune(
     rows = rows_of(sentences, labels, tokenizer, min(max_length, start.config.max_positions))
     if not rows:
         raise BadInput("there are no sentences to train on", where="fine-tuning")
+    # Rows of a batch have one length: the few longest are cut, or all would be mostly padding.
+    usual = _padded(int(np.percentile([len(row.ids) for row in rows], 99)))
+    length = min(usual, max_length, start.config.max_positions)
+    rows = rows_of(sentences, labels, tokenizer, length)
     store, objective = tagging_units(
         rows,
         [str(i) for i in range(len(sentences))],
-        max_length=min(_padded(max(len(row.ids) for row in rows)), start.config.max_positions),
+        max_length=length,
         vocabulary=tokenizer.get_vocab_size(),
         pad=SpecialIds.of(tokenizer).pad,
     )
