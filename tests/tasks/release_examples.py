@@ -32,7 +32,7 @@ def bench_of(
         store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
         made_up=made_up,
-        context=SimpleNamespace(run_key=run, task="pretrain"),
+        run=SimpleNamespace(run_key=run, task="pretrain"),
         seeds=SeedStore(deployment.seeds),
         releases=releases,
         descends_from=releases.append,
