@@ -19,7 +19,7 @@ from dp_core.data.token_store import (
 )
 from dp_core.errors import BadInput
 from dp_core.privacy import batch_selection as sampling
-from dp_core.privacy.batch_selection import PoissonSampler
+from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import OrdinaryBatches, PrivateBatches
 from dp_core.vocabulary import wordpiece
@@ -182,13 +182,14 @@ def fill(folder: Path, units: int) -> None:
 
 def feed(folder: Path, batch: int = 8) -> None:
     store = TokenStore.open(folder)
-    sampler = PoissonSampler(PrivacySeed.fixed(0), store.n_units, lambda t: batch / store.n_units)
+    law, seed, n = PoissonSampling(), PrivacySeed.fixed(0), store.n_units
+    sampler = BatchSampler(law, seed, n, lambda step: batch / n)
     for source in (
         PrivateBatches(store, sampler, 1, 4, 2),
         OrdinaryBatches(store, 1, 4, 4),
     ):
-        for t in range(3):
-            for _ in source.update(t):
+        for step in range(3):
+            for _ in source.micro_batches(step):
                 pass
 
 

@@ -240,3 +240,8 @@ def test_a_missing_number_is_named():
     del about["n_embd"]
     with pytest.raises(BadInput, match="n_embd is missing"):
         Gpt2Config.from_hf(about)
+
+
+def test_a_distilberts_epsilon_cannot_be_another():
+    with pytest.raises(BadInput, match="layer_norm_epsilon"):
+        BertConfig(**SIZES, type_vocab=0, layer_norm_epsilon=1e-5)
