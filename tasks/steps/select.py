@@ -75,6 +75,7 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     if public is None:
         raise BadInput("no public text was held out to choose by", where="select")
     assert inputs.initial is not None  # noqa: S101 - every candidate names it
+    planned = planned_release(spec)
     content = manifest(
         kind="select",
         store=inputs.rows.facts["digest"],
@@ -82,13 +83,12 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
         initial=sha256_of(inputs.initial.folder / "model.safetensors"),
         candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
         training_configs={str(i): c.training.identity() for i, c in enumerate(spec.candidates)},
-        law=spec.selection.selection_law,
-        mean=spec.selection.selection_mean,
+        event=planned.event.to_json(),  # the law by which numbers and candidates are drawn
         seed=first.seed,
         device=first.device,
         dtype=first.training.precision,
     )
-    charged = charge(context, units, planned_release(spec), content=content)
+    charged = charge(context, units, planned, content=content)
     # Only now may the rows be read.
     store = inputs.train_store(first, context)
     with silence():  # what TensorFlow warns of once a training counts the trainings
