@@ -142,10 +142,11 @@ def check_count(value: int | None, option: str) -> None:
 
 
 def _check_range(value: float, least: float, most: float, option: str) -> None:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise BadInput(f"{value} is not finite", where=option)
-    if not least <= value <= most:
-        raise BadInput(f"{value:g} is not from {least:g} to {most:g}", where=option)
+    if not least <= value <= most:  # a whole number of any length compares, but has no %g
+        shown = f"{value:g}" if abs(value) < 1e15 else "a number of that size"
+        raise BadInput(f"{shown} is not from {least:g} to {most:g}", where=option)
 
 
 def check_delta(delta: float, units: int | None) -> None:
