@@ -72,7 +72,7 @@ def command(context: click.Context, as_json: bool) -> None:
     type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
     default="add-or-remove-one",
     show_default=True,
-    help="Neighbours: zero-out-one for shuffled, replace-one for fixed-size batches.",
+    help="Neighbours. What Confide trains itself needs the default.",
 )
 @click.option(
     "--order",

@@ -3,8 +3,8 @@
 Every input is opened by one of these doors, which check what it is: which step made it, whether
 its text is private, with which vocabulary it was cut. Whose units an input holds is read off the
 input (`private_units`); a spec names them too, because a whole run is registered before anything
-is read, and `charge` compares the two. What an input cost travels with it: the workbench gathers
-the releases of everything that is opened, so that no step can leave one out.
+is read, and `charge` compares the two. What an input cost travels with it: the step's context
+gathers the releases of everything that is opened, so that no step can leave one out.
 """
 
 from __future__ import annotations

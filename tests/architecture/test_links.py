@@ -1,6 +1,8 @@
 """Every link and path in the documentation leads somewhere."""
 
+import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,12 @@ def test_make_targets_in_the_text_exist(page):
     targets = re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.M)
     named = re.findall(r"`make ([a-z][a-z-]*)", page.read_text())
     assert set(named) <= set(targets)
+
+
+@pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
+def test_what_examples_import_of_ours_is_there(page):
+    for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        for node in ast.walk(ast.parse(example)):
+            if isinstance(node, ast.ImportFrom) and re.match("dp_core|tasks", node.module or ""):
+                there = dir(import_module(node.module))
+                assert {name.name for name in node.names} <= set(there), node.module
