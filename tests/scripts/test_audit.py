@@ -13,12 +13,12 @@ AWAY = "echo ERROR:pip_audit: no route >&2; exit 1"
 FINE = "echo No known vulnerabilities found >&2"
 
 
-def audit(folder, installer=FINE, task=FINE, *options):
+def audit(folder, installer=FINE, task=FINE, *options, script=SCRIPT):
     """Run the script in a copy of the checkout where pip-audit answers so, by lock."""
     tool = folder / ".venv" / "audit" / "bin" / "pip-audit"
     for place in (tool.parent, folder / "scripts", folder / "requirements"):
         place.mkdir(parents=True)
-    shutil.copy(SCRIPT, folder / "scripts")
+    shutil.copy(script, folder / "scripts")
     for name in ("installer", "task"):
         (folder / "requirements" / f"{name}.txt").touch()
     tool.write_text(f"#!/bin/bash\nif [[ $2 = *task* ]]; then {task}; else {installer}; fi\n")
@@ -31,6 +31,23 @@ def test_a_known_vulnerability_fails_the_check(tmp_path):
     answer = audit(tmp_path, FINE, VULNERABLE)
     assert answer.returncode == 1
     assert "requirements/task.txt\nName Version ID\nbad 2.0 PYSEC-1" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("accepted", "fails"),
+    [
+        ("PYSEC-1=2999-01-01", 0),
+        ("PYSEC-1=2020-01-01", 1),
+        ("PYSEC-1", 1),
+        ("PYSEC-2=2999-01-01", 1),
+    ],
+)
+def test_what_is_accepted_is_accepted_until_a_day(tmp_path, accepted, fails):
+    script = tmp_path / "audit"
+    script.write_text(SCRIPT.read_text().replace("accepted=(", f"accepted=({accepted}", 1))
+    script.chmod(0o755)
+    answering = f'if [[ "$*" = *"--ignore-vuln PYSEC-1"* ]]; then {FINE}; else {VULNERABLE}; fi'
+    assert audit(tmp_path / "checkout", FINE, answering, script=script).returncode == fails
 
 
 def test_nothing_known_passes(tmp_path):
