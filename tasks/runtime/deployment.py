@@ -23,6 +23,8 @@ _CONFIDE_FILES = (
     "work",
     "cache",
     "events",
+    "messages",
+    "specs",
     "logs",
     "mlflow.db",
     "airflow",

@@ -149,7 +149,9 @@ def test_whole_places_are_taken() -> None:
     assert found.tracking_ui == "https://mlflow.example.org"
 
 
-@pytest.mark.parametrize("inside", [[], ["ledger.db"], ["seeds", "notes.txt"]])
+@pytest.mark.parametrize(
+    "inside", [[], ["ledger.db"], ["seeds", "notes.txt"], ["messages"], ["specs"]]
+)
 def test_a_home_that_others_can_reach_is_closed(tmp_path: Path, inside: list[str]) -> None:
     home = tmp_path / "home"
     home.mkdir()
