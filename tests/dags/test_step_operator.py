@@ -1,12 +1,13 @@
 """What all launchers share: messages, the buttons to MLflow, and the one line on what failed."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from dags.launcher.step_operator import MlflowRun, Report, failure, log_failure
-from tasks.protocol.messages import Follower, Progress, TrackedAt
+from tasks.protocol.messages import Follower, Progress, TrackedAt, channel_file
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
 
@@ -96,6 +97,13 @@ def test_only_a_message_of_this_version_names_the_run(line):
     assert told.tracked_at == ""
     assert told.hear(TrackedAt(url=URL).model_dump_json())
     assert told.tracked_at == URL
+
+
+@pytest.mark.parametrize("words", ["../../x", "; touch here", "$(touch here)", "..", "\n/x"])
+def test_a_run_s_name_leads_to_no_other_folder(words, tmp_path):
+    file = channel_file(tmp_path, f"dp_bert/{words}", "vocabulary")
+    assert file.resolve().parent.parent == tmp_path.resolve() / "messages"
+    assert re.fullmatch(r"[\w.+-]+", file.parent.name)
 
 
 def test_a_channel_is_followed_line_by_line(tmp_path):
