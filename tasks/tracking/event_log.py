@@ -34,6 +34,9 @@ Target = Literal["step", "point", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
+ABANDONED = 30 * 24 * 3600 * 1000  # milliseconds: older unfinished work is not waited for
+
+
 def _now() -> int:
     return int(time.time() * 1000)
 
@@ -303,7 +306,7 @@ class EventLog:
             yield journal.is_still_there(file, lock.fileno())
 
     def remove_if_told(self) -> None:
-        """Remove a log whose work is over, once every run was told, unless an event comes now."""
+        """Remove a log whose work is over or abandoned, once every run was told of all of it."""
         gone = self.folder.with_name(f"{self.folder.name}.removed")
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(FileNotFoundError), journal.exclusive(self._events):
@@ -328,5 +331,7 @@ class EventLog:
     def _is_told(self) -> bool:
         if any(self.undelivered(run)[0] for run in self.runs()):
             return False
-        turns = [event for event in self.read()[0] if isinstance(event, Begun | Ended)]
-        return bool(turns) and isinstance(turns[-1], Ended) and turns[-1].closed
+        events = self.read()[0]
+        turns = [event for event in events if isinstance(event, Begun | Ended)]
+        over = bool(turns) and isinstance(turns[-1], Ended) and turns[-1].closed
+        return over or (bool(events) and events[-1].time < _now() - ABANDONED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def test_a_log_that_goes_while_a_run_subscribes_is_made_anew(
 
 
 def test_the_log_of_unfinished_work_stays_with_it(tracked: Deployment) -> None:
-    """A retry goes on from its numbers, however late; and one that was killed said no end."""
+    """A retry goes on from its numbers; and one that was killed said no end."""
     Tracker(tracked, KILLED).begin()
     stopped = Tracker(tracked, DONE)
     stopped.end("FAILED", closed=False)
@@ -280,6 +281,20 @@ def test_the_log_of_unfinished_work_stays_with_it(tracked: Deployment) -> None:
     assert send_all(tracked) == 0
     (left,) = EventLog.all(tracked.events)
     assert left.runs() == [KILLED]
+
+
+def test_the_log_of_abandoned_work_goes(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Tracker(tracked, DONE)
+    stopped.begin()
+    stopped.end("FAILED", closed=False)
+    (log,) = EventLog.all(tracked.events)
+    at, day = time.time(), 24 * 3600
+    for days, left in ((29, [log.folder]), (31, [])):
+        monkeypatch.setattr(time, "time", lambda days=days: at + days * day)
+        send_all(tracked)
+        assert [each.folder for each in EventLog.all(tracked.events)] == left
 
 
 def test_a_try_that_goes_on_is_not_shown_as_the_failed_one_before_it(tracked: Deployment) -> None:
