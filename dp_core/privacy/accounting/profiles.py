@@ -103,8 +103,9 @@ class SubsampledGaussian(Profile):
     def reach(self) -> float:
         """Return the loss 12 standard deviations out."""
         loss = self.mu * self.mu / 2 + 12 * self.mu
-        large = loss > 600
-        return loss + math.log(self.rate) if large else math.log1p(self.rate * math.expm1(loss))
+        if loss > 600:
+            return float(np.logaddexp(0.0, loss + math.log(self.rate)))  # not below 0 at tiny rates
+        return math.log1p(self.rate * math.expm1(loss))
 
     def rdp(self, orders: ArrayLike) -> Floats:
         """Return the exact Rényi curve."""

@@ -226,6 +226,13 @@ def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, del
     assert exact(claimed) <= delta < exact(0.999 * claimed)
 
 
+@pytest.mark.parametrize("steps", [1, 1000])
+def test_a_rate_too_small_for_any_loss_costs_nothing(steps: int) -> None:
+    event = single(1e-290, 0.04, steps)
+    assert epsilon_pld(event, 1e-6) == 0
+    assert 0 <= delta_pld(event, 1.0) <= 1
+
+
 def test_a_million_small_steps_follow_the_central_limit() -> None:
     # Dong, Roth and Su 2022, Corollary 5.4: μ → q √(T(e^{1/σ²} − 1)).
     event = single(0.001, 1.0, 1_000_000)
