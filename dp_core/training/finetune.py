@@ -252,14 +252,14 @@ def tag(
         model: with its classifier and labels.
         sentences: their own tags are not looked at.
         tokenizer: of the model's vocabulary.
-        max_length: pieces of a row.
+        max_length: pieces of a row, at most; the model's positions bound them too.
         batch_size: rows at once; memory and speed only.
         device: cpu, gpu, tpu or mock-tpu:N; one device of it is used.
 
     Returns:
         IOB2 tags of each sentence, one for each token.
     """
-    rows = rows_of(sentences, model.labels, tokenizer, max_length)
+    rows = rows_of(sentences, model.labels, tokenizer, min(max_length, model.config.max_positions))
     with tf.device(single_device(device)):
         predicted = _predict(model, rows, batch_size, SpecialIds.of(tokenizer).pad)
     return tags_of(sentences, rows, predicted, model.labels)

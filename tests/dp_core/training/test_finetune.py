@@ -207,6 +207,15 @@ def test_without_privacy_it_learns_and_repeats_itself(pretrained, run_ordinary):
     assert not any(n.startswith("mlm/") for n in first.parameters)
 
 
+def test_rows_longer_than_the_models_positions_are_cut_in_training_and_tagging(
+    pretrained, run_ordinary
+):
+    train = [Sentence(("pain", "and") * 20, ("B-problem", "O") * 20) for _ in range(8)]
+    model = run_ordinary(pretrained, train=train, epochs=1, max_length=4 * LENGTH)
+    tags = tag(model, train, wordpiece.load(pretrained), max_length=4 * LENGTH)
+    assert [len(t) for t in tags] == [40] * 8
+
+
 def test_nothing_to_train_on_is_refused(pretrained, run_ordinary):
     with pytest.raises(BadInput, match="no sentences"):
         run_ordinary(pretrained, train=[])
