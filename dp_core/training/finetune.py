@@ -282,7 +282,8 @@ def _predict(
     predicted: list[Any] = [None] * len(rows)
     for start in range(0, len(rows), batch_size):
         batch = order[start : start + batch_size]
-        ids = np.full((batch_size, _padded(len(rows[batch[-1]].ids))), pad, np.int32)
+        width = min(_padded(len(rows[batch[-1]].ids)), model.config.max_positions)
+        ids = np.full((batch_size, width), pad, np.int32)
         lengths = np.ones(batch_size, np.int32)  # a padding row attends to its first position
         for i, number in enumerate(batch):
             lengths[i] = len(rows[number].ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -214,6 +216,14 @@ def test_rows_longer_than_the_models_positions_are_cut_in_training_and_tagging(
     model = run_ordinary(pretrained, train=train, epochs=1, max_length=4 * LENGTH)
     tags = tag(model, train, wordpiece.load(pretrained), max_length=4 * LENGTH)
     assert [len(t) for t in tags] == [40] * 8
+
+
+def test_padding_does_not_pass_the_models_positions(pretrained):
+    config = replace(load(pretrained).config, max_positions=LENGTH + 3)
+    model = with_classifier(fresh(config, 0), LABELS, 0)
+    long = [Sentence(("pain",) * 40, ("O",) * 40)]
+    (tags,) = tag(model, long, wordpiece.load(pretrained), max_length=LENGTH + 3)
+    assert len(tags) == 40
 
 
 def test_nothing_to_train_on_is_refused(pretrained, run_ordinary):
