@@ -74,21 +74,20 @@ def bill(name: str, base: str, components: list[Component]) -> dict[str, Any]:
     return {**body, "serialNumber": f"urn:uuid:{uuid.uuid5(_SAME, told)}"}
 
 
+def library(name: str, version: str, purl: str) -> Component:
+    """Return a package as a component; `purl` is its package URL."""
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
 def python(lock: str) -> Iterator[Component]:
     """Yield the packages that a lock names, with the digests of the files that it accepts."""
     pins = list(_PIN.finditer(lock))
     for pin, following in zip(pins, [*pins[1:], None], strict=True):
         name, version = normal(pin[1]), pin[2]
-        purl = f"pkg:pypi/{quote(name)}@{quote(version)}"
         entry = lock[pin.end() : following.start() if following else len(lock)]
-        yield {
-            "type": "library",
-            "bom-ref": purl,
-            "name": name,
-            "version": version,
-            "purl": purl,
-            "hashes": [{"alg": "SHA-256", "content": one} for one in _HASH.findall(entry)],
-        }
+        hashes = [{"alg": "SHA-256", "content": one} for one in _HASH.findall(entry)]
+        purl = f"pkg:pypi/{quote(name)}@{quote(version)}"
+        yield {**library(name, version, purl), "hashes": hashes}
 
 
 def debian(status: str) -> Iterator[Component]:
@@ -99,13 +98,7 @@ def debian(status: str) -> Iterator[Component]:
             continue
         name, version, kind = fields["Package"], fields["Version"], fields["Architecture"]
         purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={kind}"
-        yield {
-            "type": "library",
-            "bom-ref": purl,
-            "name": name,
-            "version": version,
-            "purl": purl,
-        }
+        yield library(name, version, purl)
 
 
 def interpreter() -> Component:
