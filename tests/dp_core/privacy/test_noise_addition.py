@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -83,8 +84,12 @@ def test_every_bit_of_a_key_is_used() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
-def test_the_keystream_is_that_of_the_standard(block: int) -> None:
+@pytest.mark.parametrize("mode", [module._counter_mode, modes.GCM])
+def test_the_keystream_is_that_of_the_standard(
+    mode: Callable[[bytes], modes.Mode], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
+    monkeypatch.setattr(module, "_fastest_mode", lambda: mode)
     key = np.arange(32, dtype=np.uint8)
     ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
     nonce = block.to_bytes(12, "big")
