@@ -7,7 +7,7 @@ per unit; discrete Gaussian noise on every x present; what stays below the thres
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,9 +35,22 @@ class SetCounts(Counter[str]):
 
 
 def set_counts(
-    units: Iterable[Unit], words_per_unit: int, key: bytes, *, declared_units: int | None = None
+    units: Iterable[Unit],
+    words_per_unit: int,
+    key: bytes,
+    *,
+    declared_units: int | None = None,
+    exclude: Collection[str] = frozenset(),
+    split: Callable[[str], Iterable[str]] = split_words,
 ) -> SetCounts:
     """Count the units that hold each word; contribution is bounded before anything is counted.
+
+    Words of `exclude` are nobody's: they are taken out of a unit before its words are bounded, so
+    that all N of them may be others. **This leaves the sensitivity as it is**: for a list that is
+    fixed before the private text is read, a unit's contribution is still a function of that unit
+    alone (its words without the list's, bounded), and still N counts at most, each by 1. Adding or
+    removing a unit changes nothing else. A list that depends on the private text would break both,
+    so it is made of public text, and the release's manifest holds its digest.
 
     Args:
         units: every unit once.
@@ -45,6 +58,8 @@ def set_counts(
             N of them are drawn uniformly, by the unit's own coins.
         key: public coins for that draw.
         declared_units: the public upper bound on the number of units.
+        exclude: words that are public, in the form that `split` gives; a function of public text.
+        split: from a text to its words: BERT's, or GPT-2's (`byte_level.split_words`).
 
     Raises:
         BadInput: more units than declared. (How many there are is private, and not said.)
@@ -53,6 +68,7 @@ def set_counts(
         raise BadInput(f"{words_per_unit} is below 1", where="words_per_unit", fix="Use 1 or more.")
     counts = SetCounts()
     counts.words_per_unit, counts.declared_units = words_per_unit, declared_units
+    excluded = frozenset(exclude)
     for number, unit in enumerate(units, 1):
         if declared_units is not None and number > declared_units:
             raise BadInput(
@@ -60,7 +76,8 @@ def set_counts(
                 where="declared_units",
                 fix="Declare a higher bound, from public knowledge.",
             )
-        distinct = {word for text in unit.texts for word in split_words(text)}
+        distinct = {word for text in unit.texts for word in split(text)}
+        distinct.difference_update(excluded)
         if len(distinct) > words_per_unit:
             # Sorted: the order of a set differs between processes.
             counts.update(bounded_sample(sorted(distinct), words_per_unit, unit.unit_id, key))

@@ -1,65 +1,78 @@
-"""WordPiece learned from a released histogram and nothing else: post-processing, free of privacy.
+"""WordPiece learned from counts and nothing else: post-processing of released and public words.
 
-The merges are those of `tokenizers`. Its alphabet, too, comes from the released words alone; and
-as its ids would otherwise follow the order of a hash table, it is fixed here first, so that equal
-histograms give equal vocabularies.
+The merges are those of `tokenizers`, found from the counts themselves (`dp_core.vocabulary.merges`).
+The alphabet, too, comes from these words alone; and as its ids would otherwise follow the order of
+a hash table, it is fixed here first, so that equal counts give equal vocabularies.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, processors
 from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.trainers import WordPieceTrainer
 
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER, SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
+from dp_core.vocabulary.merges import learn_merges
 
 _PREFIX = "##"
-_OCCURRENCES = 2_000_000  # counts are scaled down to about this many words in all
-_REPEATS_PER_LINE = 1000
 
 
-def learn(noised: Mapping[str, int], size: int) -> Tokenizer:
+def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
     """Return a BERT tokenizer (lower case) with at most `size` tokens.
 
     Args:
-        noised: released words and noised counts.
+        counts: words and how often each counts: released ones noised, public ones as they are.
         size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4.
 
     Raises:
-        BadInput: nothing was released, or `size` has no room for an alphabet.
+        BadInput: there is no word, or `size` has no room for an alphabet.
     """
-    if not noised:
-        raise BadInput(
-            "no word passed the threshold",
-            where="vocabulary",
-            fix="Raise ε, δ or the number of units, or lower words_per_unit.",
-        )
+    refuse_no_words(counts)
     if size < 4 * len(SPECIAL_TOKENS):
         raise BadInput(
             f"{size} tokens are too few", where="vocabulary size", fix="Use 100 or more."
         )
-    base = [*SPECIAL_TOKENS, *_alphabet(noised, (size - len(SPECIAL_TOKENS)) // 2)]
-    learner = Tokenizer(WordPiece(unk_token="[UNK]"))  # noqa: S106
-    learner.pre_tokenizer = WhitespaceSplit()
-    trainer = WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=0,
-        special_tokens=base,  # fixes their ids, whatever order the words are met in
-        limit_alphabet=0,
-        continuing_subword_prefix=_PREFIX,
-        show_progress=False,
-    )
-    learner.train_from_iterator(_occurrences(noised), trainer)
-    return _bert(learner.get_vocab(with_added_tokens=True))
+    base = [*SPECIAL_TOKENS, *_alphabet(counts, (size - len(SPECIAL_TOKENS)) // 2)]
+    tokens, _ = learn_merges(counts, base, size, prefix=_PREFIX)
+    return _bert({token: i for i, token in enumerate(tokens)})
+
+
+def refuse_no_words(counts: Mapping[str, int]) -> None:
+    """Refuse to learn from nothing.
+
+    Raises:
+        BadInput: there is no word.
+    """
+    if not counts:
+        raise BadInput(
+            "no word passed the threshold",
+            where="vocabulary",
+            fix="Raise ε, δ or the number of units, lower words_per_unit, or use public text too.",
+        )
+
+
+def of_tokens(tokens: Sequence[str], words: Iterable[str] = ()) -> Tokenizer:
+    """Return the tokenizer of a checkpoint's own tokens, and of words that are added whole.
+
+    Args:
+        tokens: of a BERT vocabulary (lower case), in any order; the special ones come first in the
+            result, as everywhere in this project, and the others keep their order.
+        words: become tokens of their own, after all others; those that are tokens stay what they
+            are.
+
+    Raises:
+        BadInput: the vocabulary lacks one of BERT's special tokens.
+    """
+    SpecialIds.of(_bert({token: i for i, token in enumerate(tokens)}))
+    every = dict.fromkeys((*SPECIAL_TOKENS, *tokens, *words))
+    return _bert({token: i for i, token in enumerate(every)})
 
 
 def save(tokenizer: Tokenizer, folder: Path | str) -> None:
@@ -108,31 +121,17 @@ def continuation_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _alphabet(noised: Mapping[str, int], room: int) -> list[str]:
-    """Return the released characters, each as a start and as a continuation of words.
+def _alphabet(counts: Mapping[str, int], room: int) -> list[str]:
+    """Return the words' characters, each as a start and as a continuation of words.
 
     At most `room` tokens: where there are more, those of the most frequent characters.
     """
     weight: Counter[str] = Counter()
-    for word, count in noised.items():
+    for word, count in counts.items():
         for character in word:
             weight[character] += count
     kept = sorted(sorted(weight), key=lambda c: -weight[c])[: room // 2]
     return [*sorted(kept), *(_PREFIX + c for c in sorted(kept))]
-
-
-def _occurrences(noised: Mapping[str, int]) -> Iterator[str]:
-    """Yield lines that hold each word as often as its count, scaled to a bounded total.
-
-    Trainers read text, not counts. Scaling is post-processing, keeps proportions, and keeps the
-    work independent of how large the corpus was.
-    """
-    scale = min(1.0, _OCCURRENCES / sum(noised.values()))
-    for word in sorted(noised):
-        left = max(1, round(noised[word] * scale))
-        while left > 0:
-            yield f"{word} " * min(left, _REPEATS_PER_LINE)
-            left -= _REPEATS_PER_LINE
 
 
 def _bert(vocab: dict[str, int]) -> Tokenizer:

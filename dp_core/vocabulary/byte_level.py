@@ -1,0 +1,112 @@
+"""Byte-level BPE, GPT-2's (Radford et al. 2019), learned from counts: nothing is ever unknown.
+
+Words are GPT-2's: a space belongs to the word after it, case counts, digits and letters do not mix.
+They are written in the 256 characters that stand for bytes (`Ġ` is the space), so that the alphabet
+depends on no text. The same words are counted privately, for what is spent on other words is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, processors
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.errors import BadInput
+from dp_core.vocabulary.merges import learn_merges
+from dp_core.vocabulary.wordpiece import refuse_no_words
+
+ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
+_PRE_TOKENIZER = ByteLevel(add_prefix_space=False, use_regex=True)
+VOCABULARY, _MERGES = "vocab.json", "merges.txt"
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text as GPT-2 cuts it, in order, in the characters of `ALPHABET`."""
+    safe = text.encode("utf-8", "replace").decode()  # Rust's strings hold no lone surrogates
+    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(safe)]
+
+
+def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
+    """Return a byte-level tokenizer with at most `size` tokens.
+
+    Args:
+        counts: words, as `split_words` gives them, and how often each counts.
+        size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4 (a causal model
+            reads [CLS] before a text and [SEP] after it), the bytes come next.
+
+    Raises:
+        BadInput: there is no word, or `size` has no room for the bytes.
+    """
+    refuse_no_words(counts)
+    base = [*SPECIAL_TOKENS, *ALPHABET]
+    if size < len(base):
+        raise BadInput(
+            f"{size} tokens are too few for the 256 bytes and {len(SPECIAL_TOKENS)} special tokens",
+            where="vocabulary_size",
+            fix=f"Use {len(base)} or more.",
+        )
+    tokens, merges = learn_merges(counts, base, size)
+    return _gpt2({token: i for i, token in enumerate(tokens)}, merges)
+
+
+def save(tokenizer: Tokenizer, folder: Path | str) -> None:
+    """Write `vocab.json`, `merges.txt`, `tokenizer.json` and `tokenizer_config.json`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = json.loads(tokenizer.to_str())["model"]
+    ordered = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
+    (folder / VOCABULARY).write_text(json.dumps(ordered, ensure_ascii=False), encoding="utf-8")
+    lines = "".join(f"{left} {right}\n" for left, right in model["merges"])
+    (folder / _MERGES).write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        # Reads tokenizer.json whole; GPT2Tokenizer would leave its template out.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "bos_token": "[CLS]",
+        "eos_token": "[SEP]",
+        **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load(folder: Path | str) -> Tokenizer:
+    """Return the tokenizer of a folder with `vocab.json` and `merges.txt` that `save` wrote.
+
+    Raises:
+        BadInput: none there, or one without the special tokens.
+    """
+    folder = Path(folder)
+    try:
+        vocabulary = json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
+        lines = (folder / _MERGES).read_text(encoding="utf-8").splitlines()
+        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        tokenizer = _gpt2(dict(vocabulary), [(left, right) for left, right in pairs])
+    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
+        raise BadInput(
+            "no readable vocabulary", where=str(folder), fix="Run the vocabulary step."
+        ) from error
+    SpecialIds.of(tokenizer)
+    return tokenizer
+
+
+def _gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Return a tokenizer with GPT-2's splitter and our template around a vocabulary."""
+    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = _PRE_TOKENIZER
+    tokenizer.decoder = decoders.ByteLevel()
+    if all(t in vocabulary for t in SPECIAL_TOKENS):
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B [SEP]",
+            special_tokens=[(t, vocabulary[t]) for t in ("[CLS]", "[SEP]")],
+        )
+    # "[MASK]" written in a note is text, not a command.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
