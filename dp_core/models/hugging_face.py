@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from tokenizers import decoders
+from tokenizers import decoders, pre_tokenizers
 
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
@@ -294,21 +294,29 @@ _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only marker: it stands before a text a
 def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyModel:
     """Read a model for another vocabulary.
 
-    Tokens that the folder's own vocabulary has keep their embedding and output bias. The others
-    are drawn around the mean of the old table with its deviation, and get the mean bias: then the
-    logits of tokens the model has never seen are ordinary ones, and do not outbid all others
-    (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    Tokens that the folder's own vocabulary has keep their embedding and output bias. One that it
+    lacks and can spell begins as the mean of the tokens that it spells it with, the longest first:
+    then a model knows at once what it knew of the word. What it cannot spell is drawn around the
+    mean of the old table with its deviation. New tokens get the mean bias: then the logits of
+    tokens the model has never seen are ordinary ones, and do not outbid all others (Hewitt 2021,
+    "Initializing New Word Embeddings for Pretrained Language Models").
 
     Args:
         folder: the model, with `vocab.txt`, or `tokenizer.json`, or GPT-2's `vocab.json`.
-        tokens: the new vocabulary, in order of id; WordPiece's.
+        tokens: the new vocabulary, in order of id; WordPiece's, or a byte-level one (which holds
+            all 256 characters for bytes).
         seed: public.
 
     Raises:
         BadInput: as `load_model`, or a folder without its vocabulary.
     """
     model = load_model(folder)
-    old = read_vocabulary(folder)
+    raw, is_byte_level = _stored_vocabulary(folder)
+    goes_on = ""
+    if is_byte_level and set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens):
+        old = _with_end_of_text(raw, raw)
+    else:
+        old, goes_on = _as_wordpiece(raw) if is_byte_level else raw, _CONTINUES
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("a vocabulary larger than the model's table", where=str(folder))
@@ -317,11 +325,36 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     ).reshape(-1, 2)
     draws = initial_values({WORD: (len(tokens), table.shape[1])}, 1.0, seed)[WORD]
     changed = {WORD: table.mean(0) + table.std(0) * draws}
+    for new, token in enumerate(tokens):
+        if token not in old and (pieces := _spelt(token, old, goes_on)):
+            changed[WORD][new] = table[pieces].mean(0)
     changed[WORD][pairs[:, 0]] = table[pairs[:, 1]]
     if MLM_BIAS in model.parameters:
         changed[MLM_BIAS] = _moved(model.parameters[MLM_BIAS], pairs, len(tokens))
     config = model.config.with_vocabulary(len(tokens))
     return Model(config, model.parameters | changed, model.labels)
+
+
+def _spelt(token: str, old: Mapping[str, int], goes_on: str) -> list[int]:
+    """Return the ids of old tokens that spell a new one, longest first; [] where none do.
+
+    Args:
+        token: with `goes_on` before it if it goes on with a word.
+        old: ids by token, in the same form.
+        goes_on: `##` of WordPiece; empty for byte-level tokens.
+    """
+    rest = token
+    pieces: list[int] = []
+    while rest not in ("", goes_on):
+        least = len(goes_on) if goes_on and rest.startswith(goes_on) else 0
+        for end in range(len(rest), least, -1):
+            if rest[:end] in old:
+                pieces.append(old[rest[:end]])
+                rest = goes_on + rest[end:]
+                break
+        else:
+            return []
+    return pieces
 
 
 def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> NDArray[np.float32]:
@@ -331,20 +364,24 @@ def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> ND
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the ids of a model folder's tokens, GPT-2's under their WordPiece names.
+    """Return the ids of a model folder's tokens as they are written there.
 
     Raises:
         BadInput: no vocabulary there that can be read.
     """
+    return _stored_vocabulary(folder)[0]
+
+
+def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
+    """Return the ids of a folder's tokens, and whether they are byte-level ones."""
     try:
         if (folder / VOCABULARY).is_file():
             lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")
-            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}
+            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}, False
         if (folder / _BYTE_LEVEL).is_file():
-            return _as_wordpiece(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
+            return dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8"))), True
         about = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))["model"]
-        vocabulary: dict[str, int] = about["vocab"]
-        return _as_wordpiece(vocabulary) if about["type"] == "BPE" else vocabulary
+        return dict(about["vocab"]), about["type"] == "BPE"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
             f"no readable {VOCABULARY}, {_BYTE_LEVEL} or {_WHOLE}", where=str(folder)
@@ -358,6 +395,10 @@ def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:
     for token, i in byte_level.items():
         text = decoder.decode([token])
         out[text[1:] if text.startswith(" ") else _CONTINUES + text] = i
-    if _END_OF_TEXT in byte_level:
-        out |= dict.fromkeys(("[CLS]", "[SEP]"), byte_level[_END_OF_TEXT])
-    return out
+    return _with_end_of_text(out, byte_level)
+
+
+def _with_end_of_text(names: Mapping[str, int], byte_level: Mapping[str, int]) -> dict[str, int]:
+    """Return names with GPT-2's one marker as ours, if the tokens have it and not ours."""
+    end = byte_level.get(_END_OF_TEXT)
+    return dict(names) if end is None else {"[CLS]": end, "[SEP]": end, **names}

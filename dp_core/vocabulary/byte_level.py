@@ -85,7 +85,7 @@ def load(folder: Path | str) -> Tokenizer:
     try:
         vocabulary = json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
         lines = (folder / _MERGES).read_text(encoding="utf-8").splitlines()
-        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        pairs = [line.split(" ") for line in lines[1:]]  # the first line names the version
         tokenizer = _gpt2(dict(vocabulary), [(left, right) for left, right in pairs])
     except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
         raise BadInput(
