@@ -71,9 +71,16 @@ def dp_bert() -> None:
     entities = step("entities", doc_md="Reads sentences with entity labels: training and test.")
     settings() >> budget >> [private_corpus, public_corpus, entities]
 
-    # A WordPiece vocabulary learned from a noised histogram alone: the first release (ε_V).
-    vocabulary = step("vocabulary", doc_md="Noised word histogram → WordPiece. **Charged: ε_V.**")
-    private_corpus >> vocabulary
+    # The vocabulary: public words, which are free, and noised counts of private ones that public
+    # text lacks, the first release (ε_V). Or a public model's own tokens, if they are kept.
+    checkpoint = step("checkpoint", doc_md="The tokens of a public model that are kept.")
+    vocabulary = step(
+        "vocabulary",
+        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no checkpoint
+        doc_md="Public and noised private words → tokens. **Charged: ε_V.**",
+    )
+    budget >> checkpoint
+    [private_corpus, public_corpus, checkpoint] >> vocabulary
 
     # Canaries are drawn after the vocabulary, so they cannot shape it, and planted by unit.
     canaries = step("canaries", doc_md="Draws canaries from the vocabulary with public coins.")

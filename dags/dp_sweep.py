@@ -68,11 +68,12 @@ def dp_sweep() -> None:
     # The budget is asked for every point at once: all of them fit, or nothing is spent.
     points, budget = grid(), step("budget", doc_md="Registers every point: **all, or none.**")
     private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
-    entities, vocabulary, canaries = step("entities"), step("vocabulary"), step("canaries")
+    entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
+    vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
     private_store, public_store = step("private_store"), step("public_store")
     public_pretraining = training("public_pretraining")
-    points >> budget >> [private_corpus, public_corpus, entities]
-    private_corpus >> vocabulary >> canaries >> private_store
+    points >> budget >> [private_corpus, public_corpus, entities, checkpoint]
+    [private_corpus, public_corpus, checkpoint] >> vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
     [public_store, private_store] >> public_pretraining
 

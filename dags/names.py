@@ -9,6 +9,7 @@ NAMES = {
     "private_corpus": "Read private notes",
     "public_corpus": "Read public text",
     "entities": "Read labelled sentences",
+    "checkpoint": "Read a public model's tokens",
     "vocabulary": "Learn the vocabulary (ε_V)",
     "canaries": "Draw canaries",
     "private_store": "Tokenise private notes",

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from dp_core.data.hashing import coin, generator, seed_key
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
 _PATTERN = re.compile(r"H*SH*")
@@ -102,7 +102,7 @@ def draw(
             where="canaries",
             fix="Use for example HS and 0.01.",
         )
-    pool = candidates(wordpiece.load(vocabulary))
+    pool = candidates(subwords.load(vocabulary))
     longest = max(len(p) for p in patterns)
     if len(pool) < 2 * longest:
         raise BadInput(

@@ -16,6 +16,7 @@ RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 LEAST_UNITS = 10  # fewer are not hidden by anything
 LEAST_NOISE = 0.01  # below it ε is in the thousands
 LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
+LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
 
 NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
@@ -84,11 +85,33 @@ class UnitConfig(Config):
     )
 
 
-class VocabularyConfig(UnitConfig):
-    """The noised word histogram, and the WordPiece vocabulary learned from it alone."""
+VocabularySource = Literal[
+    "public+private", "private", "public", "checkpoint+private", "checkpoint", "nonprivate"
+]
 
+
+class VocabularyConfig(UnitConfig):
+    """Where the vocabulary's words come from, and the noised histogram of the private ones."""
+
+    vocabulary_source: VocabularySource = setting(
+        "public+private",
+        MODEL,
+        "Vocabulary: source",
+        "Where the tokens come from. public+private: learned from public text, whose words are "
+        "free, and from private words that public text would leave in pieces (charged). private: "
+        "from released private words alone, as in the paper (charged). public: from public text "
+        "alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of public_model "
+        "are kept, with released private words added (charged) or without (ε 0). nonprivate: from "
+        "exact private counts; nothing made with it has a finite ε, and all of it is the "
+        "operator's.",
+    )
     vocabulary_epsilon: float = setting(
-        2.0, PRIVACY, "Vocabulary: ε", "Privacy loss of the word histogram.", ge=0.01, le=100
+        2.0,
+        PRIVACY,
+        "Vocabulary: ε",
+        "Privacy loss of the word histogram, if the vocabulary's source releases private words.",
+        ge=0.01,
+        le=100,
     )
     vocabulary_delta: Delta = setting(
         1e-7,
@@ -97,8 +120,34 @@ class VocabularyConfig(UnitConfig):
         "δ of the vocabulary's release; far below one in the number of units.",
     )
     vocabulary_size: int = setting(
-        4000, MODEL, "Vocabulary size", "At most this many word pieces.", ge=100, le=200_000
+        4000,
+        MODEL,
+        "Vocabulary size",
+        "At most this many tokens are learned (with gpt2 at least 261: bytes and special tokens); "
+        "a checkpoint keeps all of its own.",
+        ge=100,
+        le=200_000,
     )
+
+    @property
+    def releases_private_words(self) -> bool:
+        """Whether the mechanism runs, and is charged."""
+        return self.vocabulary_source in ("public+private", "private", "checkpoint+private")
+
+    @property
+    def reads_private_text(self) -> bool:
+        """Whether the private corpus is opened at all."""
+        return self.releases_private_words or self.vocabulary_source == "nonprivate"
+
+    @property
+    def reads_public_text(self) -> bool:
+        """Whether words of the public corpus are learned from."""
+        return self.vocabulary_source in ("public+private", "public")
+
+    @property
+    def keeps_a_checkpoint(self) -> bool:
+        """Whether the tokens are those of a public model."""
+        return self.vocabulary_source in ("checkpoint+private", "checkpoint")
 
 
 class PrivacyConfig(UnitConfig):

@@ -290,7 +290,7 @@ def rows_of_units(
 
     Args:
         units: the privacy units.
-        tokenizer: from `dp_core.vocabulary.wordpiece.load`.
+        tokenizer: from `dp_core.vocabulary.subwords.load`.
         sequence_length: S, the most ids a row may have, [CLS] and [SEP] included.
         max_examples_per_unit: rows kept, drawn for each unit independently of all others.
         key: public coins for that draw.

@@ -87,7 +87,7 @@ def load(folder: Path | str) -> Tokenizer:
         lines = (folder / _MERGES).read_text(encoding="utf-8").splitlines()
         pairs = [line.split(" ") for line in lines[1:]]  # the first line names the version
         tokenizer = _gpt2(dict(vocabulary), [(left, right) for left, right in pairs])
-    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
+    except Exception as error:
         raise BadInput(
             "no readable vocabulary", where=str(folder), fix="Run the vocabulary step."
         ) from error

@@ -1,19 +1,21 @@
 """Byte-pair merges from counts (Sennrich et al. 2016), exactly those of `tokenizers`' trainer.
 
-That trainer reads text, and so counts had to be written out word by word, and scaled down. Here the
-counts themselves are read, whatever their size, and nothing is rounded: the merges are those that
-`tokenizers.trainers.BpeTrainer` (and `WordPieceTrainer`, which is the same with a prefix) finds on
-a text in which every word stands as often as its count. A test holds the two equal, with ties.
+That trainer reads text, so that counts had to be written out word by word, and scaled down. Here
+the counts themselves are read, whatever their size, and nothing is rounded: the merges are those
+that `tokenizers.trainers.BpeTrainer` (and `WordPieceTrainer`, which is the same with a prefix)
+finds on a text in which every word stands as often as its count. A test holds the two equal, with
+ties.
 
-What decides, in the trainer's own order: the pair with the highest count; among equals the one whose
-left token has the smaller id, then the right one. A pair's count is kept as the trainer keeps it:
-pairs that overlap themselves (`aaa`) count as often as they stand there, and a token that two
+What decides, in the trainer's own order: the pair with the highest count; among equals the one
+whose left token has the smaller id, then the right one. A pair's count is kept as the trainer keeps
+it: pairs that overlap themselves (`aaa`) count as often as they stand there, and a token that two
 different pairs spell is one token.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +44,7 @@ def learn_merges(
     pair_counts: defaultdict[Pair, int] = defaultdict(int)
     places: defaultdict[Pair, set[int]] = defaultdict(set)
     for number, symbols in enumerate(spelt):
-        for pair in zip(symbols, symbols[1:], strict=False):
+        for pair in itertools.pairwise(symbols):
             pair_counts[pair] += counts[number]
             places[pair].add(number)
     # The least of a heap is the pair to merge. The running number keeps sets from being compared.

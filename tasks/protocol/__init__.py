@@ -15,11 +15,12 @@ from tasks.protocol.job import (
     sweep_report,
 )
 from tasks.protocol.least_privilege import Need, NoReader, environment_for, needs
-from tasks.protocol.result import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
+    CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
@@ -40,9 +41,11 @@ from tasks.protocol.sweep import SweepPoint, SweepSettings
 
 __all__ = [
     "CAUSAL",
+    "EXACT_WORDS",
     "POINT_STEPS",
     "BudgetSpec",
     "CanariesSpec",
+    "CheckpointSpec",
     "CorpusSpec",
     "EntitiesSpec",
     "ExposureSpec",

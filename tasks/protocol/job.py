@@ -26,6 +26,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
+    CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
@@ -76,11 +77,19 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         patients_path=s.entities_patients,
         data_version=s.data_version,
     )
+    config = s.part(VocabularyConfig)
+    checkpoint = (
+        CheckpointSpec(**common, public_model=s.public_model) if config.keeps_a_checkpoint else None
+    )
     vocabulary = VocabularySpec(
-        **common,
-        corpus_uri=private.output,
+        **seeded,
+        corpus_uri=private.output if config.reads_private_text else "",
+        public_corpus_uri=public.output if config.reads_public_text else "",
+        checkpoint_uri=checkpoint.output if checkpoint else "",
         dataset=s.private_dataset,
-        config=s.part(VocabularyConfig),
+        subwords="byte-level-bpe" if s.model_kind == CAUSAL else "wordpiece",
+        holdout=HOLDOUT,
+        config=config,
     )
     canaries = CanariesSpec(**seeded, vocabulary_uri=vocabulary.output, config=s.part(CanaryConfig))
     private_store = TokenStoreSpec(
@@ -118,6 +127,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         "private_corpus": private,
         "public_corpus": public,
         "entities": entities,
+        **({"checkpoint": checkpoint} if checkpoint else {}),
         "vocabulary": vocabulary,
         "canaries": canaries,
         "private_store": private_store,
@@ -260,7 +270,9 @@ def is_charged(
     """Return whether a step releases something of private data with a guarantee."""
     if isinstance(spec, PretrainSpec | FinetuneSpec):
         return spec.plan is not None
-    return isinstance(spec, VocabularySpec | SelectSpec)
+    if isinstance(spec, VocabularySpec):
+        return spec.config.releases_private_words
+    return isinstance(spec, SelectSpec)
 
 
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tasks.protocol.specs import PretrainSpec, StepSpec
+from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
@@ -29,7 +29,8 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "budget": frozenset({Need.SOURCES, Need.CHARGING}),
     "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
     "entities": frozenset({Need.SOURCES, Need.LEDGER}),
-    "vocabulary": frozenset({Need.CHARGING}),
+    "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),
+    "vocabulary": frozenset({Need.CHARGING}),  # of private words; of public ones, see `needs`
     "canaries": frozenset(),
     "token_store": frozenset(),
     "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
@@ -50,6 +51,8 @@ def needs(spec: StepSpec) -> frozenset[Need]:
     if isinstance(spec, PretrainSpec) and spec.mode == "public":
         # A model from elsewhere is parsed, and the ledger asked what is known of it.
         return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
+    if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
+        return frozenset()
     return _NEEDS[spec.step]
 
 

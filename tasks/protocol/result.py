@@ -18,6 +18,9 @@ Epsilon = Annotated[
 ]
 
 
+EXACT_WORDS = "vocabulary of exact counts"  # why such a use of private text has no guarantee
+
+
 class MetricRecord(Config):
     """One number with its label; `step` is the update or epoch it belongs to."""
 
@@ -43,6 +46,11 @@ class ReleaseRecord(Config):
     plan: str = ""  # of the run that registered it, with others, before the first release
     declared_units: int = 0  # public upper bound on the units, below one in which δ must stay
     seed_known: bool = False  # the noise came from a seed that was not secret
+
+    @property
+    def is_exact_vocabulary(self) -> bool:
+        """Whether it is the use of private words without noise that a run's settings asked for."""
+        return self.event.get("reason") == EXACT_WORDS
 
 
 class StepResult(Config):

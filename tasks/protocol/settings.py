@@ -27,6 +27,7 @@ from dp_core.config.fields import (
     setting,
 )
 from dp_core.config.privacy import (
+    LEAST_BYTE_LEVEL,
     LEAST_UNITS,
     ClipNorm,
     Delta,
@@ -317,8 +318,8 @@ class JobSettings(
         "Public model to start from",
         "Folder (local or gs://) of a BERT or DistilBERT (with gpt2, of a GPT-2) in Hugging "
         "Face's layout, instead of a fresh model of the size above; its vocabulary is exchanged "
-        "for the released one. Its training data must be public, and the operator must have "
-        "declared the folder so (confide ledger declare-public).",
+        "for the run's own unless vocabulary_source keeps it. Its training data must be public, "
+        "and the operator must have declared the folder so (confide ledger declare-public).",
         path=True,
     )
     nonprivate: bool = setting(
@@ -392,10 +393,12 @@ class JobSettings(
                 tuning = 0.0
             elif tuned:
                 units = max(units, self.entities_declared_units)
-            vocabulary = self.vocabulary_delta
-            parts = [f"{vocabulary:.3g} for the vocabulary", f"{self.delta:.3g} for training"]
+            vocabulary = self.vocabulary_delta if self.releases_private_words else 0.0
+            parts = [f"{vocabulary:.3g} for the vocabulary"] if vocabulary else []
+            parts.append(f"{self.delta:.3g} for training")
             parts += [f"{tuning:.3g} for fine-tuning"] if tuning else []
-            times = f", the last {len(parts) - 1} for each of {models} models" if models > 1 else ""
+            own = 2 if tuning else 1
+            times = f", the last {own} for each of {models} models" if models > 1 else ""
             refuse_large_delta(
                 [vocabulary, models * (self.delta + tuning)],
                 units,
@@ -413,6 +416,7 @@ class JobSettings(
             raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
         if self.model_kind == CAUSAL and self.whole_words:
             raise ValueError("whole_words: a causal model (gpt2) masks nothing")
+        self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
         self.refuse_large_deltas()
@@ -422,6 +426,22 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_a_source_without_its_model(self) -> None:
+        """Refuse a vocabulary that cannot be made: no checkpoint to keep, or no room for bytes."""
+        causal = self.model_kind == CAUSAL
+        if self.keeps_a_checkpoint and not self.public_model:
+            raise ValueError(
+                f"vocabulary_source: {self.vocabulary_source} keeps the tokens of public_model: "
+                "give one"
+            )
+        if self.keeps_a_checkpoint and causal:
+            raise ValueError("vocabulary_source: the tokens of a gpt2 checkpoint cannot be kept")
+        if causal and self.vocabulary_size < LEAST_BYTE_LEVEL:
+            raise ValueError(
+                f"vocabulary_size: gpt2 needs {LEAST_BYTE_LEVEL} tokens or more, for bytes and "
+                "special tokens"
+            )
 
     @property
     def _tunes_the_private_data_set(self) -> bool:

@@ -141,14 +141,47 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
         )
 
 
-class VocabularySpec(StepSpec):
-    """Release a noised word histogram and learn WordPiece from it alone. Charged."""
+class CheckpointSpec(StepSpec):
+    """Bring the tokens of a public model into the store, for a vocabulary that keeps them."""
+
+    step: Literal["checkpoint"] = "checkpoint"
+    public_model: str  # a Hugging Face folder
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The public model."""
+        return (Source(field="public_model", uri=self.public_model, public=True),)
+
+
+class VocabularySpec(StepSpec, SeedConfig):
+    """Make the tokens: of public words, released private ones, or a checkpoint's own.
+
+    Charged where private words are released. Each input is named where the source reads it, and
+    nowhere else, so that a vocabulary of public text cannot open the private corpus.
+    """
 
     step: Literal["vocabulary"] = "vocabulary"
-    corpus_uri: str
-    dataset: str
+    corpus_uri: str = ""  # the private corpus
+    public_corpus_uri: str = ""
+    checkpoint_uri: str = ""
+    dataset: str  # the private data set
+    subwords: Literal["wordpiece", "byte-level-bpe"] = "wordpiece"
+    holdout: float = 0.0  # share of public documents that are not counted: they measure
     relation: RelationName = "add-or-remove-one"  # under which it is charged: the training's
     config: VocabularyConfig
+
+    @model_validator(mode="after")
+    def _reads_what_its_source_says(self) -> Self:
+        config = self.config
+        for field, reads in (
+            ("corpus_uri", config.reads_private_text),
+            ("public_corpus_uri", config.reads_public_text),
+            ("checkpoint_uri", config.keeps_a_checkpoint),
+        ):
+            if bool(getattr(self, field)) != reads:
+                needs = "needs" if reads else "does not read"
+                raise ValueError(f"{field}: the source {config.vocabulary_source} {needs} it")
+        return self
 
 
 class CanariesSpec(StepSpec, SeedConfig):
@@ -310,6 +343,7 @@ AnySpec = Annotated[
     BudgetSpec
     | CorpusSpec
     | EntitiesSpec
+    | CheckpointSpec
     | VocabularySpec
     | CanariesSpec
     | TokenStoreSpec

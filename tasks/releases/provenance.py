@@ -63,7 +63,15 @@ class PrivateUnits:
                     where=f"{name} of the {self.origin} step's output",
                     fix="Charge what is read: give the spec the input's own.",
                 )
-        if planned.unit is PrivacyUnit.PATIENT and not self.patients:
+        self.refuse_nameless(planned.unit)
+
+    def refuse_nameless(self, unit: PrivacyUnit) -> None:
+        """Refuse to protect patients where texts do not name them.
+
+        Raises:
+            BadInput: the unit is the patient, and a text names none.
+        """
+        if unit is PrivacyUnit.PATIENT and not self.patients:
             raise unlisted_patients() if self.origin == "entities" else nameless()
 
 
@@ -85,8 +93,17 @@ def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpu
     return _opened(context, uri, ("corpus",), field, role=role)
 
 
+def checkpoint_at(context: StepContext, uri: str, *, field: str = "checkpoint_uri") -> Input:
+    """Return the tokens of a public model.
+
+    Raises:
+        BadInput: they are none.
+    """
+    return _opened(context, uri, ("checkpoint",), field)
+
+
 def vocabulary_at(context: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
-    """Return a released vocabulary.
+    """Return a vocabulary.
 
     Raises:
         BadInput: it is none.
@@ -181,10 +198,14 @@ def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
 def refuse_operator_ancestors(context: StepContext) -> None:
     """Refuse to make something releasable of what only the operator may have.
 
+    A vocabulary of exact counts is asked for in the run's settings, and so is no accident: what
+    is trained with it is made, and charged for what it spends itself, and stays with the operator
+    as everything does that descends from it (`StepContext.exact_vocabulary`).
+
     Raises:
         BadInput: an input descends from a use of private text without privacy.
     """
-    if operator_only(context.releases):
+    if operator_only([r for r in context.releases if not r.is_exact_vocabulary]):
         raise BadInput(
             "an input descends from private text that was used without privacy: nothing made of"
             " it has a finite ε",

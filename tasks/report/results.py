@@ -48,6 +48,11 @@ Results = Mapping[str, Input]  # by the name of the task
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", CAUSAL: "GPT-2"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
+_FIT = {  # how the vocabulary fits a text: metrics of the token stores
+    "coverage": "Words that are one token",
+    "fertility": "Tokens a word",
+    "unknown_words": "Words that cannot be spelt",
+}
 _NAMES: dict[Kind, str] = {
     "public": "Public text only",
     "dp": "With DP",
@@ -77,7 +82,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
             curve for kind in kinds for curve in _curves(kind, results[f"{kind}_pretraining"])
         ),
         training=tuple(_training_facts(dp)),
-        vocabulary=tuple(_vocabulary_facts(vocabulary)),
+        vocabulary=tuple(_vocabulary_facts(results)),
     )
 
 
@@ -137,12 +142,17 @@ def model_row(
         **_row(dataset, model, audited, finetuned),
         kind=kind,
         name=_NAMES[kind],
-        epsilon_vocabulary=vocabulary.result.releases[0].epsilon,
+        epsilon_vocabulary=_epsilon_of(vocabulary),
         perplexity_public=values.get("perplexity_public"),
         perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
     )
+
+
+def _epsilon_of(vocabulary: Input) -> float:
+    """Return what the vocabulary itself cost: 0 where it is made of public text alone."""
+    return max((release.epsilon for release in vocabulary.result.releases), default=0.0)
 
 
 def last_values(result: StepResult) -> dict[str, Labelled]:
@@ -275,15 +285,26 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
             yield Fact(words, value.value, value.label, "at the end of training")
 
 
-def _vocabulary_facts(vocabulary: Input) -> Iterator[Fact]:
+def _vocabulary_facts(results: Results) -> Iterator[Fact]:
+    vocabulary = results["vocabulary"]
     facts, values = vocabulary.facts, last_values(vocabulary.result)
-    yield Fact("Word pieces |V|", facts["vocabulary_size"], Label.DP)
-    yield Fact("Words released", facts["words_released"], Label.DP)
-    yield Fact("σ of the histogram", facts["sigma"], Label.PUBLIC, "in counts")
-    yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
-    yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
+    label = Label.OPERATOR if operator_only(vocabulary.result.releases) else Label.DP
+    free = "" if vocabulary.result.releases else "ε 0: no private text was read for it"
+    yield Fact("Source", facts["source"], Label.PUBLIC, free)
+    yield Fact("Tokens |V|", facts["vocabulary_size"], label)
+    if "threshold" in facts:
+        yield Fact("Words released", facts["words_released"], label)
+        yield Fact("Public words for which nothing is spent", facts["words_known"], Label.PUBLIC)
+        yield Fact("σ of the histogram", facts["sigma"], Label.PUBLIC, "in counts")
+        yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+        yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
     if (distinct := values.get("distinct_words")) is not None:
         yield Fact("Distinct words before noise", distinct.value, distinct.label)
+    for role in ("public", "private"):
+        fit = last_values(results[f"{role}_store"].result)
+        for name, words in _FIT.items():
+            if (value := fit.get(name)) is not None:
+                yield Fact(f"{words}, {role} text", value.value, value.label, "held out")
 
 
 def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:

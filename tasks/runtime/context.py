@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
@@ -184,10 +184,20 @@ class StepContext:
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number: in the event log, of which the result and MLflow are made.
 
+        Behind a vocabulary of exact private counts every number is the operator's, whatever the
+        step calls it: also accuracy on public text, and how many rows it was cut into.
+
         Raises:
             TypeError: a number without a label.
         """
+        if self.exact_vocabulary and isinstance(value, Dp | Public):
+            value = Operator(value.value)
         self.tracker.measure(name, value, step)
+
+    @property
+    def exact_vocabulary(self) -> bool:
+        """Whether a vocabulary of exact private counts is behind the output."""
+        return any(release.is_exact_vocabulary for release in self.releases)
 
     def measured(self) -> list[MetricRecord]:
         """Return every number of this step, also of an attempt that this one continues."""

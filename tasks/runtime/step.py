@@ -25,6 +25,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Unfinished
+from dp_core.labels import Label
 from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
 from tasks.protocol.messages import Failed, Finished
 from tasks.protocol.supervisor import STEP_GRACE
@@ -180,6 +181,7 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
     context.tracker.begin()
     answer = module.run(spec, context)
     context.store.publish(context.out, spec.output)
+    kept = context.exact_vocabulary
     result = StepResult(
         step=spec.step,
         spec_hash=context.spec_hash,
@@ -189,8 +191,10 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
         facts={
             **answer.facts,
             "made_up": spec.made_up,
-            "artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts],
-            "model": answer.model,
+            "artifacts": [
+                [a.file, Label.OPERATOR if kept else a.label, a.folder] for a in answer.artifacts
+            ],
+            "model": "" if kept else answer.model,
         },
         seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
         versions=_versions(),

@@ -12,7 +12,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.hugging_face import load_model
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
     PRETRAINED,
@@ -39,7 +39,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     if fact(store, "canaries_digest") != fact(planted, "digest"):
         raise BadInput("these canaries are not those planted in it", where="private_store_uri")
     canaries = read_canaries(planted.folder)
-    tokenizer = wordpiece.load(model_input.folder)
+    tokenizer = subwords.load(model_input.folder)
     model = load_model(model_input.folder)
     pool = candidates(tokenizer)
     rows = measure(

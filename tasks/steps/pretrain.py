@@ -130,7 +130,8 @@ def _start(
         (source,) = spec.sources
         folder = open_source(source, context).path
         refuse_own_model(folder, "public_model")
-        pieces = list(read_vocabulary(inputs.vocabulary.folder))
+        ids = read_vocabulary(inputs.vocabulary.folder)
+        pieces = sorted(ids, key=ids.__getitem__)
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
         refuse_other_architecture(public_model.config, spec.shape)
         return language_model(public_model)

@@ -8,20 +8,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from dp_core.audit.canaries import Canary, plant
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit, is_held_out, iter_units
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.errors import BadInput
-from dp_core.labels import Operator, Public
+from dp_core.labels import Dp, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from tasks.protocol import TokenStoreSpec
 from tasks.releases.provenance import canaries_at, corpus_at, fact, vocabulary_at, vocabulary_digest
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 
 TRAIN, HELD_OUT = "train", "held_out"
+FITTED_UNITS = 500  # held-out units on which the vocabulary's fit is measured, at most
 
 
 def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
@@ -30,7 +33,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     vocabulary = vocabulary_at(context, spec.vocabulary_uri)
     _refuse_another_unit(spec, corpus, vocabulary)
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
-    tokenizer = wordpiece.load(vocabulary.folder)
+    tokenizer = subwords.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
     key = seed_key(spec.seed)
     writers = {
@@ -39,8 +42,9 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         )
         for part in (TRAIN, HELD_OUT)
     }
+    read: list[str] = []  # of units that only measure
     rows = rows_of_units(
-        _units(spec, corpus.folder),
+        _noting_held_out(_units(spec, corpus.folder), spec, read),
         tokenizer,
         sequence_length=spec.rows.sequence_length,
         max_examples_per_unit=spec.rows.max_examples_per_unit,
@@ -58,6 +62,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
     _measure(spec, context, train)
+    _measure_fit(spec, context, tokenizer, read)
     return StepOutput(
         outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
         facts={
@@ -82,7 +87,7 @@ def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
 
 def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input) -> None:
     """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
-    same = fact(corpus, "dataset") == fact(vocabulary, "dataset")
+    same = fact(corpus, "dataset") == fact(vocabulary, "dataset") and vocabulary.result.releases
     if spec.role == "private" and same and fact(vocabulary, "unit") != _unit(spec):
         raise BadInput(
             f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
@@ -120,6 +125,31 @@ def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
                 fix="Declare a higher bound, from public knowledge.",
             )
         yield unit
+
+
+def _noting_held_out(
+    units: Iterator[Unit], spec: TokenStoreSpec, texts: list[str]
+) -> Iterator[Unit]:
+    """Yield the units, and note the texts of the first held-out ones, to see how they are cut."""
+    key, noted = seed_key(spec.seed), 0
+    for unit in units:
+        if noted < FITTED_UNITS and is_held_out(unit.unit_id, spec.holdout, key):
+            noted += 1
+            texts += unit.texts
+        yield unit
+
+
+def _measure_fit(
+    spec: TokenStoreSpec, context: StepContext, tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    """Measure how the vocabulary fits held-out text; of private text, for the operator."""
+    found = subwords.fit(tokenizer, texts)
+    if found is None:
+        return
+    seen = Operator if spec.role == "private" else Dp
+    context.measure("coverage", seen(found.coverage))
+    context.measure("fertility", seen(found.fertility))
+    context.measure("unknown_words", seen(found.unknown))
 
 
 def _measure(spec: TokenStoreSpec, context: StepContext, store: TokenStore) -> None:

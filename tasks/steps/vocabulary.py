@@ -1,30 +1,150 @@
-"""Release a noised word histogram, and learn WordPiece from it alone. Charged."""
+"""Make the vocabulary: of public words, of released private ones, or of a checkpoint's own tokens.
+
+What is public is free: it is counted and learned from as it is. The mechanism is charged for the
+private words alone, and for those only that public text would leave in pieces.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import dataclasses
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from dp_core.data.privacy_units import iter_units
+from tokenizers import Tokenizer
+
+from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.dp_histogram import release, set_counts
-from tasks.protocol import VocabularySpec
-from tasks.releases.charge import charge
+from dp_core.vocabulary.subwords import (
+    KINDS,
+    document_counts,
+    load,
+    vocabulary_digest,
+    whole_words,
+)
+from tasks.protocol import EXACT_WORDS, VocabularySpec
+from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest
 from tasks.releases.plans import histogram_plan, planned_release
-from tasks.releases.provenance import corpus_at, private_units
+from tasks.releases.provenance import (
+    checkpoint_at,
+    corpus_at,
+    private_units,
+)
 from tasks.runtime.context import Artifact, StepContext, StepOutput
-from tasks.storage import sha256_of
+
+
+@dataclass
+class _Words:
+    """What tokens are made of.
+
+    Attributes:
+        counts: words to learn from, public and released ones together.
+        known: public words that are whole tokens without any private one: nothing is spent on
+            them.
+        tokens: those of a checkpoint, kept; None where tokens are learned.
+        released: private words and their noised (or, without privacy, exact) counts.
+        facts: what the release was made with.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    known: frozenset[str] = frozenset()
+    tokens: list[str] | None = None
+    released: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
-    """Reserve, count, add noise, cut at the threshold, settle; then post-process."""
+    """Count what is public; release what is not, if the source asks for it; then learn."""
+    config, kind = spec.config, KINDS[spec.subwords]
+    words = _Words()
+    if config.keeps_a_checkpoint:
+        _read_checkpoint(spec, context, words)
+    if config.reads_public_text:
+        _read_public(spec, context, words)
+    if config.releases_private_words:
+        _release_private(spec, context, words)
+    elif config.reads_private_text:
+        _count_private_exactly(spec, context, words)
+    else:  # said as it is: nothing was charged, and no private text was opened
+        context.measure("vocabulary_epsilon", Public(0.0))
+        context.measure("vocabulary_delta", Public(0.0))
+    tokenizer = _tokenizer(spec, words)
+    kind.save(tokenizer, context.out)
+    context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
+    return StepOutput(
+        outputs={"vocabulary": ""},
+        facts={
+            "dataset": spec.dataset,
+            "unit": config.unit,
+            "declared_units": config.declared_units,
+            "source": config.vocabulary_source,
+            "subwords": spec.subwords,
+            "vocabulary_size": tokenizer.get_vocab_size(),
+            "words_known": len(words.known),
+            "words_released": len(words.released),
+            **words.facts,
+            "digest": _digest(tokenizer, context),
+        },
+        artifacts=[Artifact(kind.file, Label.DP)],
+    )
+
+
+def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
+    """Take over a public model's tokens."""
+    checkpoint = checkpoint_at(context, spec.checkpoint_uri)
+    tokenizer = load(checkpoint.folder)
+    if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
+        raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)
+    ids = tokenizer.get_vocab()
+    words.tokens = sorted(ids, key=ids.__getitem__)
+    words.known = frozenset(words.tokens)
+
+
+def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
+    """Count the documents that hold each public word; learn which of them are whole tokens.
+
+    Documents on which models are measured are left out.
+    """
+    corpus = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
+    context.refuse_altered(corpus)
+    kind, key = KINDS[spec.subwords], seed_key(spec.seed)
+
+    def counted() -> Iterator[Unit]:
+        for unit in iter_units(corpus.folder, PrivacyUnit.DOCUMENT, 1):
+            if not is_held_out(unit.unit_id, spec.holdout, key):
+                yield unit
+
+    words.counts = document_counts(counted(), kind.split)
+    context.measure("words_public", Public(len(words.counts)))
+    if spec.config.releases_private_words:
+        words.known = whole_words(
+            words.counts, kind.learn(words.counts, spec.config.vocabulary_size)
+        )
+
+
+def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
+    """Reserve, count, add noise, cut at the threshold, settle: words that are not known already."""
     config = spec.config
     corpus = corpus_at(context, spec.corpus_uri, "private")
     units = private_units(corpus)
     plan, planned = histogram_plan(spec), planned_release(spec)
-    content = manifest(kind="vocabulary", corpus=corpus.facts["digest"], plan=asdict(plan))
+    content = manifest(
+        kind="vocabulary",
+        corpus=corpus.facts["digest"],
+        plan=asdict(plan),
+        # Other words excluded are other counts, which must never meet the same noise.
+        excluded=hashlib.sha256("\n".join(sorted(words.known)).encode()).hexdigest(),
+        subwords=spec.subwords,
+    )
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
@@ -33,28 +153,54 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         config.words_per_unit,
         charged.seed.derive("contribution bounding"),
         declared_units=config.declared_units,
+        exclude=words.known,
+        split=KINDS[spec.subwords].split,
     )
     noised = release(counts, plan, charged.seed, content)
     record = charged.settle(counts_released(noised))
-    tokenizer = wordpiece.learn(noised, config.vocabulary_size)
-    wordpiece.save(tokenizer, context.out)
+    words.released = noised
+    words.facts = {
+        "sigma": plan.sigma,
+        "threshold": plan.threshold,
+        "words_per_unit": config.words_per_unit,
+    }
     context.measure("distinct_words", Operator(len(counts)))
-    context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     context.measure("words_released", Dp(len(noised)))
     context.measure("vocabulary_epsilon", Public(record.epsilon))
     context.measure("vocabulary_delta", Public(record.delta))
-    return StepOutput(
-        outputs={"vocabulary": ""},
-        facts={
-            "dataset": units.dataset,
-            "unit": config.unit,
-            "declared_units": config.declared_units,
-            "vocabulary_size": tokenizer.get_vocab_size(),
-            "words_released": len(noised),
-            "sigma": plan.sigma,
-            "threshold": plan.threshold,
-            "words_per_unit": config.words_per_unit,
-            "digest": sha256_of(context.out / "vocab.txt"),
-        },
-        artifacts=[Artifact("vocab.txt", Label.DP)],
+
+
+def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
+    """Count private words without noise or bound: for the operator alone, to compare with."""
+    unit = PrivacyUnit(spec.config.unit)
+    corpus = corpus_at(context, spec.corpus_uri, "private")
+    units = dataclasses.replace(private_units(corpus), unit=unit)
+    units.refuse_nameless(unit)
+    record_operator_use(context, units, reason=EXACT_WORDS)
+    context.refuse_altered(corpus)
+    counts = document_counts(
+        iter_units(corpus.folder, unit, spec.config.words_per_unit), KINDS[spec.subwords].split
     )
+    words.released = dict(counts)
+    context.measure("distinct_words", Operator(len(counts)))
+
+
+def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
+    """Return the tokenizer: a checkpoint's with the released words, or one that is learned.
+
+    Public documents and private units that hold a word are added up as they are: both say in how
+    many texts of people's a word occurs, and neither is scaled.
+    """
+    if words.tokens is not None:
+        ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
+        return wordpiece.of_tokens(words.tokens, ordered)
+    counts = words.counts + Counter(words.released)
+    return KINDS[spec.subwords].learn(counts, spec.config.vocabulary_size)
+
+
+def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
+    """Return the digest by which inputs of one vocabulary know each other; keyed if private."""
+    plain = vocabulary_digest(tokenizer)
+    if not context.exact_vocabulary:
+        return plain
+    return hmac.new(context.content_key(), plain.encode(), hashlib.sha256).hexdigest()

@@ -148,6 +148,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "first_batch_size": {"first_batch_size": 64},
         "beta1": {"beta1": 0.8},
         "beta2": {"beta2": 0.9},
+        "vocabulary_source": {"vocabulary_source": "public"},
     }  # fmt: skip
     default = JobSettings()
     value = getattr(default, field)

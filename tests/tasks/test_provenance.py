@@ -122,7 +122,9 @@ def house(untracked: Deployment) -> House:
     cards = made / "canaries"
     held: dict[str, tuple[str, Path, dict[str, Any], list[ReleaseRecord]]] = {
         "words": ("vocabulary", wordpiece_folder, words, [WORDS]),
-        "words of documents": ("vocabulary", wordpiece_folder, words | {"unit": "document"}, []),
+        "words of documents": (
+            "vocabulary", wordpiece_folder, words | {"unit": "document"}, [WORDS]
+        ),
         "words elsewhere": (
             "vocabulary", wordpiece_folder, words | {"dataset": OTHER}, [WORDS_ELSEWHERE]
         ),
@@ -152,7 +154,8 @@ def house(untracked: Deployment) -> House:
         "canaries": ("canaries", cards, {"vocabulary_digest": "v", "digest": "c"}, []),
         "other canaries": ("canaries", cards, {"vocabulary_digest": "w", "digest": "d"}, []),
     }  # fmt: skip
-    uris = {
+    unused = {"unused": ""}  # no input at all
+    uris = unused | {
         name: publish(
             store, f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}",
             folder, releases=releases, **facts,
@@ -211,13 +214,14 @@ def exposing(house: House, **changes: str) -> ExposureSpec:
 
 
 def wording(house: House, **changes: Any) -> VocabularySpec:
-    told = {"corpus_uri": "corpus", "dataset": "notes"} | changes
-    told["corpus_uri"] = house.uris[told["corpus_uri"]]
+    told = {"corpus_uri": "corpus", "dataset": "notes", "vocabulary_source": "private"} | changes
+    told |= {n: house.uris[v] for n, v in told.items() if n.endswith("_uri")}
+    source = told.pop("vocabulary_source")
     return VocabularySpec(
-        **common(house), **told,
+        **common(house), **told, seed=1,
         config=VocabularyConfig(
-            declared_units=40, words_per_unit=16, vocabulary_epsilon=8.0, vocabulary_delta=1e-6,
-            vocabulary_size=100,
+            vocabulary_source=source, declared_units=40, words_per_unit=16,
+            vocabulary_epsilon=8.0, vocabulary_delta=1e-6, vocabulary_size=100,
         ),
     )  # fmt: skip
 
@@ -297,6 +301,18 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
     "canaries as a vocabulary": (lambda h: pretraining(h, vocabulary_uri="canaries"), "canaries"),
     "rows as labels": (lambda h: finetuning(h, entities_uri="private"), "step token_store"),
     "a public corpus as private": (lambda h: wording(h, corpus_uri="public corpus"), "private"),
+    "a private corpus as public words": (
+        lambda h: wording(h, vocabulary_source="public+private", public_corpus_uri="corpus"),
+        "must be public"),
+    "a private corpus as a public vocabulary": (
+        lambda h: wording(h, vocabulary_source="public", corpus_uri="unused",
+                          public_corpus_uri="corpus"), "must be public"),
+    "private words as a checkpoint's tokens": (
+        lambda h: wording(h, vocabulary_source="checkpoint", corpus_uri="unused",
+                          checkpoint_uri="words"), "step vocabulary"),
+    "exact counts by patient without patients": (
+        lambda h: wording(h, vocabulary_source="nonprivate", corpus_uri="nameless"),
+        "patient id"),
     "a private corpus as public": (
         lambda h: cutting(h, units=None, canaries_uri=""), "must be public"),
     # of one vocabulary

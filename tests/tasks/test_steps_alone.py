@@ -161,7 +161,9 @@ class Chain:
             made_up=False,
             corpus_uri="corpus",
             dataset="notes",
+            seed=1,
             config=VocabularyConfig(
+                vocabulary_source="private",
                 declared_units=DECLARED,
                 words_per_unit=16,
                 vocabulary_epsilon=20.0,
