@@ -1,8 +1,9 @@
 """WordPiece learned from counts and nothing else: post-processing of released and public words.
 
 The merges are those of `tokenizers`, found from the counts themselves
-(`dp_core.vocabulary.merges`). The alphabet, too, comes from these words alone; and as its ids would otherwise follow the order of
-a hash table, it is fixed here first, so that equal counts give equal vocabularies.
+(`dp_core.vocabulary.merges`). The alphabet, too, comes from these words alone; and as its ids would
+otherwise follow the order of a hash table, it is fixed here first, so that equal counts give equal
+vocabularies.
 """
 
 from __future__ import annotations

@@ -33,6 +33,10 @@ def inputs_of(specs) -> dict[str, set[str]]:
     }
 
 
+# The settings with which every step has something to do.
+KEPT = JobSettings(vocabulary_source="checkpoint+private", public_model="/a/bert")
+
+
 def upstream_of(dag) -> dict[str, set[str]]:
     return {
         own_name(task.task_id): {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}
@@ -45,12 +49,12 @@ def test_the_folder_holds_these_dags(dags):
 
 
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
-    steps = dp_bert_steps(JobSettings(), "file:///store")
+    steps = dp_bert_steps(KEPT, "file:///store")
     assert {task.task_id for task in dags["dp_bert"].tasks} == {"settings", *steps}
 
 
 def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
-    settings = SweepSettings()
+    settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
     own = {"grid", "report", "points_that_failed"}
     assert {own_name(task.task_id) for task in dags["dp_sweep"].tasks} == {*own, *steps}
@@ -58,8 +62,9 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
 
 def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
     upstream = upstream_of(dags["dp_bert"])
-    for task, inputs in inputs_of(dp_bert_steps(JobSettings(), "file:///store")).items():
-        assert inputs <= upstream[task], task
+    for settings in (JobSettings(), KEPT):
+        for task, inputs in inputs_of(dp_bert_steps(settings, "file:///store")).items():
+            assert inputs <= upstream[task], task
     first = set(upstream) - {"settings", "budget"}
     assert all("budget" in upstream[task] for task in first)
 

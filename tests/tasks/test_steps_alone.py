@@ -256,7 +256,11 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 
 def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
     context = cast(Any, chain).rows_bench
-    assert context.labels() == {"units": {OPERATOR}, "rows": {OPERATOR}}
+    fit = {"coverage", "fertility", "unknown_words"}
+    assert context.labels() == dict.fromkeys({"units", "rows", *fit}, {OPERATOR})
+    shown = cast(Any, chain)
+    labels = getattr(shown, "public rows_bench").labels()
+    assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []
 
 
