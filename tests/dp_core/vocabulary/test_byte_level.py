@@ -1,0 +1,93 @@
+"""Byte-level BPE: GPT-2's words, nothing unknown, readable by the tokenizers library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.errors import BadInput
+from dp_core.vocabulary import byte_level, subwords
+
+COUNTS = {"Ġpatient": 500, "Ġpatients": 300, "Ġpain": 400, "Patient": 70, "Ġ120": 50, ".": 900}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level.learn(COUNTS, 300)
+
+
+def test_words_are_gpt2s() -> None:
+    text = "Pt. has 120mg\n\n café, it's"
+    expected = [w for w, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
+    assert byte_level.split_words(text) == expected
+    assert "ĠcafÃ©" in expected and "'s" in expected
+
+
+def test_what_is_learned_is_what_tokenizers_learns_from_the_same_text() -> None:
+    text = "the theme of the thesis is then these things, the THE The " * 3 + "pain pains painful"
+    counts: dict[str, int] = {}
+    for word in byte_level.split_words(text):
+        counts[word] = counts.get(word, 0) + 1
+    theirs = Tokenizer(BPE())
+    theirs.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    theirs.train_from_iterator(
+        [text],
+        BpeTrainer(
+            vocab_size=290, min_frequency=0, show_progress=False,
+            special_tokens=[*SPECIAL_TOKENS, *byte_level.ALPHABET], limit_alphabet=0,
+        ),
+    )  # fmt: skip
+    assert byte_level.learn(counts, 290).get_vocab() == theirs.get_vocab()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=40))
+def test_every_text_is_spelt_and_read_back(text: str) -> None:
+    tokenizer = byte_level.learn(COUNTS, 300)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert not set(ids) & set(range(5))
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_first_ids_are_special_and_text_is_never_a_command(tokenizer: Tokenizer) -> None:
+    assert SpecialIds.of(tokenizer) == SpecialIds()
+    ids = tokenizer.encode("a [MASK] [CLS]").ids
+    assert (ids[0], ids[-1]) == (2, 3)
+    assert not {0, 1, 2, 3, 4} & set(ids[1:-1])
+
+
+def test_files_are_read_back_and_by_the_tokenizers_library(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    byte_level.save(tokenizer, tmp_path)
+    text = " patients' pain. Patient 120 é"
+    expected = tokenizer.encode(text).ids
+    assert subwords.load(tmp_path).encode(text).ids == expected
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == expected
+    files = BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    plain = Tokenizer(files)
+    plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    assert plain.encode(text).ids == expected[1:-1]
+
+
+def test_what_cannot_be_learned_or_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no word"):
+        byte_level.learn({}, 300)
+    with pytest.raises(BadInput, match="Use 261 or more"):
+        byte_level.learn(COUNTS, 260)
+    assert len(byte_level.learn(COUNTS, 261).get_vocab()) == 261
+    (tmp_path / "vocab.json").write_text("[1, 2")
+    with pytest.raises(BadInput, match="no readable vocabulary"):
+        subwords.load(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(BadInput, match="lacks"):
+        subwords.load(tmp_path)

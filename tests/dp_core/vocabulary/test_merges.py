@@ -1,0 +1,110 @@
+"""Merges from counts are those of `tokenizers`, trained on a text with these counts."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
+
+from dp_core.vocabulary.merges import learn_merges
+
+SPECIAL = ["[PAD]", "[UNK]"]
+
+
+def text_of(words: dict[str, int]) -> list[str]:
+    return [f"{word} " * count for word, count in words.items()]
+
+
+def theirs(learner: Tokenizer, trainer, words: dict[str, int]) -> list[str]:
+    learner.pre_tokenizer = WhitespaceSplit()
+    learner.train_from_iterator(text_of(words), trainer)
+    vocab = learner.get_vocab()
+    return sorted(vocab, key=vocab.__getitem__)
+
+
+def told(size: int, base: list[str]) -> dict:
+    return {
+        "vocab_size": size, "min_frequency": 0, "special_tokens": base, "limit_alphabet": 0,
+        "show_progress": False,
+    }  # fmt: skip
+
+
+def made_up(seed: int) -> tuple[dict[str, int], list[str], int]:
+    """Words of few letters: many ties, letters in a row, tokens that two pairs spell."""
+    rng = random.Random(seed)
+    letters = "abcdefgh"[: rng.randint(1, 8)]
+    counts = (3,) if seed % 2 else (1, 1, 2, 3, 50)
+    words = {
+        "".join(rng.choice(letters) for _ in range(rng.randint(1, 9))): rng.choice(counts)
+        for _ in range(rng.randint(1, 60))
+    }
+    return words, sorted({c for word in words for c in word}), rng.randint(10, 150)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_word_pieces_are_those_of_tokenizers(block: int) -> None:
+    for seed in range(40 * block, 40 * (block + 1)):
+        words, letters, size = made_up(seed)
+        base = [*SPECIAL, *letters, *("##" + c for c in letters)]
+        trainer = WordPieceTrainer(continuing_subword_prefix="##", **told(size, base))
+        expected = theirs(Tokenizer(WordPiece(unk_token="[UNK]")), trainer, words)
+        assert learn_merges(words, base, size, prefix="##")[0] == expected, seed
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_byte_pairs_are_those_of_tokenizers_and_in_their_order(block: int) -> None:
+    for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
+        words, letters, size = made_up(seed)
+        base = [*SPECIAL, *letters]
+        learner = Tokenizer(BPE())
+        expected = theirs(learner, BpeTrainer(**told(size, base)), words)
+        tokens, merges = learn_merges(words, base, size)
+        assert tokens == expected, seed
+        assert [list(m) for m in merges] == json.loads(learner.to_str())["model"]["merges"], seed
+
+
+def test_the_order_of_the_words_does_not_matter() -> None:
+    words, letters, _ = made_up(5)
+    shuffled = dict(sorted(words.items(), key=lambda item: hash(item) ^ 0x5BD1))
+    base = [*SPECIAL, *letters]
+    assert learn_merges(words, base, 60) == learn_merges(shuffled, base, 60)
+
+
+def test_counts_of_any_size_are_exact() -> None:
+    """One more in 10¹⁸ decides, where a scaled count would be a tie that the ids decide."""
+    large = {"ab": 10**18, "cd": 10**18 + 1}
+    assert learn_merges(large, list("abcd"), 5)[0][-1] == "cd"
+    assert learn_merges(large | {"cd": 10**18}, list("abcd"), 5)[0][-1] == "ab"
+
+
+def test_characters_outside_the_alphabet_are_left_out() -> None:
+    tokens, merges = learn_merges({"axb": 5, "ab": 1}, ["a", "b"], 9)
+    assert (tokens, merges) == (["a", "b", "ab"], [("a", "b")])
+
+
+def test_no_more_tokens_than_asked_for() -> None:
+    words = {"abcd": 3, "bcd": 2}
+    for size in range(4, 9):
+        assert len(learn_merges(words, list("abcd"), size)[0]) == min(size, 7)
+    assert learn_merges(words, list("abcd"), 2) == (list("abcd"), [])
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_words_take_less_than_a_minute() -> None:
+    rng = random.Random(0)
+    syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "ar", "en")]
+    words: dict[str, int] = {}
+    while len(words) < 100_000:
+        word = "".join(rng.choices(syllables, k=rng.randint(1, 5)))
+        words.setdefault(word, 10**7 // (len(words) + 1) + 1)
+    letters = sorted({c for word in words for c in word})
+    started = time.process_time()
+    tokens, _ = learn_merges(words, [*letters, *("##" + c for c in letters)], 4000, prefix="##")
+    assert len(tokens) == 4000
+    assert time.process_time() - started < 60

@@ -1,0 +1,80 @@
+"""How a vocabulary fits a text, and which words it holds whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp_core.data.privacy_units import Unit
+from dp_core.data.tokens import split_words
+from dp_core.vocabulary import byte_level, subwords, wordpiece
+from dp_core.vocabulary.dp_histogram import set_counts
+
+WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
+
+
+def test_fit_by_hand() -> None:
+    tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1}, 80)
+    found = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
+    # pain | pain ##s | [UNK] for the comma | arm | [UNK]: five words, six tokens
+    assert found == subwords.Fit(coverage=2 / 5, fertility=6 / 5, unknown=2 / 5)
+    assert subwords.fit(tokenizer, ["", " "]) is None
+
+
+def test_of_bytes_nothing_is_unknown() -> None:
+    tokenizer = byte_level.learn({"Ġpain": 9, "arm": 5}, 300)
+    found = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
+    assert found == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
+
+
+def test_whole_words_are_those_that_are_one_token() -> None:
+    tokenizer = wordpiece.learn(WORDS, 200)
+    known = subwords.whole_words(WORDS | {"armpit": 1}, tokenizer)
+    assert known == {w for w in WORDS if len(tokenizer.encode(w).tokens) == 3}
+
+
+def test_documents_are_counted_once_each() -> None:
+    units = [Unit("a", ["pain pain", "Pain"]), Unit("b", ["arm pain"])]
+    assert subwords.document_counts(units, split_words) == {"pain": 2, "arm": 1}
+
+
+def test_digests_tell_vocabularies_apart() -> None:
+    one, two = wordpiece.learn(WORDS, 200), wordpiece.learn(WORDS | {"leg": 3}, 200)
+    assert subwords.vocabulary_digest(one) == subwords.vocabulary_digest(
+        wordpiece.learn(WORDS, 200)
+    )
+    assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
+
+
+# --- words that are public are nobody's
+
+
+def test_public_words_are_not_counted_and_make_room_for_others() -> None:
+    """N bounds what is left: all of a unit's bounded words are new ones."""
+    units = [Unit(str(i), ["the of and pain arm"]) for i in range(20)]
+    counts = set_counts(units, 2, b"key", exclude={"the", "of", "and"})
+    assert counts == {"pain": 20, "arm": 20}
+    assert counts.words_per_unit == 2
+
+
+def test_a_word_is_excluded_in_the_form_in_which_it_is_counted() -> None:
+    """`PAIN` and `Pain` are the public word `pain`; to GPT-2, ` pain` and `pain` are two."""
+    units = [Unit("a", ["PAIN Páin pain. Fever"])]
+    assert set(set_counts(units, 9, b"key", exclude={"pain", "."})) == {"fever"}
+    cased = set_counts(
+        [Unit("a", ["pain pain Pain"])], 9, b"key", exclude={"Ġpain"}, split=byte_level.split_words
+    )
+    assert set(cased) == {"pain", "ĠPain"}
+
+
+@pytest.mark.parametrize("excluded", [set(), {"a"}, {"a", "b", "c"}])
+def test_excluding_leaves_the_sensitivity_as_it_is(excluded: set[str]) -> None:
+    """Adding a unit changes at most N counts, each by 1, and no other unit's contribution."""
+    units = [Unit(str(i), [" ".join("abcdefgh"[i % 4 :])]) for i in range(8)]
+    whole = set_counts(units, 3, b"key", exclude=excluded)
+    for left_out in range(8):
+        others = units[:left_out] + units[left_out + 1 :]
+        fewer = set_counts(others, 3, b"key", exclude=excluded)
+        change = {w: whole[w] - fewer[w] for w in whole | fewer if whole[w] != fewer[w]}
+        assert 0 < len(change) <= 3
+        assert set(change.values()) == {1}
+        assert not set(change) & excluded
