@@ -117,6 +117,55 @@ class OptimizerConfig(Config):
         return self
 
 
+class NoisyUpdatesConfig(Config):
+    """What is done about the noise of DP updates: known variance, averages of the iterates.
+
+    All of it is post-processing of noised gradients and costs no privacy.
+    """
+
+    noise_floor: float = setting(
+        0.0,
+        MORE_TRAINING,
+        "Noise correction: floor",
+        "Above 0, AdamW's second moment is freed of the known variance of the noise (DP-AdamBC, "
+        "Tang et al. 2023), and kept above this many times that variance. 0: left as it is.",
+        ge=0,
+        le=1e6,
+    )
+    averaging: Literal["none", "exponential", "tail"] = setting(
+        "none",
+        MORE_TRAINING,
+        "Averaging of iterates",
+        "Which weights a DP training releases. none: the last; exponential: a moving average of "
+        "all, warm-started; tail: the mean of the last ones.",
+    )
+    average_share: float = setting(
+        0.1,
+        MORE_TRAINING,
+        "Averaging: share",
+        "Over which share of a training's updates its weights are averaged: the time constant of "
+        "the moving average, the length of the tail.",
+        gt=0,
+        le=1,
+    )
+
+    def newest_share(self, step: int, updates: int) -> float:
+        """Return the weight of the newest iterate in the average: a ← a + share·(w − a).
+
+        Exponential: 1 − min(1 − 1/(s·T), (1 + t)/(10 + t)) after t of T updates, whose second part
+        is the warm start of De et al. 2022 (arXiv:2204.13650). Tail: 1/k for the k-th of the last
+        s·T iterates, which makes their plain mean, and 1 before.
+
+        Args:
+            step: number of the update, from 0.
+            updates: of the whole run.
+        """
+        length = max(1, round(self.average_share * updates))
+        if self.averaging == "exponential":
+            return max(1 / length, 9 / (10 + step + 1))
+        return 1 / max(1, step + 1 - (updates - length))
+
+
 class CheckpointConfig(Config):
     """How a run is kept; no weight depends on it."""
 
@@ -152,7 +201,7 @@ class CheckpointConfig(Config):
         return 60 * self.time_box_minutes or None
 
 
-class TrainingConfig(OptimizerConfig, CheckpointConfig):
+class TrainingConfig(OptimizerConfig, NoisyUpdatesConfig, CheckpointConfig):
     """How a model is trained, whatever its batches."""
 
     whole_words: bool = setting(
@@ -198,6 +247,15 @@ class BatchConfig(Config):
         MORE_TRAINING,
         "Examples per unit and step",
         "Rows of a sampled unit that one step reads; they are clipped together.",
+        ge=1,
+        le=256,
+    )
+    maskings_per_example: int = setting(
+        1,
+        MORE_TRAINING,
+        "Maskings per example",
+        "Masks of one row whose gradients a DP update averages before it clips the unit's. Costs "
+        "as many times the computing, and no privacy (De et al. 2022).",
         ge=1,
         le=256,
     )

@@ -266,6 +266,8 @@ class ExecutionPlan:
         schedule: phases of updates with their expected batch.
         delta: δ at which ε is stated.
         examples_per_step: rows of a sampled unit that one update reads; clipped together.
+        maskings_per_example: masked copies of each of these rows, averaged into the unit's gradient
+            before it is clipped (augmentation multiplicity, De et al. 2022, arXiv:2204.13650).
         max_examples_per_unit: rows of a unit that the store keeps (None: the store bounds them).
         clipping: style of clipping.
         engine: how clipped sums are computed.
@@ -287,6 +289,7 @@ class ExecutionPlan:
     clipping: ClippingStyle = "flat"
     engine: ClippingEngine = "book-keeping"
     adaptive: AdaptiveClipping | None = None
+    maskings_per_example: int = 1
     _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -409,6 +412,8 @@ class ExecutionPlan:
         )
         rows, kept = self.examples_per_step, self.max_examples_per_unit
         _refuse_if(rows < 1, f"{rows} is below 1", "examples_per_step")
+        maskings = self.maskings_per_example
+        _refuse_if(maskings < 1, f"{maskings} is below 1", "maskings_per_example")
         _refuse_if(
             kept is not None and kept < rows,
             f"{rows} rows a step, but a unit keeps {kept}",

@@ -122,6 +122,11 @@ class UpdateNoise:
     noise_multiplier: float
     clip_norm: float
 
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on each value of the sum, σC: a public number."""
+        return self.noise_multiplier * self.clip_norm
+
     def key(self, name: str) -> Bytes:
         """Return the key (32,) of a parameter's noise. It is secret."""
         return noise_key(self.seed, self.manifest, self.t, name)

@@ -2,7 +2,8 @@
 
 U units, R rows of a unit, S tokens of a row, K predictions of a row. What a draw does not fill is
 padding of weight zero, so that every micro-batch runs the same compiled step. Rows and masks are
-keyed by (secret, unit, row, step): a unit looks the same whoever else was drawn.
+keyed by (secret, unit, row, step): a unit looks the same whoever else was drawn. A row that is
+masked several times stands among its unit's rows as often, each copy under a key of its own.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class PrivateBatches:
         sampler: draws the units of each update.
         coins: 64 secret bits, which choose rows and masks.
         units: U, units of a micro-batch.
-        rows: R, rows of a unit and update.
+        rows: R, rows of a unit and update, copies among them.
+        maskings: masked copies of each row; R is a multiple of it.
         largest: the most units that the sampler can draw, where it has such a bound: every update
             then has the same number of micro-batches, the last ones of padding alone.
         examples: what rows ask for.
@@ -111,11 +113,12 @@ class PrivateBatches:
         units: int,
         rows: int,
         *,
+        maskings: int = 1,
         largest: int = 0,
         examples: Examples = masked_examples,
     ) -> None:
         self._store, self._sampler, self._coins = store, sampler, coins
-        self._units, self._rows = units, rows
+        self._units, self._rows, self._maskings = units, rows, maskings
         self._least = math.ceil(largest / units)
         self._examples = examples
 
@@ -135,12 +138,14 @@ class PrivateBatches:
         Raises:
             BadInput: the store has more units than the plan declares.
         """
+        rows = plan.examples_per_step * plan.maskings_per_example
         return cls(
             store,
             plan.sampler(seed, store.n_units),
             int.from_bytes(seed.derive("rows and masks")[:8], "little"),
-            max(1, micro_rows // plan.examples_per_step) * devices,
-            plan.examples_per_step,
+            max(1, micro_rows // rows) * devices,
+            rows,
+            maskings=plan.maskings_per_example,
             largest=plan.sampling.largest_batch(plan.declared_units) or 0,
             examples=examples,
         )
@@ -151,8 +156,10 @@ class PrivateBatches:
         count = max(self._least, math.ceil(len(drawn) / self._units))
         for start in range(0, count * self._units, self._units):
             units = drawn[start : start + self._units]
-            rows, real = choose_rows(self._store, units, self._rows, self._coins, step)
+            chosen = self._rows // self._maskings
+            rows, real = choose_rows(self._store, units, chosen, self._coins, step)
             keys = row_keys(self._store, units, rows, self._coins, step)
+            rows, real, keys = masked_copies(rows, real, keys, self._maskings)
             yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
 
 
@@ -218,6 +225,22 @@ def row_keys(store: TokenStore, units: Indices, rows: Indices, coins: int, step:
     """Return the mask key of each row (n, R): a function of (coins, unit, row in unit, step)."""
     within = (rows - store.unit_rows[units][:, None]).astype(np.uint64)
     return mix(fold(store.unit_keys[units], coins, step)[:, None] ^ mix(within + np.uint64(1)))
+
+
+def masked_copies(
+    rows: Indices, real: NDArray[np.bool_], keys: U64, maskings: int
+) -> tuple[Indices, NDArray[np.bool_], U64]:
+    """Repeat each row (n, R), under a key of its own for each of its maskings: (n, R·maskings).
+
+    The first copies stand first and have the keys as they are: one masking changes nothing.
+    """
+    number = np.repeat(np.arange(maskings, dtype=np.uint64), rows.shape[1])[None, :]
+    copied = np.tile(keys, maskings)
+    return (
+        np.tile(rows, maskings),
+        np.tile(real, maskings),
+        np.where(number > 0, mix(copied ^ mix(number)), copied),
+    )
 
 
 def micro_batch(

@@ -315,16 +315,18 @@ def train(
     """
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
     _check_model(start.config, store)
+    _check_maskings(updates, objective)
     # With the noise fixed by its key, sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
     trainer = Trainer(
         strategy_for(device),
         start.config,
         start.parameters,
-        AdamW(config.beta1, config.beta2, config.weight_decay),
+        AdamW(config.beta1, config.beta2, config.weight_decay, config.noise_floor),
         updates.clipper(),
         precision=config.precision,
         row_losses=objective.row_losses,
+        averages=config.averaging != "none",
     )
     batches = updates.batches(
         store,
@@ -339,7 +341,7 @@ def train(
     reporter = ProgressReporter(trainer, updates.updates, points, progress)
     kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
     _Run(trainer, updates, config, kept, reporter, deadline, hook).to_its_end(batches)
-    weights = trainer.weights()
+    weights = trainer.released()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError(
             "the weights are not finite", where="training", fix="Lower the learning rate."
@@ -375,6 +377,8 @@ class _Run:
                 continue
             learning_rate = self._config.learning_rate_at(step, total)
             self._updates.apply_update(self._trainer, step, learning_rate)
+            if self._config.averaging != "none":
+                self._trainer.average(self._config.newest_share(step, total))
             self._done = step + 1
             self._between_updates()
 
@@ -398,7 +402,7 @@ class _Run:
 
     def _report(self, *, last: bool) -> None:
         if self._hook and self._is_evaluated():
-            self._hook.evaluate(self._done, self._trainer.weights())
+            self._hook.evaluate(self._done, self._trainer.released())
         clipper = self._trainer.clipper
         clip_norm = math.inf if clipper is None else clipper.clip_norm
         self._reporter.report(self._done, clip_norm, last=last)
@@ -428,6 +432,17 @@ def _check_model(config: ModelConfig, store: TokenStore) -> None:
         raise BadInput(
             f"rows of {store.sequence_length} tokens, positions for {config.max_positions}",
             where="model",
+        )
+
+
+def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
+    """Refuse several maskings of rows that are not masked."""
+    several = isinstance(updates, PrivateUpdates) and updates.plan.maskings_per_example > 1
+    if several and not objective.masks:
+        raise BadInput(
+            f"{objective.name} masks nothing: every masking of a row would be the same",
+            where="maskings_per_example",
+            fix="Set it to 1.",
         )
 
 

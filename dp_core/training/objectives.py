@@ -109,11 +109,13 @@ class Objective:
             row's is a function of that row and its key alone.
         row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), in
             TensorFlow; reads parameters through the layers, and divides by nothing of the batch.
+        masks: whether `examples` draws masks by the keys: else copies of a row would be the same.
     """
 
     name: str
     examples: Examples
     row_losses: RowLosses
+    masks: bool = False
 
 
 def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Objective:
@@ -132,7 +134,7 @@ def masked_lm(continuation: Flags | None = None) -> Objective:
             `wordpiece.continuation_tokens`. None masks pieces one by one.
     """
     examples = partial(masked_examples, continuation=continuation)
-    return Objective("masked-lm", examples, mlm_row_losses)
+    return Objective("masked-lm", examples, mlm_row_losses, masks=True)
 
 
 def causal_lm() -> Objective:

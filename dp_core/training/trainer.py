@@ -1,4 +1,4 @@
-"""The compiled part of training: gradient sums of micro-batches, then one AdamW update.
+"""The compiled part of training: gradient sums of micro-batches, then one update by AdamW.
 
 Each device adds the sums of its micro-batches to its own accumulators; an update adds them across
 devices, adds the noise ONCE, divides, and changes the weights. Noise is keyed by variable and
@@ -29,11 +29,23 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019): its constants, and the update of one variable."""
+    """AdamW (Loshchilov and Hutter 2019): its constants, and the update of one variable.
+
+    With a `noise_floor` γ > 0 it is DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2023,
+    arXiv:2312.14334): the bias-corrected second moment of noised gradients is the signal's plus
+    the noise's, and what is known of the noise is subtracted,
+
+        w ← w − η·m̂ / √max(v̂ − Φ̂, γΦ̂),
+
+    Φ̂ being the bias-corrected decaying mean of the noise's variance (σC/B)², by the same decay as
+    v: right also where clip norm or batch change. The authors' floor γ' is a variance of its own;
+    as a multiple of Φ̂ it means the same at any σ, C and B. At a large γ this is momentum alone.
+    """
 
     beta1: float
     beta2: float
     weight_decay: float
+    noise_floor: float = 0.0
 
     def apply(
         self,
@@ -44,6 +56,7 @@ class AdamW:
         gradient: Tensor,
         learning_rate: Tensor,
         step: Tensor,
+        noise_variance: Tensor | None = None,
     ) -> None:
         """Update one variable and its two moments.
 
@@ -55,9 +68,18 @@ class AdamW:
             gradient: of the variable's shape.
             learning_rate: scalar.
             step: scalar float32, number of this update, from 1.
+            noise_variance: scalar Φ̂, with a `noise_floor` only; 0 if nothing was noised.
         """
         if self.weight_decay and decays(name):
             weight.assign_sub(learning_rate * self.weight_decay * weight)
+        if noise_variance is not None:
+            mean.assign_add((1 - self.beta1) * (gradient - mean))
+            square.assign_add((1 - self.beta2) * (tf.square(gradient) - square))
+            first = mean / (1 - tf.pow(self.beta1, step))
+            second = square / (1 - tf.pow(self.beta2, step))
+            signal = tf.maximum(second - noise_variance, self.noise_floor * noise_variance)
+            weight.assign_sub(learning_rate * first / (tf.sqrt(signal) + EPSILON))
+            return
         tf.raw_ops.ResourceApplyAdam(
             var=weight.handle,
             m=mean.handle,
@@ -73,6 +95,7 @@ class AdamW:
 
 
 _MEAN, _SQUARE, _CLIP_NORM = "adam-mean/", "adam-square/", "clip-norm"
+_AVERAGE, _NOISE = "average/", "adam-noise"
 _TALLIES = 3  # sum of unit losses, units, clipped units
 
 
@@ -98,6 +121,7 @@ class Trainer:
             sums and noise are float32.
         row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), as
             `mlm_row_losses`.
+        averages: keep an average of the weights beside them; see `average`.
 
     Raises:
         BadInput: no such precision.
@@ -113,22 +137,26 @@ class Trainer:
         *,
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
+        averages: bool = False,
     ) -> None:
         compute_type(precision)
         self._strategy, self._config, self._optimizer = strategy, config, optimizer
         self._precision, self._row_losses = precision, row_losses
         self.clipper = clipper
         self.names = list(parameters)
+        self._noise_variance = 0.0  # decaying mean, as the second moments are
         with strategy.scope():
             self._weights = {n: tf.Variable(a, name=n) for n, a in parameters.items()}
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
+            self._averages = {n: tf.Variable(a) for n, a in parameters.items() if averages}
             self._sums = {n: _accumulator(a.shape) for n, a in parameters.items()}
             self._tallies = _accumulator((_TALLIES,))
             self._within = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
         self._totals = tf.function(self._added_up, autograph=False)
         self._update = tf.function(self._update_everywhere, autograph=False)
+        self._average = tf.function(self._average_everywhere, autograph=False)
         self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
         self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
@@ -166,11 +194,20 @@ class Trainer:
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
             noise: of this update; None adds none.
         """
+        known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
+        scalars.append(tf.constant(known, tf.float32))
         if noise is None:
             self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
         else:
             self._update(*scalars, noised_means(self._totals(), noise, divisor))
+
+    def average(self, newest: float) -> None:
+        """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
+
+        It is post-processing of the weights after each update, which are all released.
+        """
+        self._average(tf.constant(newest, tf.float32))
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
@@ -189,13 +226,19 @@ class Trainer:
         """Return the weights as arrays."""
         return {n: v.numpy() for n, v in self._weights.items()}
 
+    def released(self) -> Arrays:
+        """Return what a training hands out: the average of the weights where one is kept."""
+        return {n: v.numpy() for n, v in (self._averages or self._weights).items()}
+
     def state(self) -> Arrays:
         """Return everything a checkpoint needs, between two updates."""
         return (
             self.weights()
             | {_MEAN + n: v.numpy() for n, v in self._means.items()}
             | {_SQUARE + n: v.numpy() for n, v in self._squares.items()}
+            | {_AVERAGE + n: v.numpy() for n, v in self._averages.items()}
             | ({_CLIP_NORM: np.array([self.clipper.clip_norm])} if self.clipper else {})
+            | ({_NOISE: np.array([self._noise_variance])} if self._optimizer.noise_floor else {})
         )
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -204,8 +247,12 @@ class Trainer:
             self._weights[n].assign(state[n])
             self._means[n].assign(state[_MEAN + n])
             self._squares[n].assign(state[_SQUARE + n])
+        for n, average in self._averages.items():
+            average.assign(state[_AVERAGE + n])
         if self.clipper:
             self.clipper.clip_norm = float(state[_CLIP_NORM][0])
+        if self._optimizer.noise_floor:
+            self._noise_variance = float(state[_NOISE][0])
 
     def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
@@ -242,6 +289,12 @@ class Trainer:
         )
         return clipped.sums, clipped.losses, clipped.norms
 
+    def _known_variance(self, step: int, deviation: float) -> float:
+        """Return Φ̂, the bias-corrected decaying mean of the noise's variance, this update's in."""
+        decay = self._optimizer.beta2
+        self._noise_variance += (1 - decay) * (deviation**2 - self._noise_variance)
+        return self._noise_variance / (1 - decay ** (step + 1))
+
     def _take(self, counts: Any) -> Tensor:
         # With one device, `reduce` answers with the variable itself: copy it before emptying it.
         total = tf.identity(self._strategy.reduce("SUM", counts, axis=None))
@@ -256,24 +309,41 @@ class Trainer:
                 for name in self.names
             }
 
-    def _update_without_noise(self, learning_rate: Tensor, step: Tensor, divisor: Tensor) -> None:
+    def _update_without_noise(
+        self, learning_rate: Tensor, step: Tensor, noise_variance: Tensor, divisor: Tensor
+    ) -> None:
         sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
         means = {name: total / divisor for name, total in sums.items()}
-        self._update_everywhere(learning_rate, step, means)
+        self._update_everywhere(learning_rate, step, noise_variance, means)
 
     def _update_everywhere(
-        self, learning_rate: Tensor, step: Tensor, gradients: dict[str, Tensor]
+        self,
+        learning_rate: Tensor,
+        step: Tensor,
+        noise_variance: Tensor,
+        gradients: dict[str, Tensor],
     ) -> None:
+        known = {"noise_variance": noise_variance} if self._optimizer.noise_floor else {}
+
         for name in self.names:
 
             def apply(
                 weight: Any, mean: Any, square: Any, gradient: Tensor, name: str = name
             ) -> None:
-                self._optimizer.apply(name, weight, mean, square, gradient, learning_rate, step)
+                self._optimizer.apply(
+                    name, weight, mean, square, gradient, learning_rate, step, **known
+                )
 
             arguments = (self._means[name], self._squares[name], gradients[name])
             self._strategy.extended.update(self._weights[name], apply, args=arguments)
         self._strategy.run(self._empty)
+
+    def _average_everywhere(self, newest: Tensor) -> None:
+        def move(average: Any, weight: Tensor) -> None:
+            average.assign((1 - newest) * average + newest * weight)
+
+        for name, average in self._averages.items():
+            self._strategy.extended.update(average, move, args=(self._weights[name],))
 
     def _empty(self) -> None:
         for name in self.names:

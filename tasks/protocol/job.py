@@ -18,6 +18,7 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
+    NoisyUpdatesConfig,
     RunConfig,
     SeedConfig,
     TrainingConfig,
@@ -44,6 +45,7 @@ from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
+WITHOUT_NOISE: dict[str, Any] = {"noise_floor": 0.0, "averaging": "none"}  # ordinary trainings
 POINT_STEPS = ("dp_pretraining", "dp_finetuning", "dp_exposure")  # what each point has of its own
 
 
@@ -119,7 +121,9 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         vocabulary_uri=vocabulary.output,
         shape=s.part(ArchitectureConfig),
         public_model=s.public_model,
-        training=s.part(TrainingConfig, learning_rate=s.public_learning_rate),
+        training=s.part(
+            TrainingConfig, learning_rate=s.public_learning_rate, **WITHOUT_NOISE
+        ),
         batches=BatchConfig(batch_size=s.public_batch_size),
         updates=s.public_steps,
     )
@@ -152,7 +156,7 @@ def pretraining(
             "plan": plan if private else None,
             "training": s.part(TrainingConfig)
             if private
-            else s.part(TrainingConfig, learning_rate=s.nonprivate_learning_rate),
+            else s.part(TrainingConfig, learning_rate=s.nonprivate_learning_rate, **WITHOUT_NOISE),
             "batches": s.part(BatchConfig)
             if private
             else BatchConfig(
@@ -180,10 +184,16 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         if private
         else None
     )
-    training = s.part(CheckpointConfig).part(TrainingConfig, learning_rate=s.finetune_learning_rate)
+    training = TrainingConfig(
+        **s.part(CheckpointConfig).model_dump(),
+        **s.part(NoisyUpdatesConfig).model_dump(),
+        learning_rate=s.finetune_learning_rate,
+    )
     if not private:
         # Not time-boxed: who stops says how many updates there are, and so how many sentences.
-        training = TrainingConfig(learning_rate=s.finetune_learning_rate, beta2=0.999)
+        training = TrainingConfig(
+            learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE
+        )
     return FinetuneSpec(
         root=model.root,
         made_up=model.made_up,

@@ -417,6 +417,8 @@ class JobSettings(
         if self.model_kind == CAUSAL and self.whole_words:
             raise ValueError("whole_words: a causal model (gpt2) masks nothing")
         self._refuse_a_source_without_its_model()
+        if self.model_kind == CAUSAL and self.maskings_per_example > 1:
+            raise ValueError("maskings_per_example: a causal model (gpt2) masks nothing")
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
         self.refuse_large_deltas()

@@ -259,6 +259,11 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("public_model: only public pre-training starts from files")
         if self.shape.model_kind == CAUSAL and self.training.whole_words:
             raise ValueError("whole_words: a causal model (gpt2) masks nothing")
+        if self.batches.maskings_per_example > 1:
+            if self.shape.model_kind == CAUSAL:
+                raise ValueError("maskings_per_example: a causal model (gpt2) masks nothing")
+            if self.mode != "dp":
+                raise ValueError("maskings_per_example: only DP pre-training repeats a row")
         return self
 
 
@@ -274,6 +279,12 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
     updates: int = 0  # with a plan; else epochs say it
     entity_types: tuple[str, ...] = ()  # public; with a plan only
     epochs: int
+
+    @model_validator(mode="after")
+    def _nothing_is_masked(self) -> Self:
+        if self.batches.maskings_per_example > 1:
+            raise ValueError("maskings_per_example: fine-tuning masks nothing")
+        return self
 
 
 class SelectSpec(StepSpec):

@@ -142,6 +142,9 @@ def training_plan(
     """
     plan, batches = spec.plan, spec.batches
     assert plan is not None  # noqa: S101 - narrows the type
+    rows = [batches.examples_per_step, max_examples_per_unit]
+    if plan.unit == PrivacyUnit.EXAMPLE:
+        rows.append(1)  # a unit that is one row has no more to read
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:
         schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)
@@ -156,7 +159,8 @@ def training_plan(
         noise_multiplier=plan.noise_multiplier,
         schedule=schedule,
         delta=plan.delta,
-        examples_per_step=batches.examples_per_step,
+        examples_per_step=min(n for n in rows if n is not None),
+        maskings_per_example=batches.maskings_per_example,
         max_examples_per_unit=max_examples_per_unit,
         clipping="automatic" if plan.clipping == "automatic" else "flat",
         engine=plan.engine,

@@ -1,0 +1,173 @@
+"""Several maskings of a row in one clipped gradient: brute force, sensitivity, bounded memory."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from dp_core.errors import BadInput, PlanError
+from dp_core.models.config import Gpt2Config
+from dp_core.models.parameters import fresh
+from dp_core.privacy.execution_plan import Clipper
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import PrivateBatches, choose_rows, masked_examples, row_keys
+from dp_core.training.devices import strategy_for
+from dp_core.training.trainer import AdamW, Trainer
+
+ENGINES = ["book-keeping", "naive"]
+if importlib.util.find_spec("tensorflow_privacy"):
+    ENGINES.append("tensorflow-privacy")
+CLIP = 0.3
+
+
+class Draws:
+    """A sampler whose draws are given."""
+
+    def __init__(self, *units):
+        self._units = np.array(units, np.int64)
+
+    def batch(self, step):
+        return self._units
+
+
+class Recorder(AdamW):
+    """Replaces the weights by the gradient it is given."""
+
+    def apply(self, name, weight, mean, square, gradient, learning_rate, step):
+        weight.assign(gradient)
+
+
+def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
+    source = PrivateBatches(
+        store, Draws(*units), coins, at_once, rows * maskings, maskings=maskings
+    )
+    return list(source.micro_batches(0))
+
+
+def sum_of(config, batches, engine="book-keeping", clip=CLIP, style="flat"):
+    trainer = Trainer(
+        strategy_for("cpu"),
+        config,
+        fresh(config, 0).parameters,
+        Recorder(0, 0, 0),
+        Clipper(clip, style, engine),
+    )
+    for batch in batches:
+        trainer.add(batch)
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+    weights = trainer.weights()
+    return np.concatenate([weights[n].ravel() for n in sorted(weights)]).astype(np.float64)
+
+
+def test_each_row_is_masked_afresh_as_often_as_asked_and_by_a_key_of_its_own(store):
+    batch = batches_of(store, [3], rows=4, maskings=3)[0]  # has four rows
+    plain = batch.ids[0].copy()
+    for row, (places, labels, weights) in enumerate(
+        zip(batch.positions[0], batch.labels[0], batch.weights[0], strict=True)
+    ):
+        plain[row][places[weights > 0]] = labels[weights > 0]
+    texts = [bytes(row) for row in plain]
+    assert texts[:4] == texts[4:8] == texts[8:]
+    assert sorted(texts[:4]) == sorted(bytes(r) for r in store.tokens[store.rows_of(3)])
+    seen = {(t, bytes(p)) for t, p in zip(texts, batch.positions[0], strict=True)}
+    assert len(seen) > 6  # of 12: rows are short, and some masks fall on the same places
+    np.testing.assert_allclose(batch.shares[0], 1 / 12)
+
+
+def test_one_masking_is_what_there_was(store):
+    units = np.array([3, 7])
+    rows, _ = choose_rows(store, units, 2, 1, 0)
+    made = masked_examples(store, rows.ravel(), row_keys(store, units, rows, 1, 0).ravel())
+    for maskings in (1, 3):
+        (batch,) = batches_of(store, units, maskings=maskings)
+        first = batch.ids[:2, :2].reshape(4, -1)
+        np.testing.assert_array_equal(first, made.input_ids)
+
+
+def test_a_units_shares_add_up_to_one_whatever_rows_it_has(store):
+    batches = batches_of(store, range(9), rows=3, maskings=2, at_once=4)
+    shares = np.concatenate([b.shares for b in batches])
+    np.testing.assert_allclose(shares.sum(1), [1] * 9 + [0] * 3, atol=1e-6)
+    rows = [2 * min(3, len(store.rows_of(u))) for u in range(9)]
+    assert (shares > 0).sum(1).tolist() == rows + [0] * 3
+
+
+def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
+    (alone,) = batches_of(store, [7, 11], at_once=6)
+    (among,) = batches_of(store, [0, 3, 7, 9, 11, 20], at_once=6)
+    for place, other in ((0, 2), (1, 4)):
+        for a, b in zip(alone.arrays(), among.arrays(), strict=True):
+            np.testing.assert_array_equal(a[place], b[other])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_sum_is_that_of_averaged_gradients_clipped_unit_by_unit(config, store, engine):
+    """Brute force: each copy's own gradient, averaged over the unit's copies, then clipped."""
+    units = [1, 3, 6]
+    (batch,) = batches_of(store, units, at_once=3)
+    expected, norms = 0.0, []
+    for unit in range(3):
+        copies = []
+        for row in np.flatnonzero(batch.shares[unit]):
+            alone = [a[unit : unit + 1, row : row + 1] for a in batch.arrays()]
+            alone[-1] = np.ones((1, 1), np.float32)
+            copies.append(sum_of(config, [type(batch)(*alone)], clip=1e6))
+        gradient = np.mean(copies, axis=0)
+        norms.append(np.linalg.norm(gradient))
+        expected += gradient * min(1, CLIP / norms[-1])
+    assert min(norms) > CLIP  # so it is averaged before it is clipped, not after
+    found = sum_of(config, [batch], engine)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+@pytest.mark.parametrize("rows,maskings", [(1, 1), (1, 5), (4, 3)])
+def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(config, store, rows, maskings, style):
+    units, options = [1, 3, 6, 10], {"rows": rows, "maskings": maskings}
+    everyone = sum_of(config, batches_of(store, units, **options), style=style)
+    for unit in units:
+        others = batches_of(store, [u for u in units if u != unit], **options)
+        moved = np.linalg.norm(everyone - sum_of(config, others, style=style))
+        assert 0.5 * CLIP < moved <= CLIP * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("micro_rows,units", [(24, 4), (12, 2), (5, 1)])
+def test_rows_at_a_time_stay_bounded(store, plan_of, micro_rows, units):
+    plan = plan_of(examples_per_step=2, maskings_per_example=3)
+    source = PrivateBatches.of_plan(
+        plan,
+        PrivacySeed.fixed(0),
+        store,
+        micro_rows=micro_rows,
+        devices=1,
+        examples=masked_examples,
+    )
+    for batch in source.micro_batches(0):
+        assert batch.ids.shape[:2] == (units, 6)
+
+
+def test_a_plan_trains_on_its_maskings_and_says_so(train, plan_of, tmp_path):
+    from dp_core.training.checkpoints import LocalFolder
+
+    once, thrice = plan_of(steps=2), plan_of(steps=2, maskings_per_example=3)
+    assert thrice.to_json()["maskings_per_example"] == 3
+    assert once.digest() != thrice.digest()
+    assert once.event() == thrice.event()  # no privacy is paid
+    one, other = (
+        train(plan, checkpoints=LocalFolder(tmp_path / str(i)))
+        for i, plan in enumerate((once, thrice))
+    )
+    assert any((one.parameters[n] != other.parameters[n]).any() for n in one.parameters)
+
+
+def test_no_masking_at_all_is_refused(plan_of):
+    with pytest.raises(PlanError, match="maskings_per_example"):
+        plan_of(maskings_per_example=0)
+
+
+def test_a_causal_model_has_nothing_to_mask(train, plan_of, config):
+    shape = Gpt2Config.of_size(vocab_size=config.vocab_size, hidden=64, layers=1, max_positions=12)
+    with pytest.raises(BadInput, match=r"causal-lm masks nothing.*Set it to 1"):
+        train(plan_of(maskings_per_example=2), model=shape)

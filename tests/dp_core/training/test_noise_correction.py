@@ -1,0 +1,146 @@
+"""DP-AdamBC: the published update, under noise that changes, and on noise alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dp_core.models.parameters import fresh
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, Clipper
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.devices import strategy_for
+from dp_core.training.trainer import AdamW, Trainer
+
+SEED = PrivacySeed.fixed(0)
+NAME = "layer_0/output/kernel"
+BETA1, BETA2, FLOOR = 0.9, 0.98, 0.25
+
+
+def trainer_of(config, optimizer, device="cpu"):
+    start = fresh(config, 0).parameters
+    return Trainer(strategy_for(device), config, start, optimizer, Clipper(1.0))
+
+
+class Seen(AdamW):
+    """Also keeps the noised gradient, as a weight of its own."""
+
+    gradients: dict
+
+    def apply(self, name, weight, mean, square, gradient, *others, **named):
+        self.gradients[name].assign(gradient)
+        super().apply(name, weight, mean, square, gradient, *others, **named)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
+def test_it_is_the_published_one_whatever_clip_norm_and_batch_become(config, device):
+    """Tang et al. 2023, Algorithm 1, in float64; Φ̂ from (σ, C, B) alone."""
+    import tensorflow as tf
+
+    start = fresh(config, 0).parameters
+    optimizer = Seen(BETA1, BETA2, 0.01, FLOOR)
+    strategy = strategy_for(device)
+    with strategy.scope():
+        kept = {n: tf.Variable(np.zeros_like(a)) for n, a in start.items()}
+    object.__setattr__(optimizer, "gradients", kept)
+    trainer = Trainer(strategy, config, start, optimizer, Clipper(1.0))
+    rng = np.random.default_rng(0)
+    w, m, v, noise_variance = start[NAME].astype(np.float64), 0.0, 0.0, 0.0
+    at_floor = []
+    for t, (sigma, clip, batch) in enumerate(
+        ((1.0, 1.0, 8), (1.0, 0.5, 8), (1.0, 0.7, 20), (1.0, 2.0, 20), (1.0, 1.0, 20)), start=1
+    ):
+        signal = rng.standard_normal(w.shape).astype(np.float32)
+        trainer._sums[NAME].assign(signal / trainer.devices)
+        noise = UpdateNoise(SEED, b"m", t, sigma, clip)
+        trainer.apply_update(step=t - 1, learning_rate=0.05, divisor=batch, noise=noise)
+        g = kept[NAME].numpy().astype(np.float64)
+        assert np.std(g - signal / batch) == pytest.approx(sigma * clip / batch, rel=0.2)
+        m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g**2
+        noise_variance = BETA2 * noise_variance + (1 - BETA2) * (sigma * clip / batch) ** 2
+        known = noise_variance / (1 - BETA2**t)
+        second = v / (1 - BETA2**t) - known
+        at_floor.append((second < FLOOR * known).mean())
+        step = (m / (1 - BETA1**t)) / np.sqrt(np.maximum(second, FLOOR * known))
+        w = w - 0.05 * (step + 0.01 * w)
+        np.testing.assert_allclose(trainer.weights()[NAME], w, atol=2e-5)
+    assert 0.05 < np.mean(at_floor) < 0.95  # both sides of the maximum were there
+
+
+@pytest.mark.statistical
+def test_of_noise_alone_the_corrected_second_moment_is_centred_at_zero(config):
+    """And the step is the mean over √(γΦ̂): what is divided by is the floor."""
+    sigma, batch, updates = 1.3, 7.0, 40
+    optimizer = AdamW(0.0, 0.999, 0.0, 1e6)  # a floor that nothing passes
+    trainer = trainer_of(config, optimizer)
+    for t in range(updates):
+        before = np.concatenate([a.ravel() for a in trainer.weights().values()])
+        noise = UpdateNoise(SEED, b"m", t, sigma, 1.0)
+        trainer.apply_update(step=t, learning_rate=1.0, divisor=batch, noise=noise)
+    squares = np.concatenate([v.numpy().ravel() for v in trainer._squares.values()])
+    second = squares.astype(np.float64) / (1 - 0.999**updates)
+    known, d = (sigma / batch) ** 2, len(second)
+    # v̂ is nearly a mean of 40 squares of normal numbers: of variance 2·known²/40, d of them.
+    limit = known * np.sqrt(2 / updates / d) * 1.01
+    assert abs((second - known).mean()) < stats.norm.isf(1e-7) * limit
+    for wrong in (2 / 3, 3 / 2):  # of σ
+        assert abs((second - wrong**2 * known).mean()) > stats.norm.isf(1e-7) * limit
+    after = np.concatenate([a.ravel() for a in trainer.weights().values()])
+    step = (before - after).astype(np.float64)
+    assert np.std(step) == pytest.approx(1 / 1e3, rel=0.05)  # noise over √(10⁶·known)
+
+
+def test_without_noise_it_is_adamw(config):
+    rng, trainers = np.random.default_rng(0), []
+    gradients = rng.standard_normal((4, *fresh(config, 0).parameters[NAME].shape))
+    for floor in (0.0, 0.3):
+        trainer = trainer_of(config, AdamW(BETA1, BETA2, 0.01, floor))
+        for t, gradient in enumerate(gradients.astype(np.float32)):
+            trainer._sums[NAME].assign(gradient)
+            trainer.apply_update(step=t, learning_rate=0.01, divisor=1.0, noise=None)
+        trainers.append(trainer.weights())
+    for name, value in trainers[0].items():
+        np.testing.assert_allclose(trainers[1][name], value, atol=1e-6)
+
+
+def test_switched_off_it_is_adamws_own_kernel_and_state(config):
+    trainer = trainer_of(config, AdamW(BETA1, BETA2, 0.01))
+    noise = UpdateNoise(SEED, b"m", 0, 1.0, 1.0)
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=9.0, noise=noise)
+    (graph,) = (c.graph for c in trainer._update._list_all_concrete_functions())
+    kinds = {op.type for f in (graph, *_functions(graph)) for op in f.get_operations()}
+    assert "ResourceApplyAdam" in kinds
+    assert "adam-noise" not in trainer.state()
+
+
+def _functions(graph):
+    return [f.graph for f in graph._functions.values() if hasattr(f, "graph")]
+
+
+def test_a_training_takes_off_the_noise_that_its_plan_adds(train, plan_of, config_of, monkeypatch):
+    """Growing batches and a learned clip norm: the variance follows both, update by update."""
+    import dataclasses
+
+    known, told = [], []
+    variance, apply_update = Trainer._known_variance, Trainer.apply_update
+
+    def watched(self, step, deviation):
+        known.append(variance(self, step, deviation))
+        return known[-1]
+
+    def updated(self, **what):
+        told.append((what["noise"].noise_multiplier, what["noise"].clip_norm, what["divisor"]))
+        return apply_update(self, **what)
+
+    monkeypatch.setattr(Trainer, "_known_variance", watched)
+    monkeypatch.setattr(Trainer, "apply_update", updated)
+    plan = plan_of(adaptive=AdaptiveClipping(0.5, 2.0, 0.5))
+    plan = dataclasses.replace(plan, schedule=(BatchPhase(2, 4), BatchPhase(3, 16)))
+    train(plan, config=config_of(noise_floor=0.5, beta2=0.9))
+    assert len({clip for _, clip, _ in told}) == 5
+    assert [batch for _, _, batch in told] == [4, 4, 16, 16, 16]
+    weights = 0.9 ** np.arange(5)
+    for t in range(5):
+        own = np.array([(s * c / b) ** 2 for s, c, b in told[: t + 1]])[::-1]
+        assert known[t] == pytest.approx((weights[: t + 1] * own).sum() / weights[: t + 1].sum())
