@@ -101,6 +101,21 @@ def standardise(x: Tensor, epsilon: float) -> Tensor:
     return tf.custom_gradient(forward)(x)
 
 
+def scale_to_unit_power(x: Tensor, epsilon: float) -> Tensor:
+    """(N, D) -> (N, D) with mean square 1 along the last axis (Zhang and Sennrich 2019)."""
+
+    def forward(x: Tensor) -> tuple[Tensor, Backward]:
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + epsilon)
+        y = x * scale
+
+        def backward(g: Tensor) -> Tensor:
+            return scale * (g - y * tf.reduce_mean(g * y, axis=-1, keepdims=True))
+
+        return y, backward
+
+    return tf.custom_gradient(forward)(x)
+
+
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -124,6 +139,8 @@ def compute_type(precision: str) -> Any:
 
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 FAR_BELOW = -1e9  # added to a score that must not count: its softmax weight is exactly 0
+LORA_A, LORA_B = "lora_a", "lora_b"  # leaves beside a module's kernel
+LORA_SCALE = "lora/scale"  # alpha / rank: a constant of the model, and never trained
 
 
 class Layers:
@@ -139,11 +156,50 @@ class Layers:
         self._parameters = parameters
         self._type = compute_type(precision)
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """(N, in) -> (N, out) by `name/kernel` and `name/bias`."""
-        return (
-            self.product(x, self._parameters[f"{name}/kernel"]) + self._parameters[f"{name}/bias"]
+    def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
+        """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.
+
+        The adapter is a LoRA's (Hu et al. 2021, arXiv:2106.09685): y += (alpha / rank)·(x·A)·B. One
+        of p blocks, as a query-key-value kernel has three, is p adapters side by side: A is
+        (in, p·rank), B (rank, p·out), and block j of the output sees block j of x·A alone.
+
+        Args:
+            name: of the module.
+            x: (N, in).
+            bias: whether it has one.
+        """
+        y = self.dense(name, x, bias=bias)
+        if not self.adapted(name):
+            return y
+        h = self.narrow(f"{name}/{LORA_A}", x) * self._parameters[LORA_SCALE]
+        return y + self.widen(f"{name}/{LORA_B}", h)
+
+    def adapted(self, name: str) -> bool:
+        """Whether the module has an adapter."""
+        return f"{name}/{LORA_A}" in self._parameters
+
+    def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
+        """(N, in) -> (N, out) by kernel and bias alone."""
+        y = self.product(x, self._parameters[f"{name}/kernel"])
+        return y + self._parameters[f"{name}/bias"] if bias else y
+
+    def narrow(self, a: str, x: Tensor) -> Tensor:
+        """(N, in) -> (N, p·rank), by an adapter's A."""
+        return self.product(x, self._parameters[a])
+
+    def widen(self, b: str, h: Tensor) -> Tensor:
+        """(N, p·rank) -> (N, p·out), block by block, by an adapter's B."""
+        blocks = self.blocks_of(b, h)
+        if blocks == 1:
+            return self.product(h, self._parameters[b])
+        pairs = zip(
+            tf.split(h, blocks, 1), tf.split(self._parameters[b], blocks, 1), strict=True
         )
+        return tf.concat([self.product(*pair) for pair in pairs], axis=1)
+
+    def blocks_of(self, b: str, h: Tensor) -> int:
+        """Return p: h is p times as wide as B is high."""
+        return int(h.shape[1] // self._parameters[b].shape[0])
 
     def product(self, a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
         """(..., n, k), (..., k, m) -> (..., n, m), its factors in the chosen precision."""
@@ -196,10 +252,14 @@ class Layers:
             + self._parameters[f"{name}/bias"]
         )
 
+    def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
+        """(N, D) -> (N, D), each vector brought to mean square 1, then scaled (RMSNorm)."""
+        return scale_to_unit_power(x, epsilon) * self._parameters[f"{name}/gain"]
+
     def embed(
-        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+        self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
     ) -> Tensor:
-        """(M, S) word and type ids -> (M, S, D): the sum of two tables' rows, or three's."""
+        """(M, S) word and type ids -> (M, S, D): the sum of rows of one table, two or three."""
         return embedding_sum(self._parameters, ids, types, word, position, kind)
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
@@ -219,13 +279,13 @@ def embedding_sum(
     ids: Tensor,
     types: Tensor | None,
     word: str,
-    position: str,
+    position: str | None,
     kind: str | None,
 ) -> Tensor:
     """(M, S) ids -> (M, S, D)."""
     # Read first: of a variable that was once gathered from, TensorFlow copies every later reading.
     words = tf.gather(tf.convert_to_tensor(parameters[word]), ids)  # (M, S, D)
-    placed = words + parameters[position][: shape_of(ids)[-1]]
+    placed = words if position is None else words + parameters[position][: shape_of(ids)[-1]]
     if kind is None:
         return placed
     kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)

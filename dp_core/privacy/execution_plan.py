@@ -155,6 +155,7 @@ class Clipper:
         units: int,
         clip_norm: Tensor,
         precision: str = "float32",
+        frozen: Variables | None = None,
     ) -> ClippedSum:
         """Return Σᵤ clip(gradientᵤ, C); arguments and guarantee are the engines'."""
         from dp_core.privacy.clipping.book_keeping import CLIP_FACTORS
@@ -162,7 +163,13 @@ class Clipper:
 
         factors = CLIP_FACTORS[self._style]
         return ENGINES[self._engine](
-            unit_losses, parameters, units, clip_norm, clip_factors=factors, precision=precision
+            unit_losses,
+            parameters,
+            units,
+            clip_norm,
+            clip_factors=factors,
+            precision=precision,
+            frozen=frozen,
         )
 
     def learn_clip_norm(

@@ -54,11 +54,15 @@ def ordinary_sum(
     parameters: Mapping[str, Any],
     units: int,
     precision: str = "float32",
+    frozen: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return the plain gradient of the summed losses, the losses (U,), and zeros for norms (U,)."""
+    """Return the plain gradient of the summed losses, the losses (U,), and zeros for norms (U,).
+
+    It is by `parameters` alone; `frozen` ones are read.
+    """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(parameters.values()))
-        layers = _LookupsApart(parameters, tape, precision)
+        layers = _LookupsApart(parameters, tape, precision, frozen)
         losses = unit_losses(layers)
         total = tf.reduce_sum(losses)
     sources = {**parameters, **layers.lookups}
@@ -78,16 +82,24 @@ class _LookupsApart(Layers):
     to the output projection's in place cost what the rows do.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], tape: tf.GradientTape, precision: str):
-        super().__init__(parameters, precision)
-        self._tape = tape
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        tape: tf.GradientTape,
+        precision: str,
+        frozen: Mapping[str, Any] | None,
+    ):
+        super().__init__({**(frozen or {}), **parameters}, precision)
+        self._tape, self._trained = tape, frozenset(parameters)
         self.lookups: dict[str, Tensor] = {}  # name of a lookup -> (M, S, D)
         self.read: dict[str, tuple[str, Tensor]] = {}  # name of a lookup -> table, ids
 
     def embed(
-        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+        self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
     ) -> Tensor:
         """As in `Layers`."""
+        if word not in self._trained:
+            return super().embed(ids, types, word, position, kind)
         fixed = {**self._parameters, word: tf.stop_gradient(self._parameters[word])}
         y = embedding_sum(fixed, ids, types, word, position, kind)
         self._tape.watch(y)

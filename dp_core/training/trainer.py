@@ -8,7 +8,7 @@ update alone, so the layout (devices, micro-batches) cannot change what is drawn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
 from dp_core.nn.layers import Tensor, compute_type
@@ -115,6 +116,8 @@ class Trainer:
         strategy: from `devices.strategy_for`.
         config: the model's shape.
         parameters: initial weights, by name.
+        trained: names of those that are trained; all if None. The others are read and stay as they
+            are, bit for bit: they have no gradient, no noise, no moments, and no part in a norm.
         optimizer: the constants of AdamW.
         clipper: clips the units' gradients, at its clip norm of the moment; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
@@ -124,7 +127,7 @@ class Trainer:
         averages: keep an average of the weights beside them; see `average`.
 
     Raises:
-        BadInput: no such precision.
+        BadInput: no such precision, or nothing is trained.
     """
 
     def __init__(
@@ -138,19 +141,26 @@ class Trainer:
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
         averages: bool = False,
+        trained: Collection[str] | None = None,
     ) -> None:
         compute_type(precision)
         self._strategy, self._config, self._optimizer = strategy, config, optimizer
         self._precision, self._row_losses = precision, row_losses
         self.clipper = clipper
-        self.names = list(parameters)
+        own = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
+        if not own:
+            raise BadInput("none of the model's parameters is trained", where="trained_parameters")
+        self.names = list(own)
+        frozen = {n: a for n, a in parameters.items() if n not in own}
+        self._order = list(parameters)
         self._noise_variance = 0.0  # decaying mean, as the second moments are
         with strategy.scope():
-            self._weights = {n: tf.Variable(a, name=n) for n, a in parameters.items()}
-            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
-            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in parameters.items()}
-            self._averages = {n: tf.Variable(a) for n, a in parameters.items() if averages}
-            self._sums = {n: _accumulator(a.shape) for n, a in parameters.items()}
+            self._weights = {n: tf.Variable(a, name=n) for n, a in own.items()}
+            self._frozen = {n: tf.Variable(a, name=n, trainable=False) for n, a in frozen.items()}
+            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
+            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
+            self._averages = {n: tf.Variable(a) for n, a in own.items() if averages}
+            self._sums = {n: _accumulator(a.shape) for n, a in own.items()}
             self._tallies = _accumulator((_TALLIES,))
             self._within = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
@@ -223,17 +233,19 @@ class Trainer:
         return float(self._take_within().numpy())
 
     def weights(self) -> Arrays:
-        """Return the weights as arrays."""
-        return {n: v.numpy() for n, v in self._weights.items()}
+        """Return all weights as arrays, those that are not trained among them."""
+        every = {**self._frozen, **self._weights}
+        return {n: every[n].numpy() for n in self._order}
 
     def released(self) -> Arrays:
         """Return what a training hands out: the average of the weights where one is kept."""
-        return {n: v.numpy() for n, v in (self._averages or self._weights).items()}
+        every = {**self._frozen, **(self._averages or self._weights)}
+        return {n: every[n].numpy() for n in self._order}
 
     def state(self) -> Arrays:
-        """Return everything a checkpoint needs, between two updates."""
+        """Return everything a checkpoint needs, between two updates: of what is trained."""
         return (
-            self.weights()
+            {n: v.numpy() for n, v in self._weights.items()}
             | {_MEAN + n: v.numpy() for n, v in self._means.items()}
             | {_SQUARE + n: v.numpy() for n, v in self._squares.items()}
             | {_AVERAGE + n: v.numpy() for n, v in self._averages.items()}
@@ -283,9 +295,9 @@ class Trainer:
         self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         if self.clipper is None:
-            return ordinary_sum(unit_losses, self._weights, units, self._precision)
+            return ordinary_sum(unit_losses, self._weights, units, self._precision, self._frozen)
         clipped = self.clipper.clipped_grad_sum(
-            unit_losses, self._weights, units, clip_norm, self._precision
+            unit_losses, self._weights, units, clip_norm, self._precision, self._frozen
         )
         return clipped.sums, clipped.losses, clipped.norms
 

@@ -23,12 +23,20 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from dp_core.errors import PlanError
-from dp_core.nn.layers import Layers, Tensor, Variables, embedding_sum, standardise
+from dp_core.nn.layers import (
+    Layers,
+    Tensor,
+    Variables,
+    embedding_sum,
+    scale_to_unit_power,
+    standardise,
+)
 from dp_core.privacy.clipping.layer_rules import (
+    BlockwiseRecord,
     EmbeddingRecord,
-    LayerNormRecord,
     LayerRecord,
     LinearRecord,
+    NormRecord,
     Part,
     TiedProjectionRecord,
     UnitGradients,
@@ -54,7 +62,18 @@ CLIP_FACTORS: dict[str, ClipFactors] = {"flat": flat_factors, "automatic": autom
 
 
 class RecordingLayers(Layers):
-    """Layers that record what the clipping rules need. Parameters are read through a rule only."""
+    """Layers that record what the clipping rules need. Parameters are read through a rule only.
+
+    A layer none of whose parameters is trained records nothing: the backward pass goes through it
+    for the sake of what lies below, and ends where nothing below is trained.
+
+    Args:
+        parameters: that are trained.
+        units: U.
+        tape: watches what the rules need the gradients of.
+        precision: as of `Layers`.
+        frozen: parameters that are read, and have no gradient.
+    """
 
     def __init__(
         self,
@@ -62,39 +81,80 @@ class RecordingLayers(Layers):
         units: int,
         tape: tf.GradientTape,
         precision: str = "float32",
+        frozen: Variables | None = None,
     ) -> None:
-        super().__init__(parameters, precision)
-        self._units, self._tape = units, tape
+        super().__init__({**(frozen or {}), **parameters}, precision)
+        self._units, self._tape, self._trained = units, tape, frozenset(parameters)
         self.records: list[LayerRecord] = []
 
     def _recorded(self, output: Tensor, record: LayerRecord) -> Tensor:
         self.records.append(record)
         return output
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
+    def _if_trained(self, name: str | None) -> str | None:
+        return name if name in self._trained else None
+
+    def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """As in `Layers`; the record keeps x and y."""
-        y = self._watched(super().linear(name, x))
-        return self._recorded(y, LinearRecord(name, self._units, x, y))
+        y = super().dense(name, x, bias=bias)
+        kernel, bias = (f"{name}/{leaf}" in self._trained for leaf in ("kernel", "bias"))
+        if not (kernel or bias):
+            return y
+        y = self._watched(y)
+        return self._recorded(y, LinearRecord(name, self._units, x, y, kernel, bias))
+
+    def narrow(self, a: str, x: Tensor) -> Tensor:
+        """As in `Layers`; the record keeps x and y."""
+        return self._blockwise(a, 1, x, super().narrow(a, x))
+
+    def widen(self, b: str, h: Tensor) -> Tensor:
+        """As in `Layers`; the record keeps h and y."""
+        return self._blockwise(b, self.blocks_of(b, h), h, super().widen(b, h))
+
+    def _blockwise(self, name: str, blocks: int, x: Tensor, y: Tensor) -> Tensor:
+        if name not in self._trained:
+            return y
+        y = self._watched(y)
+        return self._recorded(y, BlockwiseRecord(name, self._units, blocks, x, y))
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """As in `Layers`; the record keeps the standardised x and y."""
         centred = standardise(x, epsilon)
         y = centred * self._parameters[f"{name}/gain"] + self._parameters[f"{name}/bias"]
-        return self._recorded(y, LayerNormRecord(name, self._units, centred, self._watched(y)))
+        return self._normed(name, centred, y)
+
+    def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
+        """As in `Layers`; the record keeps the scaled x and y."""
+        scaled = scale_to_unit_power(x, epsilon)
+        return self._normed(name, scaled, scaled * self._parameters[f"{name}/gain"])
+
+    def _normed(self, name: str, normalised: Tensor, y: Tensor) -> Tensor:
+        gain, bias = (f"{name}/{leaf}" in self._trained for leaf in ("gain", "bias"))
+        if not (gain or bias):
+            return y
+        y = self._watched(y)
+        return self._recorded(y, NormRecord(name, self._units, normalised, y, gain, bias))
 
     def embed(
-        self, ids: Tensor, types: Tensor | None, word: str, position: str, kind: str | None
+        self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
     ) -> Tensor:
         """As in `Layers`; the record keeps the ids and the sum."""
-        y = self._watched(embedding_sum(self._parameters, ids, types, word, position, kind))
-        rows = {name: self._parameters[name].shape[0] for name in (word, position, kind) if name}
-        record = EmbeddingRecord(word, position, kind, self._units, ids, types, rows, y)
-        return self._recorded(y, record)
+        y = embedding_sum(self._parameters, ids, types, word, position, kind)
+        tables = [self._if_trained(name) for name in (word, position, kind)]
+        rows = {name: self._parameters[name].shape[0] for name in tables if name}
+        if not rows:
+            return y
+        y = self._watched(y)
+        return self._recorded(y, EmbeddingRecord(*tables, self._units, ids, types, rows, y))
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """As in `Layers`; the record keeps x and the logits."""
-        y = self._watched(super().tied_projection(x, table, bias))
-        return self._recorded(y, TiedProjectionRecord(table, bias, self._units, x, y))
+        y = super().tied_projection(x, table, bias)
+        own = self._if_trained(table), self._if_trained(bias)
+        if not any(own):
+            return y
+        y = self._watched(y)
+        return self._recorded(y, TiedProjectionRecord(*own, self._units, x, y))
 
     def _watched(self, y: Tensor) -> Tensor:
         self._tape.watch(y)
@@ -133,6 +193,7 @@ def clipped_grad_sum(
     *,
     clip_factors: ClipFactors = flat_factors,
     precision: str = "float32",
+    frozen: Variables | None = None,
 ) -> ClippedSum:
     """Clip each unit's gradient to `clip_norm` and add them up.
 
@@ -149,11 +210,15 @@ def clipped_grad_sum(
             to call of one graph.
         clip_factors: style of clipping.
         precision: of products in the model, `float32` or `bfloat16`; norms and sums are float32.
+        frozen: parameters that the model reads and nobody trains. A unit's gradient, its norm and
+            its clip factor are of `parameters` alone.
 
     Raises:
         PlanError: a parameter without a rule, named; it would leak unclipped or train silently not.
     """
-    records, output_gradients, losses = _forward_backward(unit_losses, parameters, units, precision)
+    records, output_gradients, losses = _forward_backward(
+        unit_losses, parameters, units, precision, frozen
+    )
     _check_coverage(records, parameters)
     gradients = _unit_gradients(records, output_gradients)
     squared = tf.add_n([g.squared_norms for g in gradients])
@@ -172,10 +237,14 @@ def clipped_grad_sum(
 
 
 def _forward_backward(
-    unit_losses: UnitLosses, parameters: Variables, units: int, precision: str
+    unit_losses: UnitLosses,
+    parameters: Variables,
+    units: int,
+    precision: str,
+    frozen: Variables | None,
 ) -> tuple[list[LayerRecord], list[Tensor], Tensor]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        layers = RecordingLayers(parameters, units, tape, precision)
+        layers = RecordingLayers(parameters, units, tape, precision, frozen)
         losses = unit_losses(layers)
         total = tf.reduce_sum(losses)
     outputs = [record.output for record in layers.records]
@@ -236,6 +305,7 @@ def _cross_terms(records: list[LayerRecord], gradients: list[Tensor], units: int
             if (
                 isinstance(lookup, EmbeddingRecord)
                 and isinstance(projection, TiedProjectionRecord)
+                and lookup.word is not None
                 and lookup.word == projection.table
             ):
                 total += cross_term(lookup, lookup_g, projection, projection_g)

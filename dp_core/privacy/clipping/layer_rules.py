@@ -107,57 +107,126 @@ _LARGEST_PART = 8 << 20  # bytes
 
 @dataclass(frozen=True)
 class LinearRecord:
-    """One linear layer's input and output, with N = U·T."""
+    """One linear layer's input and output, with N = U·T.
+
+    `kernel` and `bias` say which of the two are trained, one of them at least.
+    """
 
     name: str
     units: int
     x: Tensor  # (N, in)
     output: Tensor  # (N, out)
+    kernel: bool = True
+    bias: bool = True
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Kernel and bias."""
-        return (f"{self.name}/kernel", f"{self.name}/bias")
+        """Kernel and bias, as far as they are trained."""
+        leaves = ("kernel",) * self.kernel + ("bias",) * self.bias
+        return tuple(f"{self.name}/{leaf}" for leaf in leaves)
 
     def gradients(self, g: Tensor) -> UnitGradients:
         """(N, out) -> the units' gradients, in the form that is cheaper for this shape."""
         tokens, d_in, d_out = self.x.shape[0] // self.units, self.x.shape[1], g.shape[1]
-        x = tf.reshape(self.x, (self.units, tokens, d_in))
         g = tf.reshape(g, (self.units, tokens, d_out))
+        if not self.kernel:
+            return vector_gradients(self.parameters, (sum_over_tokens(g),))
+        x = tf.reshape(self.x, (self.units, tokens, d_in))
         if explicit_is_cheaper(tokens, d_in, d_out):
             return self._explicit(x, g)
         return self._implicit(x, g)
 
     def _explicit(self, x: Tensor, g: Tensor) -> UnitGradients:
         """Form every unit's product; its weighted sum then is the clipped sum."""
-        products = unit_products(x, g)
+        kernel, *bias = self.parameters
+        products = product_gradients(kernel, x, g)
+        if not bias:
+            return products
         biases = sum_over_tokens(g)  # (U, out)
-        kernel, bias = self.parameters
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            *products, biases = parts
-            sums = [weighted_sum(p.factors(factors), p.values) for p in products]
-            return {kernel: tf.add_n(sums), bias: weighted_sum(factors, biases.values)}
+            *kernels, biases = parts
+            sums = products.combine(factors, tuple(kernels))
+            return sums | {bias[0]: weighted_sum(factors, biases.values)}
 
-        norms = tf.concat([squared_norms_of_matrices(p.values) for p in products], axis=0)
-        parts = (*products, Part(0, biases))
-        return UnitGradients(norms + squared_norms(biases), parts, combine)
+        parts = (*products.parts, Part(0, biases))
+        return UnitGradients(products.squared_norms + squared_norms(biases), parts, combine)
 
     def _implicit(self, x: Tensor, g: Tensor) -> UnitGradients:
         """Norms by Gram matrices; the clipped sum is the ordinary product that is still due."""
-        kernel, bias = self.parameters
+        kernel, *bias = self.parameters
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             x, g = (part.values for part in parts)
-            biases = weighted_sum_over_tokens(factors, g)  # of g as it is
+            sums = {name: weighted_sum_over_tokens(factors, g) for name in bias}  # of g as it is
             if x.shape[2] < g.shape[2]:  # the narrower of the two is the cheaper to weigh
                 x *= factors[:, None, None]
             else:
                 g *= factors[:, None, None]
             flat_x, flat_g = (tf.reshape(v, (-1, v.shape[2])) for v in (x, g))  # (N, in), (N, out)
-            return {kernel: tf.matmul(flat_x, flat_g, transpose_a=True), bias: biases}
+            return sums | {kernel: tf.matmul(flat_x, flat_g, transpose_a=True)}
 
-        return UnitGradients(gram_squared_norms(x, g, bias=True), whole(x, g), combine)
+        return UnitGradients(gram_squared_norms(x, g, bias=self.bias), whole(x, g), combine)
+
+
+@dataclass(frozen=True)
+class BlockwiseRecord:
+    """A product without bias, block by block, of a LoRA's A or B, with N = U·T.
+
+    Block j of the output is block j of the input times the columns j of the matrix. A has one
+    block, B those of its module. The products are narrow, so every unit's is formed.
+    """
+
+    name: str
+    units: int
+    blocks: int  # p
+    x: Tensor  # (N, p·in)
+    output: Tensor  # (N, p·out)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The matrix: (in, p·out)."""
+        return (self.name,)
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(N, p·out) -> the units' gradients."""
+        xs, gs = (
+            tf.split(tf.reshape(v, (self.units, -1, v.shape[1])), self.blocks, axis=2)
+            for v in (self.x, g)
+        )
+        each = [product_gradients(self.name, x, g) for x, g in zip(xs, gs, strict=True)]
+
+        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+            count = len(parts) // self.blocks
+            sums = [
+                one.combine(factors, parts[count * j : count * (j + 1)])[self.name]
+                for j, one in enumerate(each)
+            ]
+            return {self.name: tf.concat(sums, axis=1)}
+
+        norms = tf.add_n([one.squared_norms for one in each])
+        return UnitGradients(norms, tuple(part for one in each for part in one.parts), combine)
+
+
+def product_gradients(name: str, x: Tensor, g: Tensor) -> UnitGradients:
+    """Return the gradients xᵤᵀgᵤ of a matrix, explicitly: (U, T, in), (U, T, out)."""
+    products = tuple(unit_products(x, g))
+
+    def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+        return {name: tf.add_n([weighted_sum(p.factors(factors), p.values) for p in parts])}
+
+    norms = tf.concat([squared_norms_of_matrices(p.values) for p in products], axis=0)
+    return UnitGradients(norms, products, combine)
+
+
+def vector_gradients(names: tuple[str, ...], values: tuple[Tensor, ...]) -> UnitGradients:
+    """Return the gradients of vectors, as they are: each (U, D), one for each name."""
+
+    def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
+        pairs = zip(names, parts, strict=True)
+        return {name: weighted_sum(factors, part.values) for name, part in pairs}
+
+    return UnitGradients(tf.add_n([squared_norms(v) for v in values]), whole(*values), combine)
 
 
 def unit_products(x: Tensor, g: Tensor) -> list[Part]:
@@ -216,11 +285,11 @@ def weighted_sum(factors: Tensor, parts: Tensor) -> Tensor:
 class EmbeddingRecord:
     """The lookups' ids and their sum; M = U·R rows of S tokens, T = R·S.
 
-    `kind` and `types` are None in a model without token types.
+    A table that is not trained, or that the model does without, is None.
     """
 
-    word: str
-    position: str
+    word: str | None
+    position: str | None
     kind: str | None
     units: int
     ids: Tensor  # (M, S)
@@ -231,36 +300,41 @@ class EmbeddingRecord:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The tables."""
-        tables = (self.word, self.position)
-        return tables if self.kind is None else (*tables, self.kind)
+        return tuple(name for name in (self.word, self.position, self.kind) if name is not None)
 
     def gradients(self, g: Tensor) -> UnitGradients:
         """(M, S, D) -> the units' gradients."""
         _, s, d = g.shape
         by_token = tf.reshape(g, (self.units, -1, d))  # (U, T, D)
-        by_position = tf.reduce_sum(tf.reshape(g, (self.units, -1, s, d)), axis=1)  # (U, S, D)
-        norms = squared_norms(sum_by_word(self.unit_ids(), by_token)) + squared_norms(by_position)
-        parts = [by_token, by_position]
+        norms, parts = [], {}
+        if self.word is not None:
+            norms.append(squared_norms(sum_by_word(self.unit_ids(), by_token)))
+            parts[self.word] = by_token
+        if self.position is not None:
+            by_position = tf.reduce_sum(tf.reshape(g, (self.units, -1, s, d)), axis=1)  # (U, S, D)
+            norms.append(squared_norms(by_position))
+            parts[self.position] = by_position
         if self.kind is not None:
             kinds = tf.one_hot(tf.reshape(self.types, (self.units, -1)), self.table_rows[self.kind])
             by_type = tf.matmul(kinds, by_token, transpose_a=True)  # (U, types, D)
-            norms += squared_norms(by_type)
-            parts.append(by_type)
+            norms.append(squared_norms(by_type))
+            parts[self.kind] = by_type
 
-        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            by_token, by_position, *by_type = (part.values for part in parts)
-            weighted = tf.reshape(by_token * factors[:, None, None], (-1, d))  # (U·T, D)
-            words = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
-            unused = self.table_rows[self.position] - s
-            sums = {
-                self.word: words,
-                self.position: tf.pad(weighted_sum(factors, by_position), ((0, unused), (0, 0))),
-            }
+        def combine(factors: Tensor, values: tuple[Part, ...]) -> dict[str, Tensor]:
+            found = dict(zip(parts, (part.values for part in values), strict=True))
+            sums = {}
+            if self.word is not None:
+                weighted = tf.reshape(found[self.word] * factors[:, None, None], (-1, d))  # (U·T,D)
+                sums[self.word] = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
+            if self.position is not None:
+                unused = self.table_rows[self.position] - s
+                placed = weighted_sum(factors, found[self.position])
+                sums[self.position] = tf.pad(placed, ((0, unused), (0, 0)))
             if self.kind is not None:
-                sums[self.kind] = weighted_sum(factors, by_type[0])
+                sums[self.kind] = weighted_sum(factors, found[self.kind])
             return sums
 
-        return UnitGradients(norms, whole(*parts), combine)
+        return UnitGradients(tf.add_n(norms), whole(*parts.values()), combine)
 
     def unit_ids(self) -> Tensor:
         """(U, T): the word ids of each unit."""
@@ -281,40 +355,41 @@ def sum_by_word(ids: Tensor, g: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerNormRecord:
-    """One LayerNorm's standardised input and its output, with N = U·T."""
+class NormRecord:
+    """A LayerNorm's or RMSNorm's normalised input and its output, with N = U·T.
+
+    `gain` and `bias` say which of the two are trained, one of them at least.
+    """
 
     name: str
     units: int
-    standardised: Tensor  # (N, D)
+    normalised: Tensor  # (N, D)
     output: Tensor  # (N, D)
+    gain: bool = True
+    bias: bool = True
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Gain and bias."""
-        return (f"{self.name}/gain", f"{self.name}/bias")
+        """Gain and bias, as far as they are trained."""
+        leaves = ("gain",) * self.gain + ("bias",) * self.bias
+        return tuple(f"{self.name}/{leaf}" for leaf in leaves)
 
     def gradients(self, g: Tensor) -> UnitGradients:
         """(N, D) -> the units' gradients, explicitly: they are small."""
         shape = (self.units, -1, g.shape[1])
-        gains = sum_over_tokens(tf.reshape(g * self.standardised, shape))  # (U, D)
-        biases = sum_over_tokens(tf.reshape(g, shape))  # (U, D)
-
-        def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
-            return {
-                name: weighted_sum(factors, part.values)
-                for name, part in zip(self.parameters, parts, strict=True)
-            }
-
-        norms = squared_norms(gains) + squared_norms(biases)
-        return UnitGradients(norms, whole(gains, biases), combine)
+        values = (g * self.normalised,) * self.gain + (g,) * self.bias
+        sums = tuple(sum_over_tokens(tf.reshape(v, shape)) for v in values)  # each (U, D)
+        return vector_gradients(self.parameters, sums)
 
 
 @dataclass(frozen=True)
 class TiedProjectionRecord:
-    """The output projection's input and its logits, with N = U·K predictions."""
+    """The output projection's input and its logits, with N = U·K predictions.
 
-    table: str
+    A table or bias that is not trained, or that the model does without, is None.
+    """
+
+    table: str | None
     bias: str | None
     units: int
     x: Tensor  # (N, D)
@@ -322,19 +397,22 @@ class TiedProjectionRecord:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Table and bias; causal models have no bias."""
-        return (self.table,) if self.bias is None else (self.table, self.bias)
+        """Table and bias."""
+        return tuple(name for name in (self.table, self.bias) if name is not None)
 
     def gradients(self, g: Tensor) -> UnitGradients:
         """(N, V) -> the units' gradients: few predictions, a wide table, so always by Gram."""
-        x = tf.reshape(self.x, (self.units, -1, self.x.shape[1]))  # (U, K, D)
         g = tf.reshape(g, (self.units, -1, g.shape[1]))  # (U, K, V)
+        table = self.table
+        if table is None:
+            return vector_gradients(self.parameters, (sum_over_tokens(g),))
+        x = tf.reshape(self.x, (self.units, -1, self.x.shape[1]))  # (U, K, D)
 
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             x, g = (part.values for part in parts)
             weighted = tf.reshape(x * factors[:, None, None], (-1, x.shape[2]))  # (N, D)
             flat = tf.reshape(g, (-1, g.shape[2]))  # (N, V)
-            sums = {self.table: tf.matmul(flat, weighted, transpose_a=True)}
+            sums = {table: tf.matmul(flat, weighted, transpose_a=True)}
             if self.bias is not None:
                 sums[self.bias] = weighted_sum_over_tokens(factors, g)
             return sums

@@ -44,6 +44,7 @@ def naive_clipped_grad_sum(
     *,
     clip_factors: ClipFactors = flat_factors,
     precision: str = "float32",
+    frozen: Variables | None = None,
 ) -> ClippedSum:
     """As `book_keeping.clipped_grad_sum`: same arguments and guarantee, same sum up to rounding.
 
@@ -52,7 +53,7 @@ def naive_clipped_grad_sum(
     names = list(parameters)
 
     def clipped(unit: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        gradient, loss = _gradient_of(unit, unit_losses, parameters, precision)
+        gradient, loss = _gradient_of(unit, unit_losses, parameters, precision, frozen)
         squared = tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradient])
         norm = tf.sqrt(squared)
         factor = clip_factors(norm, clip_norm)
@@ -84,12 +85,16 @@ def naive_clipped_grad_sum(
 
 
 def _gradient_of(
-    unit: Tensor, unit_losses: UnitLosses, parameters: Variables, precision: str
+    unit: Tensor,
+    unit_losses: UnitLosses,
+    parameters: Variables,
+    precision: str,
+    frozen: Variables | None,
 ) -> tuple[list[Tensor], Tensor]:
     values = list(parameters.values())
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(values)
-        layers = Layers(parameters, precision)
+        layers = Layers({**(frozen or {}), **parameters}, precision)
         if isinstance(unit_losses, Separable):
             loss = unit_losses.of_unit(unit)(layers)[0]
         else:
@@ -109,6 +114,7 @@ def tensorflow_privacy_clipped_grad_sum(
     *,
     clip_factors: ClipFactors = flat_factors,
     precision: str = "float32",
+    frozen: Variables | None = None,
 ) -> ClippedSum:
     """As `book_keeping.clipped_grad_sum`, same arguments, same result up to rounding.
 
@@ -135,7 +141,7 @@ def tensorflow_privacy_clipped_grad_sum(
     names, recorded = list(parameters), _Recorded()
 
     def losses() -> Tensor:
-        recorded.losses = unit_losses(Layers(parameters, precision))
+        recorded.losses = unit_losses(Layers({**(frozen or {}), **parameters}, precision))
         return recorded.losses
 
     tape = _RecordingTape(recorded)
@@ -145,7 +151,9 @@ def tensorflow_privacy_clipped_grad_sum(
     vectorized = (sums, recorded.norms, recorded.losses)
 
     def one_by_one() -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        slow = naive_clipped_grad_sum(unit_losses, parameters, units, clip, precision=precision)
+        slow = naive_clipped_grad_sum(
+            unit_losses, parameters, units, clip, precision=precision, frozen=frozen
+        )
         return slow.sums, slow.norms, slow.losses
 
     finite = tf.reduce_all(tf.math.is_finite(recorded.norms))
@@ -203,6 +211,7 @@ class ClippingEngine(Protocol):
         *,
         clip_factors: ClipFactors = flat_factors,
         precision: str = "float32",
+        frozen: Variables | None = None,
     ) -> ClippedSum:
         """Clip each unit's gradient and add them up."""
 
