@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from dp_core.audit.exposure import Floats, Ints, Ranker
 from dp_core.models.bert import mlm_logits
-from dp_core.models.config import Gpt2Config
-from dp_core.models.gpt2 import causal_logits
+from dp_core.models.causal import causal_logits
+from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
 from dp_core.nn.layers import Layers, Tensor
 
@@ -58,7 +58,7 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
 def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return (ids (B, S), lengths (B,), positions (B,)) -> logits (B, V) of the hidden token."""
     layers, config = Layers({n: tf.constant(v) for n, v in model.parameters.items()}), model.config
-    if isinstance(config, Gpt2Config):
+    if isinstance(config, CausalConfig):
         causal = config
         return lambda ids, _, positions: causal_logits(layers, causal, ids, positions[:, None] - 1)
     masked = config

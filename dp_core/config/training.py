@@ -16,22 +16,27 @@ from dp_core.config.fields import (
     setting,
 )
 
-CAUSAL = "gpt2"  # the kind of model that reads from left to right
+_CAUSAL = ("gpt2", "llama")  # the kinds of model that read from left to right
 LEAST_GROWING = 8  # updates that batches need to grow in
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 BatchSize = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
+def is_causal(kind: str) -> bool:
+    """Whether a kind of model reads from left to right and predicts what comes next."""
+    return kind in _CAUSAL
+
+
 class ArchitectureConfig(Config):
     """The kind and size of a fresh model."""
 
-    model_kind: Literal["bert", "distilbert", "gpt2"] = setting(
+    model_kind: Literal["bert", "distilbert", "gpt2", "llama"] = setting(
         "bert",
         MODEL,
         "Kind of model",
-        "distilbert: the same without token types. gpt2: a causal model, measured by perplexity "
-        "and exposure; it is not fine-tuned for entities.",
+        "distilbert: the same without token types. gpt2, llama: causal models, measured by "
+        "perplexity and exposure; they are not fine-tuned for entities.",
     )
     layers: int = setting(2, MODEL, "Layers", "How many Transformer blocks.", ge=1, le=48)
     hidden: int = setting(
@@ -201,7 +206,39 @@ class CheckpointConfig(Config):
         return 60 * self.time_box_minutes or None
 
 
-class TrainingConfig(OptimizerConfig, NoisyUpdatesConfig, CheckpointConfig):
+TrainedParameters = Literal["all", "lora", "biases-and-norms", "no-embeddings", "top-layer"]
+
+
+class AdapterConfig(Config):
+    """Which parameters a training with DP changes: only these get gradients, and noise."""
+
+    trained_parameters: TrainedParameters = setting(
+        "all",
+        TRAINING,
+        "Trained parameters",
+        "What training with DP changes. lora: low-rank adapters beside frozen matrices. "
+        "biases-and-norms: vectors alone (BitFit). no-embeddings: all but the tables of words and "
+        "positions. top-layer: the last block and what follows it, but for tables. A fresh "
+        "classifier is always trained.",
+    )
+    lora_rank: int = setting(8, MORE_TRAINING, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
+    lora_alpha: float = setting(
+        16.0,
+        MORE_TRAINING,
+        "LoRA: α",
+        "An adapter's output is multiplied by α / rank.",
+        gt=0,
+        le=4096,
+    )
+    lora_targets: Literal["attention", "mlp", "attention-and-mlp"] = setting(
+        "attention-and-mlp",
+        MORE_TRAINING,
+        "LoRA: targets",
+        "Which matrices have an adapter: those of attention, those of the MLP, or both.",
+    )
+
+
+class TrainingConfig(AdapterConfig, OptimizerConfig, NoisyUpdatesConfig, CheckpointConfig):
     """How a model is trained, whatever its batches."""
 
     whole_words: bool = setting(

@@ -56,6 +56,24 @@ _GPT2_FIELDS = {
     "layer_norm_epsilon": "layer_norm_epsilon",
     "initializer_range": "initializer_range",
 }
+_LLAMA_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "initializer_range": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+}
 _GPT2 = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -247,6 +265,111 @@ class Gpt2Config(TransformerConfig):
             "bos_token_id": self.begin,
             "eos_token_id": self.end,
         }
+
+
+@dataclass(frozen=True)
+class LlamaConfig(TransformerConfig):
+    """A Llama-style decoder's shape (Touvron et al. 2023, arXiv:2302.13971 and 2307.09288).
+
+    Attributes:
+        key_heads: heads of keys and values, each of which serves `heads / key_heads` queries
+            (grouped-query attention, Ainslie et al. 2023).
+        rope_theta: base of the rotary positions' wavelengths (Su et al. 2021).
+        tied: whether the word table is the output projection too.
+        begin: the token before a text; [CLS] in our vocabularies.
+        end: the token behind it; [SEP].
+    """
+
+    max_positions: int = 2048
+    layer_norm_epsilon: float = 1e-6
+    key_heads: int = 0  # 0: as many as heads
+    rope_theta: float = 10_000.0
+    tied: bool = False
+    begin: int = SpecialIds.cls
+    end: int = SpecialIds.sep
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key_heads == 0:
+            object.__setattr__(self, "key_heads", self.heads)
+        if type(self.key_heads) is not int or not 1 <= self.key_heads <= self.heads:
+            raise BadInput(f"key_heads is {self.key_heads!r}", where="model")
+        if self.heads % self.key_heads:
+            raise BadInput(
+                f"{self.heads} heads do not share {self.key_heads} evenly", where="model"
+            )
+        if (self.hidden // self.heads) % 2:
+            raise BadInput("heads of an odd width cannot be rotated by pairs", where="model")
+        theta = self.rope_theta
+        if type(theta) not in (int, float) or not 1 < theta <= 1e12:
+            raise BadInput(f"rope_theta is {theta!r}", where="model")
+        if type(self.tied) is not bool:
+            raise BadInput(f"tie_word_embeddings is {self.tied!r}", where="model")
+
+    @classmethod
+    def of_size(
+        cls, *, vocab_size: int, hidden: int, layers: int, max_positions: int = 512
+    ) -> LlamaConfig:
+        """Return Llama's usual proportions: heads of 64, an MLP of 8/3 the width, by 64."""
+        return cls(
+            vocab_size=vocab_size,
+            hidden=hidden,
+            layers=layers,
+            heads=max(1, hidden // HEAD_WIDTH),
+            intermediate=64 * math.ceil(8 * hidden / (3 * 64)),
+            max_positions=max_positions,
+            initializer_range=round(math.sqrt(0.4 / hidden), 3),
+        )
+
+    def with_vocabulary(self, size: int) -> LlamaConfig:
+        """Return the same shape over another vocabulary."""
+        return replace(self, vocab_size=size, begin=SpecialIds.cls, end=SpecialIds.sep)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        """Read Hugging Face's `config.json`, refusing what this decoder does not compute.
+
+        Raises:
+            BadInput: another architecture or activation, biases, heads of another width, or
+                rotary positions that are scaled.
+        """
+        heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+        about = {"num_key_value_heads": heads, "tie_word_embeddings": False, **config}
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise BadInput("rope_parameters is no object", where="config.json")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            fix = "Only 'default' works."
+            raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
+        width = config.get("head_dim")
+        if width is not None and isinstance(heads, int) and hidden != width * heads:
+            raise BadInput(
+                f"head_dim is {width!r}",
+                where="config.json",
+                fix="Only hidden_size / num_attention_heads works.",
+            )
+        found = _fields(about, _LLAMA_FIELDS, _LLAMA)
+        found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+        ids = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
+        found |= {name: id for name, id in ids.items() if isinstance(id, int)}  # not several
+        return cls(**found)
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return what `transformers.LlamaConfig` reads, of version 4 and 5."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            **_LLAMA,
+            **_hf_fields(self, _LLAMA_FIELDS),
+            **_without_dropout("attention_dropout"),
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "bos_token_id": self.begin,
+            "eos_token_id": self.end,
+        }
+
+
+CausalConfig = Gpt2Config | LlamaConfig  # of models that read from left to right
 
 
 def _fields(

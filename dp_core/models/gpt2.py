@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import POSITION, WORD
-from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu_new, row_means, shape_of
+from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu_new, shape_of
 
 
-def causal_logits(
+def gpt2_logits(
     layers: Layers, config: Gpt2Config, ids: Tensor, asked: Tensor | None = None
 ) -> Tensor:
     """Return at each position the logits of the token after it.
@@ -41,32 +41,6 @@ def causal_logits(
         x = tf.reshape(x, (m * shape_of(asked)[1], config.hidden))
     x = layers.layer_norm("final_norm", x, config.layer_norm_epsilon)
     return layers.tied_projection(x, WORD, None)
-
-
-def causal_row_losses(
-    layers: Layers,
-    config: Gpt2Config,
-    ids: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-) -> Tensor:
-    """Return each row's loss, as `dp_core.models.bert` has them: answers are the next tokens.
-
-    Args:
-        layers: the layers, which hold the parameters.
-        config: the shape.
-        ids: (M, S) int32.
-        lengths: (M,) unused: padding at the end is seen by nobody, and weighs 0.
-        positions: (M, S − 1) unused: every position but the last is asked for the next token.
-        labels: (M, S − 1) int32, the token after each position but the last.
-        weights: (M, S − 1) float32.
-    """
-    logits = causal_logits(
-        layers, config, ids[:, :-1]
-    )  # nobody asks what follows the last position
-    return row_means(logits, labels, weights)
 
 
 def _block(

@@ -1,6 +1,6 @@
-"""Model folders as Hugging Face has them: of BERT, of DistilBERT, of GPT-2.
+"""Model folders as Hugging Face has them: of BERT, DistilBERT, GPT-2 and Llama.
 
-The output projection is the word table itself (tied), and so not stored a second time.
+Where the output projection is the word table itself (tied), it is not stored a second time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, pre_tokenizers
 
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, CausalConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
+    HEAD,
     HEADS,
     MLM_BIAS,
     POOLER,
@@ -92,7 +93,22 @@ _GPT2: _Names = {
     "layer_{}/output": "transformer.h.{}.mlp.c_proj",
     "final_norm": "transformer.ln_f",
 }
+_LLAMA: _Names = {
+    WORD: "model.embed_tokens",
+    "layer_{}/attention_norm": "model.layers.{}.input_layernorm",
+    "layer_{}/query": "model.layers.{}.self_attn.q_proj",
+    "layer_{}/key": "model.layers.{}.self_attn.k_proj",
+    "layer_{}/value": "model.layers.{}.self_attn.v_proj",
+    "layer_{}/attention_output": "model.layers.{}.self_attn.o_proj",
+    "layer_{}/intermediate_norm": "model.layers.{}.post_attention_layernorm",
+    "layer_{}/gate": "model.layers.{}.mlp.gate_proj",
+    "layer_{}/intermediate": "model.layers.{}.mlp.up_proj",
+    "layer_{}/output": "model.layers.{}.mlp.down_proj",
+    "final_norm": "model.norm",
+    HEAD: "lm_head",
+}
 _BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
+_LLAMA_BODY = ("embed_tokens.", "layers.", "norm.")
 _KERNEL = "/kernel"
 
 
@@ -111,6 +127,8 @@ def hf_names(config: ModelConfig, heads: frozenset[str]) -> dict[str, tuple[str,
 
 
 def _table(config: ModelConfig) -> _Names:
+    if isinstance(config, LlamaConfig):
+        return _LLAMA
     if isinstance(config, Gpt2Config):
         return _GPT2
     return _DISTILBERT if config.distilled else _BERT
@@ -130,12 +148,24 @@ _LAYER = re.compile(r"^layer_(\d+)")
 
 
 def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
-    """Return the same parameters under Hugging Face's names; a head's become `classifier`."""
+    """Return the same parameters under Hugging Face's names; a head's become `classifier`.
+
+    Raises:
+        BadInput: a parameter that has no name there, and would be lost: adapters, not yet merged.
+    """
     out: Arrays = {}
-    for ours, theirs in hf_names(config, heads_of(parameters)).items():
+    names = hf_names(config, heads_of(parameters))
+    if unnamed := parameters.keys() - names.keys():
+        raise BadInput(
+            f"{len(unnamed)} parameters have no name in Hugging Face's layout, {min(unnamed)} "
+            "among them",
+            where="model",
+            fix="Merge adapters before the model is written.",
+        )
+    for ours, theirs in names.items():
         parts = np.split(parameters[ours], len(theirs), axis=-1)
-        names = zip(theirs, parts, strict=True)
-        out |= {name: _transposed(ours, part, config) for name, part in names}
+        pairs = zip(theirs, parts, strict=True)
+        out |= {name: transposed(ours, part, config) for name, part in pairs}
     return out
 
 
@@ -150,7 +180,7 @@ def from_hf(
     out: Arrays = {}
     for ours, theirs in hf_names(config, heads).items():
         if all(name in known for name in theirs):
-            parts = [_transposed(ours, known[name].astype(np.float32), config) for name in theirs]
+            parts = [transposed(ours, known[name].astype(np.float32), config) for name in theirs]
             out[ours] = np.ascontiguousarray(np.concatenate(parts, axis=-1))
     return out
 
@@ -166,22 +196,26 @@ def _modern(name: str, config: ModelConfig) -> str:
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
     # What the names of the body begin with; models saved without a head lack it.
     prefix = str(_table(config)[WORD]).split(".", 1)[0] + "."
-    return prefix + name if name.startswith(_BODY) and not name.startswith(prefix) else name
+    body = _LLAMA_BODY if isinstance(config, LlamaConfig) else _BODY
+    return prefix + name if name.startswith(body) and not name.startswith(prefix) else name
 
 
-def _transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+def transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    """Turn a parameter from our orientation to theirs, or back: kernels, but for GPT-2's."""
     transpose = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
     return np.ascontiguousarray(value.T if transpose else value)
 
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
+ADAPTER_FOLDER = "adapter"  # within a merged model's: in one folder, both would be applied
 _SHARDS = "model.safetensors.index.json"
 _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
-_UNUSABLE = (
+UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
     RecursionError,  # JSON of a hundred thousand brackets
 )
+_KINDS: dict[str, type[ModelConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}
 _FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
@@ -205,7 +239,7 @@ def load(folder: Path) -> Bert:
     """Read a BERT or a DistilBERT; see `load_model`.
 
     Raises:
-        BadInput: as `load_model`; or it is a GPT-2.
+        BadInput: as `load_model`; or it is a decoder.
     """
     model = load_model(folder)
     if not isinstance(model.config, BertConfig):
@@ -222,8 +256,7 @@ def load_model(folder: Path) -> AnyModel:
         BadInput: files missing, another architecture, or tensors that do not fit the config.
     """
     about = _read_config(folder)
-    kind = Gpt2Config if about.get("model_type") == "gpt2" else BertConfig
-    config = kind.from_hf(about)
+    config = _KINDS.get(str(about.get("model_type")), BertConfig).from_hf(about)
     head = _classifier(about)
     found = from_hf(_read_tensors(folder), config, frozenset({"mlm"} if head is None else {head}))
     shapes = parameter_shapes(config)
@@ -259,13 +292,37 @@ def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
             files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
         # A file of the folder itself, whatever the index says.
-        return {k: v for name in files for k, v in load_file(folder / Path(name).name).items()}
-    except _UNUSABLE as error:
+        return {k: v for name in files for k, v in _read_file(folder / Path(name).name).items()}
+    except UNUSABLE as error:
         raise BadInput(
             f"{WEIGHTS} cannot be read",
             where=str(folder),
-            fix="Give a Hugging Face folder of a BERT, DistilBERT or GPT-2 with safetensors.",
+            fix="Give a Hugging Face folder of a BERT, DistilBERT, GPT-2 or Llama, in safetensors.",
         ) from error
+
+
+def _read_file(file: Path) -> dict[str, NDArray[np.float32]]:
+    """Return a file's tensors; bfloat16, which NumPy has not, as the float32 of the same value."""
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size]
+    if b"BF16" not in header:
+        return load_file(file)
+    out = {}
+    for name, about in json.loads(header).items():
+        if name == "__metadata__":
+            continue
+        first, last = (8 + size + offset for offset in about["data_offsets"])
+        if about["dtype"] == "BF16":
+            words = np.frombuffer(content[first:last], np.uint16).astype(np.uint32) << 16
+            value = words.view(np.float32)
+        else:
+            value = np.frombuffer(content[first:last], _FORMATS[about["dtype"]])
+        out[name] = value.astype(np.float32).reshape(about["shape"])
+    return out
+
+
+_FORMATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -289,6 +346,7 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
 _BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only marker: it stands before a text and after it
+_SPACE = "\u2581"  # SentencePiece's mark of a word's beginning, as Llama 2's tokenizer has it
 
 
 def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyModel:
@@ -311,24 +369,24 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         BadInput: as `load_model`, or a folder without its vocabulary.
     """
     model = load_model(folder)
-    raw, is_byte_level = _stored_vocabulary(folder)
-    goes_on = ""
-    if is_byte_level and set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens):
-        old = _with_end_of_text(raw, raw)
-    else:
-        old, goes_on = _as_wordpiece(raw) if is_byte_level else raw, _CONTINUES
+    old, goes_on = _names_for(tokens, *_stored_vocabulary(folder))
+    if isinstance(model.config, CausalConfig):  # whose markers have names of their own
+        old = {"[CLS]": model.config.begin, "[SEP]": model.config.end} | old
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("a vocabulary larger than the model's table", where=str(folder))
     pairs = np.array(
         [(new, old[token]) for new, token in enumerate(tokens) if token in old], np.int64
     ).reshape(-1, 2)
-    draws = initial_values({WORD: (len(tokens), table.shape[1])}, 1.0, seed)[WORD]
-    changed = {WORD: table.mean(0) + table.std(0) * draws}
-    for new, token in enumerate(tokens):
-        if token not in old and (pieces := _spelt(token, old, goes_on)):
-            changed[WORD][new] = table[pieces].mean(0)
-    changed[WORD][pairs[:, 0]] = table[pairs[:, 1]]
+    spelt = {
+        new: pieces
+        for new, token in enumerate(tokens)
+        if token not in old and (pieces := _spelt(token, old, goes_on))
+    }
+    changed = {WORD: _exchanged(WORD, table, pairs, spelt, len(tokens), seed)}
+    if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
+        by_token = _exchanged(HEAD, head.T, pairs, spelt, len(tokens), seed)
+        changed[f"{HEAD}/kernel"] = np.ascontiguousarray(by_token.T)
     if MLM_BIAS in model.parameters:
         changed[MLM_BIAS] = _moved(model.parameters[MLM_BIAS], pairs, len(tokens))
     config = model.config.with_vocabulary(len(tokens))
@@ -357,6 +415,23 @@ def _spelt(token: str, old: Mapping[str, int], goes_on: str) -> list[int]:
     return pieces
 
 
+def _exchanged(
+    name: str,
+    table: NDArray[np.float32],
+    pairs: NDArray[np.int64],
+    spelt: Mapping[int, Sequence[int]],
+    size: int,
+    seed: int,
+) -> NDArray[np.float32]:
+    """(V, D) -> (size, D): rows (new, old) of `pairs` are kept, `spelt` are means, others drawn."""
+    draws = initial_values({name: (size, table.shape[1])}, 1.0, seed)[name]
+    out: NDArray[np.float32] = table.mean(0) + table.std(0) * draws
+    for new, pieces in spelt.items():
+        out[new] = table[list(pieces)].mean(0)
+    out[pairs[:, 0]] = table[pairs[:, 1]]
+    return out
+
+
 def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> NDArray[np.float32]:
     out = np.full(size, bias.mean(), np.float32)
     out[pairs[:, 0]] = bias[pairs[:, 1]]
@@ -372,20 +447,49 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return _stored_vocabulary(folder)[0]
 
 
-def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
-    """Return the ids of a folder's tokens, and whether they are byte-level ones."""
+_Marking = Literal["wordpiece", "byte-level", "marked"]  # the last is SentencePiece's
+
+
+def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
+    """Return the ids of a folder's tokens, and how a token says that it begins a word."""
     try:
         if (folder / VOCABULARY).is_file():
             lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")
-            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}, False
+            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}, "wordpiece"
         if (folder / _BYTE_LEVEL).is_file():
-            return dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8"))), True
+            tokens = dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
+            return tokens, "byte-level"
         about = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))["model"]
-        return dict(about["vocab"]), about["type"] == "BPE"
+        vocabulary: dict[str, int] = dict(about["vocab"])
+        if about["type"] == "BPE":
+            marked = any(token.startswith(_SPACE) for token in vocabulary)
+            return vocabulary, "marked" if marked else "byte-level"
+        return vocabulary, "wordpiece"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(
             f"no readable {VOCABULARY}, {_BYTE_LEVEL} or {_WHOLE}", where=str(folder)
         ) from error
+
+
+def _names_for(
+    tokens: Sequence[str], stored: dict[str, int], names: _Marking
+) -> tuple[dict[str, int], str]:
+    """Return stored ids under names as a new vocabulary has them, and what goes on with a word."""
+    if set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens):
+        if names == "marked":
+            stored = {token.replace(_SPACE, "\u0120"): i for token, i in stored.items()}
+        return _with_end_of_text(stored, stored), ""
+    if names == "wordpiece":
+        return stored, _CONTINUES
+    return (_by_marks if names == "marked" else _as_wordpiece)(stored), _CONTINUES
+
+
+def _by_marks(pieces: dict[str, int]) -> dict[str, int]:
+    """Rename SentencePiece's tokens: those that carry its mark begin a word, the others go on."""
+    return {
+        token[1:] if token.startswith(_SPACE) else _CONTINUES + token: i
+        for token, i in pieces.items()
+    }
 
 
 def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:

@@ -15,15 +15,16 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, CausalConfig, Gpt2Config, LlamaConfig
 
 Arrays = dict[str, NDArray[np.float32]]
-ModelConfig = BertConfig | Gpt2Config
+ModelConfig = BertConfig | CausalConfig
 C = TypeVar("C", bound=ModelConfig)
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
 MLM_BIAS = "mlm/bias"
+HEAD = "head"  # a decoder's output projection, where it is not the word table
 TAGGER = "tagger"  # classifies tokens
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
 HEADS = ("mlm/", f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # what stands on a BERT's encoder
@@ -51,11 +52,14 @@ class Model(Generic[Config]):
 
 Bert = Model[BertConfig]
 Gpt2 = Model[Gpt2Config]
+Llama = Model[LlamaConfig]
 AnyModel = Model[ModelConfig]
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every parameter, a BERT's MLM head among them."""
+    if isinstance(config, LlamaConfig):
+        return _llama_shapes(config)
     d, f = config.hidden, config.intermediate
     shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
     shapes[POSITION] = (config.max_positions, d)
@@ -76,6 +80,28 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         return shapes | _norm("final_norm", d)
     mlm = _linear("mlm/transform", d, d) | _norm("mlm/norm", d)
     return shapes | mlm | {MLM_BIAS: (config.vocab_size,)}
+
+
+def _llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return a Llama's: query, key and value apart, since they differ in width; no bias."""
+    d, f, keys = config.hidden, config.intermediate, config.hidden // config.heads
+    keys *= config.key_heads
+    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
+    for i in range(config.layers):
+        for name, d_in, d_out in (
+            ("query", d, d),
+            ("key", d, keys),
+            ("value", d, keys),
+            ("attention_output", d, d),
+            ("gate", d, f),
+            ("intermediate", d, f),
+            ("output", f, d),
+        ):
+            shapes[f"layer_{i}/{name}/kernel"] = (d_in, d_out)
+        for norm in ("attention_norm", "intermediate_norm"):
+            shapes[f"layer_{i}/{norm}/gain"] = (d,)
+    shapes["final_norm/gain"] = (d,)
+    return shapes if config.tied else shapes | {f"{HEAD}/kernel": (d, config.vocab_size)}
 
 
 def _linear(name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:
@@ -110,13 +136,13 @@ def _initial(name: str, shape: tuple[int, ...], scale: float, seed: int) -> NDAr
 
 
 def fresh(config: C, seed: int) -> Model[C]:
-    """Return a randomly initialised model: a BERT with its MLM head, or a GPT-2.
+    """Return a randomly initialised model: a BERT with its MLM head, or a decoder.
 
-    What a GPT-2's layers add to the residual stream starts smaller by √(2·layers), so that the sum
-    of all layers starts as large as one (Radford et al. 2019, 2.3).
+    What a decoder's layers add to the residual stream starts smaller by √(2·layers), so that the
+    sum of all layers starts as large as one (Radford et al. 2019, 2.3).
     """
     values = initial_values(parameter_shapes(config), config.initializer_range, seed)
-    if isinstance(config, Gpt2Config):
+    if isinstance(config, CausalConfig):
         for name in values:
             if name.endswith(("/attention_output/kernel", "/output/kernel")):
                 values[name] /= np.float32(math.sqrt(2 * config.layers))

@@ -192,9 +192,7 @@ class Layers:
         blocks = self.blocks_of(b, h)
         if blocks == 1:
             return self.product(h, self._parameters[b])
-        pairs = zip(
-            tf.split(h, blocks, 1), tf.split(self._parameters[b], blocks, 1), strict=True
-        )
+        pairs = zip(tf.split(h, blocks, 1), tf.split(self._parameters[b], blocks, 1), strict=True)
         return tf.concat([self.product(*pair) for pair in pairs], axis=1)
 
     def blocks_of(self, b: str, h: Tensor) -> int:

@@ -227,8 +227,13 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def _digest(checkpoint: Checkpoint, run: str) -> str:
-    digest = hashlib.sha256(f"{checkpoint.update} {run}".encode())
-    for name, array in sorted(checkpoint.arrays.items()):
+    return arrays_digest(checkpoint.arrays, f"{checkpoint.update} {run}")
+
+
+def arrays_digest(arrays: Arrays, about: str = "") -> str:
+    """Return SHA-256 over names, types, shapes and every bit of arrays, in hex."""
+    digest = hashlib.sha256(about.encode())
+    for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

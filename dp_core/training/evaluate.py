@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits
-from dp_core.models.config import Gpt2Config
-from dp_core.models.gpt2 import causal_row_losses
-from dp_core.models.parameters import AnyModel, Bert, Gpt2, Model
+from dp_core.models.causal import causal_row_losses
+from dp_core.models.config import CausalConfig
+from dp_core.models.parameters import AnyModel, Bert, Model
 from dp_core.nn.layers import Layers, Tensor
 from dp_core.training.batches import masked_examples, micro_batch, row_keys
 from dp_core.training.objectives import causal_examples
@@ -37,7 +37,7 @@ def mlm_accuracy(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int
     Raises:
         BadInput: a causal model, which fills in no masks.
     """
-    if isinstance(model.config, Gpt2Config):
+    if isinstance(model.config, CausalConfig):
         raise BadInput("a causal model has no MLM accuracy", fix="Ask for its perplexity.")
     unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
     rows = _chosen(store, seed, max_rows)
@@ -84,7 +84,7 @@ def perplexity(
     Raises:
         BadInput: a model that is not causal.
     """
-    if not isinstance(model.config, Gpt2Config):
+    if not isinstance(model.config, CausalConfig):
         raise BadInput("a masked model has no perplexity", fix="Ask for its MLM accuracy.")
     rows = _chosen(store, seed, max_rows)
     mean_losses = _row_losses(Model(model.config, model.parameters))
@@ -106,7 +106,7 @@ def _chosen(store: TokenStore, seed: int, max_rows: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
 
 
-def _row_losses(model: Gpt2) -> Callable[..., Tensor]:
+def _row_losses(model: Model[CausalConfig]) -> Callable[..., Tensor]:
     parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
     losses = partial(causal_row_losses, Layers(parameters), model.config)
     compiled: Callable[..., Tensor] = tf.function(losses, autograph=False)

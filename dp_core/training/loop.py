@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
+from dp_core.models.adapters import prepared, trained_names
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
@@ -33,7 +34,13 @@ from dp_core.training.batches import (
     prefetch,
     stream,
 )
-from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, run_digest
+from dp_core.training.checkpoints import (
+    Checkpoint,
+    CheckpointPlace,
+    Checkpoints,
+    arrays_digest,
+    run_digest,
+)
 from dp_core.training.devices import strategy_for
 from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import AdamW, Trainer
@@ -293,7 +300,7 @@ def train(
     who runs a released training again must compare (the noise is the same).
 
     Args:
-        start: the model before the first update; every parameter of it is trained.
+        start: the model before the first update; `config` says which parameters are trained.
         objective: what the rows teach.
         store: the rows, by unit.
         updates: the update rule, private or ordinary.
@@ -316,6 +323,8 @@ def train(
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
     _check_model(start.config, store)
     _check_maskings(updates, objective)
+    start = prepared(start, config, seed)
+    trained = trained_names(start, config)
     # With the noise fixed by its key, sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
     trainer = Trainer(
@@ -327,6 +336,7 @@ def train(
         precision=config.precision,
         row_losses=objective.row_losses,
         averages=config.averaging != "none",
+        trained=trained,
     )
     batches = updates.batches(
         store,
@@ -335,7 +345,9 @@ def train(
         examples=objective.examples,
     )
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
-    run = run_digest(updates.identity(), *settings)
+    # A checkpoint holds what is trained: what it stands on belongs to the run's identity.
+    frozen = {name: a for name, a in start.parameters.items() if name not in trained}
+    run = run_digest(updates.identity(), *settings, sorted(trained), arrays_digest(frozen))
     if points is None:
         points = curve_points(updates.updates)
     reporter = ProgressReporter(trainer, updates.updates, points, progress)

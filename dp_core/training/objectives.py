@@ -16,8 +16,8 @@ from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.models.bert import mlm_row_losses
-from dp_core.models.config import Gpt2Config
-from dp_core.models.gpt2 import causal_row_losses
+from dp_core.models.causal import causal_row_losses
+from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import ModelConfig
 from dp_core.nn.layers import Layers, Tensor, embedding_sum
 from dp_core.training.batches import Examples, Indices, masked_examples
@@ -135,7 +135,7 @@ def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Obj
 
     `continuation` is as in `masked_lm`; a causal model does without.
     """
-    return causal_lm() if isinstance(config, Gpt2Config) else masked_lm(continuation)
+    return causal_lm() if isinstance(config, CausalConfig) else masked_lm(continuation)
 
 
 def masked_lm(continuation: Flags | None = None) -> Objective:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from dp_core.errors import BadInput
+from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
 from tasks.releases.provenance import MODELS, operator_only
@@ -25,17 +26,23 @@ _PARTIAL = ".partial"
 @click.command("export")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--uri", default="", help="A training step's output; of the latest run otherwise.")
+@click.option(
+    "--adapter",
+    is_flag=True,
+    help="Its LoRA adapter alone, in PEFT's layout: for the model that it was trained beside.",
+)
 @as_json
-def command(folder: Path, uri: str, as_json: bool) -> None:
+def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
     """Copy a released model to FOLDER: in Hugging Face's layout, with its privacy statement.
 
-    Nothing else goes with it. The folder in the store holds the operator's numbers too: hand on
-    the copy. A model without a guarantee is refused.
+    A LoRA's adapter is merged into it, or alone with --adapter. Nothing else goes with it. The
+    folder in the store holds the operator's numbers too: hand on the copy. A model without a
+    guarantee is refused.
     """
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
     uri = given(store, uri) if uri else _latest_model(store)
-    names = _released_files(store, uri)
+    names = _of_form(_released_files(store, uri), adapter, uri)
     partial = _beginning_of(folder)
     try:
         _copy(store.local_copy(uri), names, partial)
@@ -43,7 +50,7 @@ def command(folder: Path, uri: str, as_json: bool) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if as_json:
-        write_json({"model": str(folder), "uri": uri, "files": names})
+        write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
         click.echo(f"{folder}: {len(names)} files. What it promises: {folder / WORDS}")
 
@@ -72,10 +79,32 @@ def _beginning_of(folder: Path) -> Path:
     return partial
 
 
-def _copy(source: Path, names: Sequence[str], partial: Path) -> None:
-    for name in names:
-        (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, partial / name)
+def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
+    for name, new in names.items():
+        (partial / new).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, partial / new)
+
+
+def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:
+    """Return the files that go along, by name in the store: the model's, or its adapter's alone.
+
+    Never both in one folder: who loads a merged model with its adapter beside it applies the
+    adapter twice.
+
+    Raises:
+        BadInput: the model has no adapter.
+    """
+    inside = f"{ADAPTER_FOLDER}/"
+    alone = {name: name.removeprefix(inside) for name in names if name.startswith(inside)}
+    if not adapter:
+        return {name: name for name in names if name not in alone}
+    if not alone:
+        raise BadInput(
+            "the model has no adapter",
+            where=uri,
+            fix="Leave out --adapter, or train with trained_parameters=lora.",
+        )
+    return alone | {name: name for name in names if name not in (CONFIG, WEIGHTS, *alone)}
 
 
 def _finish(partial: Path, folder: Path) -> None:

@@ -5,7 +5,6 @@ milliseconds.
 """
 
 from dp_core.config.fields import one_line
-from dp_core.config.training import CAUSAL
 from tasks.protocol.job import (
     POINT_STEPS,
     budget_of_run,
@@ -40,7 +39,6 @@ from tasks.protocol.specs import (
 from tasks.protocol.sweep import SweepPoint, SweepSettings
 
 __all__ = [
-    "CAUSAL",
     "EXACT_WORDS",
     "POINT_STEPS",
     "BudgetSpec",

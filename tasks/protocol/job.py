@@ -14,7 +14,7 @@ from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, Sequence
 from dp_core.config.fields import paths
 from dp_core.config.privacy import PrivacyConfig, SelectionConfig, UnitConfig, VocabularyConfig
 from dp_core.config.training import (
-    CAUSAL,
+    AdapterConfig,
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
@@ -22,6 +22,7 @@ from dp_core.config.training import (
     RunConfig,
     SeedConfig,
     TrainingConfig,
+    is_causal,
 )
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
@@ -45,7 +46,11 @@ from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
-WITHOUT_NOISE: dict[str, Any] = {"noise_floor": 0.0, "averaging": "none"}  # ordinary trainings
+WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
+    **AdapterConfig().model_dump(),
+    "noise_floor": 0.0,
+    "averaging": "none",
+}
 POINT_STEPS = ("dp_pretraining", "dp_finetuning", "dp_exposure")  # what each point has of its own
 
 
@@ -89,7 +94,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         public_corpus_uri=public.output if config.reads_public_text else "",
         checkpoint_uri=checkpoint.output if checkpoint else "",
         dataset=s.private_dataset,
-        subwords="byte-level-bpe" if s.model_kind == CAUSAL else "wordpiece",
+        subwords="byte-level-bpe" if is_causal(s.model_kind) else "wordpiece",
         holdout=HOLDOUT,
         config=config,
     )
@@ -121,9 +126,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         vocabulary_uri=vocabulary.output,
         shape=s.part(ArchitectureConfig),
         public_model=s.public_model,
-        training=s.part(
-            TrainingConfig, learning_rate=s.public_learning_rate, **WITHOUT_NOISE
-        ),
+        training=_ordinary(s, learning_rate=s.public_learning_rate),
         batches=BatchConfig(batch_size=s.public_batch_size),
         updates=s.public_steps,
     )
@@ -138,6 +141,11 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         "public_store": public_store,
         "public_pretraining": public_pretraining,
     }
+
+
+def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
+    """Return a training without DP, whatever training with DP changes."""
+    return s.part(TrainingConfig, **(WITHOUT_NOISE | {"learning_rate": learning_rate}))
 
 
 def pretraining(
@@ -156,7 +164,7 @@ def pretraining(
             "plan": plan if private else None,
             "training": s.part(TrainingConfig)
             if private
-            else s.part(TrainingConfig, learning_rate=s.nonprivate_learning_rate, **WITHOUT_NOISE),
+            else _ordinary(s, learning_rate=s.nonprivate_learning_rate),
             "batches": s.part(BatchConfig)
             if private
             else BatchConfig(
@@ -187,6 +195,7 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
     training = TrainingConfig(
         **s.part(CheckpointConfig).model_dump(),
         **s.part(NoisyUpdatesConfig).model_dump(),
+        **s.part(AdapterConfig).model_dump(),
         learning_rate=s.finetune_learning_rate,
     )
     if not private:
@@ -232,7 +241,7 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     word: it ends with its perplexity and its exposure.
     """
     front = front_half(settings, root)
-    causal = settings.model_kind == CAUSAL
+    causal = is_causal(settings.model_kind)
     if causal:
         del front["entities"]
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
@@ -373,6 +382,6 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 def local_files(settings: JobSettings) -> dict[str, str]:
     """Return the local files that the job reads, by setting. Formats that read none have none."""
     named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
-    if settings.model_kind == CAUSAL:  # which is not fine-tuned for entities
+    if is_causal(settings.model_kind):  # which is not fine-tuned for entities
         named = {name: path for name, path in named.items() if not name.startswith("entities_")}
     return {name: path for name, path in named.items() if path and "://" not in path}

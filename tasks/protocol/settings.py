@@ -38,7 +38,6 @@ from dp_core.config.privacy import (
     refuse_large_delta,
 )
 from dp_core.config.training import (
-    CAUSAL,
     LEAST_GROWING,
     ArchitectureConfig,
     BatchConfig,
@@ -47,6 +46,7 @@ from dp_core.config.training import (
     OptimizerConfig,
     RunConfig,
     TrainingConfig,
+    is_causal,
 )
 from dp_core.errors import PlanError
 
@@ -316,10 +316,11 @@ class JobSettings(
         "",
         MODEL,
         "Public model to start from",
-        "Folder (local or gs://) of a BERT or DistilBERT (with gpt2, of a GPT-2) in Hugging "
-        "Face's layout, instead of a fresh model of the size above; its vocabulary is exchanged "
-        "for the run's own unless vocabulary_source keeps it. Its training data must be public, "
-        "and the operator must have declared the folder so (confide ledger declare-public).",
+        "Folder (local or gs://) of a BERT or DistilBERT (with gpt2 or llama, of one of these) in "
+        "Hugging Face's layout, instead of a fresh model of the size above; its vocabulary is "
+        "exchanged for the run's own unless vocabulary_source keeps it. Its training data must "
+        "be public, and the operator must have declared the folder so (confide ledger "
+        "declare-public).",
         path=True,
     )
     nonprivate: bool = setting(
@@ -414,11 +415,13 @@ class JobSettings(
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
         if self.first_batch_size and self.updates < LEAST_GROWING:
             raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
-        if self.model_kind == CAUSAL and self.whole_words:
-            raise ValueError("whole_words: a causal model (gpt2) masks nothing")
+        masked = {
+            "whole_words": self.whole_words,
+            "maskings_per_example": self.maskings_per_example > 1,
+        }
+        for name in [n for n, asked in masked.items() if asked and is_causal(self.model_kind)]:
+            raise ValueError(f"{name}: a causal model ({self.model_kind}) masks nothing")
         self._refuse_a_source_without_its_model()
-        if self.model_kind == CAUSAL and self.maskings_per_example > 1:
-            raise ValueError("maskings_per_example: a causal model (gpt2) masks nothing")
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
         self.refuse_large_deltas()
@@ -431,7 +434,7 @@ class JobSettings(
 
     def _refuse_a_source_without_its_model(self) -> None:
         """Refuse a vocabulary that cannot be made: no checkpoint to keep, or no room for bytes."""
-        causal = self.model_kind == CAUSAL
+        causal = is_causal(self.model_kind)
         if self.keeps_a_checkpoint and not self.public_model:
             raise ValueError(
                 f"vocabulary_source: {self.vocabulary_source} keeps the tokens of public_model: "
@@ -455,7 +458,7 @@ class JobSettings(
         """Refuse it where it has no use, or where the budget it is charged to cannot hold it."""
         if self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
-        if self.model_kind == CAUSAL:
+        if is_causal(self.model_kind):
             raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
         if self._tunes_the_private_data_set and self.entities_unit != self.unit:
             raise ValueError(

@@ -28,7 +28,6 @@ from dp_core.config.privacy import (
     VocabularyConfig,
 )
 from dp_core.config.training import (
-    CAUSAL,
     LEAST_GROWING,
     ArchitectureConfig,
     BatchConfig,
@@ -36,6 +35,7 @@ from dp_core.config.training import (
     RunConfig,
     SeedConfig,
     TrainingConfig,
+    is_causal,
 )
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 
@@ -257,13 +257,15 @@ class PretrainSpec(TrainingSpec):
         # Who reads files from outside holds no seed.
         if self.public_model and self.mode != "public":
             raise ValueError("public_model: only public pre-training starts from files")
-        if self.shape.model_kind == CAUSAL and self.training.whole_words:
-            raise ValueError("whole_words: a causal model (gpt2) masks nothing")
-        if self.batches.maskings_per_example > 1:
-            if self.shape.model_kind == CAUSAL:
-                raise ValueError("maskings_per_example: a causal model (gpt2) masks nothing")
-            if self.mode != "dp":
-                raise ValueError("maskings_per_example: only DP pre-training repeats a row")
+        masked = {
+            "whole_words": self.training.whole_words,
+            "maskings_per_example": self.batches.maskings_per_example > 1,
+        }
+        kind = self.shape.model_kind
+        for name in [n for n, asked in masked.items() if asked and is_causal(kind)]:
+            raise ValueError(f"{name}: a causal model ({kind}) masks nothing")
+        if masked["maskings_per_example"] and self.mode != "dp":
+            raise ValueError("maskings_per_example: only DP pre-training repeats a row")
         return self
 
 

@@ -18,7 +18,7 @@ from dp_core.config.fields import (
     setting,
 )
 from dp_core.config.privacy import SelectionConfig
-from dp_core.config.training import CAUSAL
+from dp_core.config.training import is_causal
 from tasks.protocol.settings import JobSettings
 
 MOST_POINTS = 1024  # Airflow expands one task into no more (core.max_map_length)
@@ -117,10 +117,10 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     @model_validator(mode="after")
     def _every_point_is_a_job(self) -> Self:
-        if self.model_kind == CAUSAL:
+        if is_causal(self.model_kind):
             raise ValueError(
                 "model_kind: a sweep compares entity F1, which a causal model does not have; "
-                "train gpt2 by dp_bert"
+                f"train {self.model_kind} by dp_bert"
             )
         self._refuse_a_grid_without_end()
         for point in self.grid():

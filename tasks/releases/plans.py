@@ -143,7 +143,7 @@ def training_plan(
     plan, batches = spec.plan, spec.batches
     assert plan is not None  # noqa: S101 - narrows the type
     rows = [batches.examples_per_step, max_examples_per_unit]
-    if plan.unit == PrivacyUnit.EXAMPLE:
+    if plan.unit == "example":
         rows.append(1)  # a unit that is one row has no more to read
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:

@@ -17,7 +17,6 @@ from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, dataset_totals
 from tasks.protocol import (
-    CAUSAL,
     JobSettings,
     ReleaseRecord,
     ReportSpec,
@@ -45,7 +44,7 @@ from tasks.tracking.event_log import labelled
 
 Results = Mapping[str, Input]  # by the name of the task
 
-ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", CAUSAL: "GPT-2"}
+ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _FIT = {  # how the vocabulary fits a text: metrics of the token stores
@@ -280,6 +279,12 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
     yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
+    yield Fact(
+        "Parameters trained",
+        dp.facts["trained"]["parameters"],
+        Label.PUBLIC,
+        f"with noise on each: {dp.facts['trained']['which']}",
+    )
     for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
         if (value := values.get(name)) is not None:
             yield Fact(words, value.value, value.label, "at the end of training")

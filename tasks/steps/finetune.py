@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from dp_core.config.training import is_causal
 from dp_core.data.ner import Sentence, label_set, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -14,7 +15,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately, tag
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
-from tasks.protocol import CAUSAL, FinetuneSpec, ReleaseRecord
+from tasks.protocol import FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
@@ -50,7 +51,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     of private sentences without noise, whatever the model is.
     """
     model = model_at(context, spec.model_uri, field="model_uri")
-    if model.facts.get("shape", {}).get("kind") == CAUSAL:
+    if is_causal(model.facts.get("shape", {}).get("kind", "")):
         raise BadInput(
             "entity extraction needs a model that reads both sides of a word, and this one is"
             " causal",

@@ -90,7 +90,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         facts={
             "mode": spec.mode,
             "public_documents": inputs.rows.facts["role"] == "public",
-            **model_facts(context, model, inputs.vocabulary, plan, epsilon),
+            **model_facts(context, model, inputs.vocabulary, plan, epsilon, spec.training),
         },
         model=f"confide-{units.dataset}" if units and charged else "",
     )

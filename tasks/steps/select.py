@@ -107,7 +107,14 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
             "mode": "dp",
             "public_documents": False,
             "chosen": _point(spec.candidates[shown]) if best.candidate >= 0 else None,
-            **model_facts(context, best.model, inputs.vocabulary, plans[shown], record.epsilon),
+            **model_facts(
+                context,
+                best.model,
+                inputs.vocabulary,
+                plans[shown],
+                record.epsilon,
+                spec.candidates[shown].training,
+            ),
         },
         model=f"confide-{units.dataset}",
     )

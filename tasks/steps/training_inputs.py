@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from dp_core.config.training import ArchitectureConfig
+from dp_core.config.training import ArchitectureConfig, is_causal
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
-from tasks.protocol import CAUSAL, PretrainSpec
+from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, model_at, rows_at, vocabulary_at
 from tasks.report.results import ARCHITECTURES
 from tasks.runtime.context import Input, StepContext
@@ -82,8 +82,9 @@ def held_out(source: Input) -> TokenStore | None:
 
 def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:
     """Return the config of a fresh model that reads rows of `length` tokens."""
-    if shape.model_kind == CAUSAL:
-        return Gpt2Config.of_size(
+    if is_causal(shape.model_kind):
+        decoder = LlamaConfig if shape.model_kind == "llama" else Gpt2Config
+        return decoder.of_size(
             vocab_size=vocabulary_size,
             hidden=shape.hidden,
             layers=shape.layers,
@@ -100,19 +101,23 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
 
 def kind_of(config: ModelConfig) -> str:
     """Return the kind of a model, as settings call it."""
+    if isinstance(config, LlamaConfig):
+        return "llama"
     if isinstance(config, Gpt2Config):
-        return CAUSAL
+        return "gpt2"
     return "distilbert" if config.distilled else "bert"
 
 
 def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
-    """Refuse to begin with a causal model where a masked one is trained, and the other way round.
+    """Refuse to begin with a decoder where another one or a masked model is trained, or so.
+
+    A BERT and a DistilBERT may stand for each other.
 
     Raises:
         BadInput: it says what the folder holds, and what was asked for.
     """
     kind = kind_of(config)
-    if (kind == CAUSAL) != (shape.model_kind == CAUSAL):
+    if kind != shape.model_kind and (is_causal(kind) or is_causal(shape.model_kind)):
         raise BadInput(
             f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "
             f"{ARCHITECTURES[shape.model_kind]}",

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.labels import Public
-from dp_core.models.config import Gpt2Config
-from dp_core.models.hugging_face import save
+from dp_core.models.adapters import (
+    adapters_of,
+    merged,
+    save_adapter,
+    trained_names,
+)
+from dp_core.models.config import CausalConfig
+from dp_core.models.hugging_face import ADAPTER_FOLDER, save
 from dp_core.models.parameters import AnyModel
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
@@ -54,13 +61,15 @@ def score(
     model: AnyModel, store: TokenStore, seed: int, rows: int = MEASURED_ROWS
 ) -> tuple[str, float]:
     """Return the name and value of what tells how well a model knows text like a store's."""
-    if isinstance(model.config, Gpt2Config):
+    if isinstance(model.config, CausalConfig):
         return "perplexity", perplexity(model, store, seed=seed, max_rows=rows)
     return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
 
 
 def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> None:
     """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
+
+    Adapters are merged into it, and stand once more alone, in PEFT's layout.
 
     Args:
         vocabulary: an output whose folder holds the model's vocabulary.
@@ -69,7 +78,9 @@ def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> Non
     its own, `epsilon/NAME` and `delta/NAME`: they hold other people, so no sum and no largest of
     them is anybody's guarantee. An infinite or missing total is no number: it is told in words.
     """
-    save(model, context.out, vocabulary.folder)
+    save(merged(model), context.out, vocabulary.folder)
+    if adapters_of(model.parameters):
+        save_adapter(model, context.out / ADAPTER_FOLDER)
     write_statement(context.out, context.releases, made_up=context.made_up)
     of_datasets = totals(context.releases)
     for total in of_datasets or (DatasetTotal("", None, 0.0, 0.0),):
@@ -88,11 +99,18 @@ def model_facts(
     vocabulary: Input,
     plan: ExecutionPlan | None,
     epsilon: float | None,
+    training: TrainingConfig,
 ) -> dict[str, Any]:
     """Return what a pre-training says of the model that it wrote; `epsilon` None: no guarantee."""
     kept = operator_only(context.releases)
     return {
-        "parameters": model.size,
+        "parameters": merged(model).size,
+        "trained": {
+            "which": training.trained_parameters,
+            "parameters": sum(
+                model.parameters[name].size for name in trained_names(model, training)
+            ),
+        },
         "shape": {
             "kind": kind_of(model.config),
             "layers": model.config.layers,

@@ -140,12 +140,13 @@ class RecordingLayers(Layers):
     ) -> Tensor:
         """As in `Layers`; the record keeps the ids and the sum."""
         y = embedding_sum(self._parameters, ids, types, word, position, kind)
-        tables = [self._if_trained(name) for name in (word, position, kind)]
-        rows = {name: self._parameters[name].shape[0] for name in tables if name}
+        words, places, kinds = (self._if_trained(name) for name in (word, position, kind))
+        rows = {n: self._parameters[n].shape[0] for n in (words, places, kinds) if n is not None}
         if not rows:
             return y
         y = self._watched(y)
-        return self._recorded(y, EmbeddingRecord(*tables, self._units, ids, types, rows, y))
+        record = EmbeddingRecord(words, places, kinds, self._units, ids, types, rows, y)
+        return self._recorded(y, record)
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """As in `Layers`; the record keeps x and the logits."""

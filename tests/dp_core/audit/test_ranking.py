@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from dp_core.audit.ranking import ranker
+from dp_core.models.causal import causal_logits
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.gpt2 import causal_logits
 from dp_core.models.parameters import fresh
 from dp_core.nn.layers import Layers
 

@@ -12,8 +12,8 @@ from scipy.special import erf
 
 from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits, mlm_row_losses
+from dp_core.models.causal import causal_logits, causal_row_losses
 from dp_core.models.config import BertConfig, Gpt2Config, TransformerConfig
-from dp_core.models.gpt2 import causal_logits, causal_row_losses
 from dp_core.models.hugging_face import load, load_model, save
 from dp_core.models.parameters import AnyModel, Bert, Gpt2, fresh
 from dp_core.nn.layers import Layers

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from dp_core.models.bert import class_logits, mlm_logits, tag_logits
+from dp_core.models.causal import causal_logits
 from dp_core.models.config import Gpt2Config
-from dp_core.models.gpt2 import causal_logits
 from dp_core.models.hugging_face import (
     heads_of,
     load,

@@ -1,0 +1,273 @@
+"""Which of a model's parameters are trained, and LoRA: low-rank adapters beside its matrices.
+
+Hu et al. 2021 (arXiv:2106.09685): y = x·W + b + (α / rank)·(x·A)·B, with W and b frozen, A drawn
+from a public seed and B zero, so that training begins at the model itself. Under DP the noise of
+an update has as many coordinates as there are trained parameters, while the clipped gradient keeps
+its length (Yu et al. 2021, arXiv:2110.06500). BitFit trains biases and norms alone (Ben Zaken et
+al. 2021, arXiv:2106.10199; under DP: Bu et al. 2022, arXiv:2210.00036).
+
+A model with adapters is a `Model` whose parameters hold them beside the matrices that they are of:
+every function of `dp_core` computes with them. In folders of Hugging Face's layout they are merged
+(`hugging_face.save`), or stand alone in PEFT's layout (`save_adapter`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from dp_core.config.training import AdapterConfig, TrainedParameters
+from dp_core.errors import BadInput
+from dp_core.models.config import CausalConfig, Gpt2Config
+from dp_core.models.hugging_face import UNUSABLE, hf_names, transposed
+from dp_core.models.parameters import (
+    CLASSIFIER,
+    HEAD,
+    POOLER,
+    POSITION,
+    TAGGER,
+    TYPE,
+    WORD,
+    AnyModel,
+    Arrays,
+    C,
+    Model,
+    initial_values,
+)
+from dp_core.nn.layers import LORA_A, LORA_B, LORA_SCALE
+
+_CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # fresh: no training had them yet
+_TABLES = (WORD, POSITION, TYPE, f"{HEAD}/kernel")
+_ATTENTION = ("qkv", "query", "key", "value", "attention_output")
+_MLP = ("gate", "intermediate", "output")
+_TARGETS = {
+    "attention": _ATTENTION,
+    "mlp": _MLP,
+    "attention-and-mlp": (*_ATTENTION, *_MLP),
+}
+
+
+def trained_names(model: AnyModel, config: AdapterConfig) -> frozenset[str]:
+    """Return the names of the parameters that a training changes; a fresh classifier always is.
+
+    Args:
+        model: with its adapters, where they are what is trained.
+        config: says which.
+    """
+    names = [name for name in model.parameters if name != LORA_SCALE]
+    chosen = {n for n in names if _is_trained(n, config.trained_parameters, model.config.layers)}
+    return frozenset(chosen | {n for n in names if n.startswith(_CLASSIFIERS)})
+
+
+def _is_trained(name: str, what: TrainedParameters, layers: int) -> bool:
+    match what:
+        case "all":
+            return True
+        case "lora":
+            return name.endswith((f"/{LORA_A}", f"/{LORA_B}"))
+        case "biases-and-norms":
+            return name.endswith(("/bias", "/gain"))
+        case "no-embeddings":
+            return name not in _TABLES
+        case "top-layer":
+            return name.startswith((f"layer_{layers - 1}/", "mlm/", "final_norm/"))
+
+
+def prepared(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
+    """Return the model as a training of `config` begins with it: with fresh adapters, or as it is.
+
+    Adapters that it has already are merged first.
+    """
+    start = merged(model)
+    return with_adapters(start, config, seed) if config.trained_parameters == "lora" else start
+
+
+def with_adapters(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
+    """Return the model with a fresh LoRA beside each matrix of the config's targets.
+
+    A has the deviation of PEFT's, 1/√(3·in); B is zero: the model computes what it did.
+
+    Args:
+        model: without adapters.
+        config: rank, alpha and targets.
+        seed: public; draws A.
+    """
+    added: Arrays = {LORA_SCALE: np.array(config.lora_alpha / config.lora_rank, np.float32)}
+    targets, rank = _TARGETS[config.lora_targets], config.lora_rank
+    for name, kernel in model.parameters.items():
+        module, _, leaf = name.rpartition("/")
+        if (
+            leaf == "kernel"
+            and module.startswith("layer_")
+            and module.endswith(tuple(f"/{t}" for t in targets))
+        ):
+            d_in, d_out = kernel.shape
+            blocks = len(hf_names(model.config, frozenset())[name])
+            shape = {f"{module}/{LORA_A}": (d_in, blocks * rank)}
+            added |= initial_values(shape, 1 / math.sqrt(3 * d_in), seed)
+            added[f"{module}/{LORA_B}"] = np.zeros((rank, d_out), np.float32)
+    return Model(model.config, model.parameters | added, model.labels)
+
+
+def adapters_of(parameters: Arrays) -> list[str]:
+    """Return the modules that have an adapter."""
+    leaf = f"/{LORA_A}"
+    return [name.removesuffix(leaf) for name in parameters if name.endswith(leaf)]
+
+
+def merged(model: Model[C]) -> Model[C]:
+    """Return the model that computes the same without adapters: W + (α / rank)·A·B."""
+    p = dict(model.parameters)
+    for module in adapters_of(model.parameters):
+        a, b = p.pop(f"{module}/{LORA_A}"), p.pop(f"{module}/{LORA_B}")
+        p[f"{module}/kernel"] = p[f"{module}/kernel"] + p[LORA_SCALE] * _product(a, b)
+    p.pop(LORA_SCALE, None)
+    return Model(model.config, p, model.labels)
+
+
+def _product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    blocks = a.shape[1] // b.shape[0]
+    pairs = zip(np.split(a, blocks, 1), np.split(b, blocks, 1), strict=True)
+    return np.concatenate([left @ right for left, right in pairs], axis=1)
+
+
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of every tensor's name in PEFT's files
+_AS_TRAINED = {  # what our adapters are, in the words of PEFT's config
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_rslora": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+
+
+def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
+    """Write a model's adapters alone, in PEFT's layout; a fresh classifier goes with them.
+
+    `peft.PeftModel.from_pretrained(base, folder)` reads it.
+
+    Args:
+        model: with adapters.
+        folder: where `adapter_config.json` and `adapter_model.safetensors` go.
+        base: where the model that they were trained beside is found; people may change it.
+
+    Raises:
+        BadInput: the model has no adapters.
+    """
+    tensors, modules = _peft_tensors(model)
+    if not modules:
+        raise BadInput("the model has no adapters", where=str(folder))
+    rank = model.parameters[f"{adapters_of(model.parameters)[0]}/{LORA_B}"].shape[0]
+    tags = f"{TAGGER}/kernel" in model.parameters
+    kind = "TOKEN_CLS" if tags else "CAUSAL_LM" if _is_causal(model) else None
+    about: dict[str, Any] = {
+        **_AS_TRAINED,
+        "task_type": kind,
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": float(model.parameters[LORA_SCALE]) * rank,
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": isinstance(model.config, Gpt2Config),  # whose kernels are [in, out]
+        "target_modules": modules,  # in full: endings of names would match others too
+        "modules_to_save": sorted(_classifier_modules(model)) or None,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def load_adapter(model: Model[C], folder: Path) -> Model[C]:
+    """Return the model with the adapters of a PEFT folder. Every tensor must have its place.
+
+    Args:
+        model: that the adapters were trained beside, without adapters.
+        folder: in PEFT's layout.
+
+    Raises:
+        BadInput: files missing, another kind of adapter, or tensors that do not fit the model.
+    """
+    try:
+        about = json.loads((folder / ADAPTER_CONFIG).read_text())
+        tensors = load_file(folder / ADAPTER)
+        rank, alpha = int(about["r"]), float(about["lora_alpha"])
+    except UNUSABLE as error:
+        raise BadInput(f"no {ADAPTER_CONFIG} and {ADAPTER} of PEFT", where=str(folder)) from error
+    for key, value in _AS_TRAINED.items():
+        if (about.get(key, value) or value) != value:
+            fix = f"Only {value!r} works."
+            raise BadInput(f"{key} is {about[key]!r}", where=f"{folder}/{ADAPTER_CONFIG}", fix=fix)
+    added: Arrays = {LORA_SCALE: np.array(alpha / rank, np.float32)}
+    for name, theirs in hf_names(model.config, frozenset()).items():
+        keys = [_PREFIX + their.removesuffix(".weight") for their in theirs]
+        there = [f"{key}.lora_A.weight" in tensors for key in keys]
+        if name.endswith("/kernel") and any(there):
+            module = name.removesuffix("/kernel")
+            a, b = (
+                [tensors.pop(f"{key}.lora_{part}.weight", None) for key in keys] for part in "AB"
+            )
+            d_in, d_out = model.parameters[name].shape
+            shapes = {(rank, d_in)}, {(d_out // len(keys), rank)}
+            if {getattr(t, "shape", None) for t in a} != shapes[0] or {
+                getattr(t, "shape", None) for t in b
+            } != shapes[1]:
+                raise BadInput(f"the adapter of {module} does not fit", where=str(folder))
+            for leaf, parts in ((LORA_A, a), (LORA_B, b)):
+                added[f"{module}/{leaf}"] = _side_by_side(parts)
+    for name, their in _classifier_names(model).items():
+        if _PREFIX + their in tensors:
+            value = tensors.pop(_PREFIX + their).astype(np.float32)
+            added[name] = transposed(name, value, model.config)
+    if tensors:
+        raise BadInput(
+            f"{len(tensors)} tensors belong to no module of the model, {min(tensors)} among them",
+            where=f"{folder}/{ADAPTER}",
+            fix="Give the adapter of this architecture, with PEFT's own names.",
+        )
+    return Model(model.config, model.parameters | added, model.labels)
+
+
+def _side_by_side(parts: list[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(np.concatenate([t.astype(np.float32).T for t in parts], axis=1))
+
+
+def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
+    """Return the adapters' tensors under PEFT's names, and the modules that they are of."""
+    p, names = model.parameters, hf_names(model.config, frozenset())
+    tensors: Arrays = {}
+    modules: list[str] = []
+    for module in adapters_of(p):
+        theirs = [their.removesuffix(".weight") for their in names[f"{module}/kernel"]]
+        parts = (np.split(p[f"{module}/{leaf}"], len(theirs), axis=1) for leaf in (LORA_A, LORA_B))
+        for their, a, b in zip(theirs, *parts, strict=True):
+            tensors[f"{_PREFIX}{their}.lora_A.weight"] = np.ascontiguousarray(a.T)
+            tensors[f"{_PREFIX}{their}.lora_B.weight"] = np.ascontiguousarray(b.T)
+            modules.append(their)
+    for name, their in _classifier_names(model).items():
+        tensors[_PREFIX + their] = transposed(name, p[name], model.config)
+    return tensors, modules
+
+
+def _classifier_names(model: AnyModel) -> dict[str, str]:
+    """Return Hugging Face's names of the parameters of a classifier, if the model has one."""
+    heads = {h for h in (TAGGER, CLASSIFIER) if f"{h}/kernel" in model.parameters}
+    names = hf_names(model.config, frozenset(heads)) if heads else {}
+    return {n: theirs[0] for n, theirs in names.items() if n.startswith(_CLASSIFIERS)}
+
+
+def _classifier_modules(model: AnyModel) -> set[str]:
+    return {their.rpartition(".")[0] for their in _classifier_names(model).values()}
+
+
+def _is_causal(model: AnyModel) -> bool:
+    return isinstance(model.config, CausalConfig)
