@@ -1,0 +1,67 @@
+"""Measures the share of the non-private gain that private training keeps. Hours; goes on.
+
+    python -m benchmarks.utility [--only WORDS] [--units N …] [--seeds N …] [--epsilons ε …] [--quick]
+
+Answers go to benchmarks/results/utility.jsonl, a line each as soon as it is there; started again,
+what is done is left out. At the end (or with --aggregate alone) shares and intervals go to
+benchmarks/results/utility.json and the figure to docs/figures. `CONFIDE_DATA` names the folder of
+real text; without it, only made-up notes are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+from benchmarks.utility.cells import CORPORA, EPSILONS, SEEDS, cells
+from benchmarks.utility.runs import Results, Runner
+
+
+def main() -> int:
+    told = _arguments()
+    name = "utility-quick" if told.quick else "utility"
+    results = Results(told.results / f"{name}.jsonl")
+    wanted = cells(
+        only=told.only, units=told.units, seeds=told.seeds, epsilons=told.epsilons, quick=told.quick
+    )
+    if "CONFIDE_DATA" not in os.environ:
+        wanted = [cell for cell in wanted if not CORPORA[cell.corpus].files]
+    todo = [cell for cell in wanted if cell.key not in results]
+    print(f"{len(wanted)} cells, {len(wanted) - len(todo)} of them done", flush=True)
+    if told.list:
+        print("\n".join(cell.key for cell in todo))
+        return 0
+    runner = Runner(told.home / name, results, quick=told.quick)
+    started = time.monotonic()
+    for cell in [] if told.aggregate else todo:
+        if told.minutes and time.monotonic() - started > 60 * told.minutes:
+            print("time is up; the same command goes on", flush=True)
+            break
+        runner.run(cell)
+        line = results.lines[cell.key]
+        print(f"{cell.key}: {line['dp']} in {line['seconds']:.0f} s", flush=True)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="parts of cells' names, with commas")
+    parser.add_argument("--units", type=int, nargs="*", default=[])
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
+    parser.add_argument("--quick", action="store_true", help="minutes: does the harness work?")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no cell after so many")
+    parser.add_argument("--list", action="store_true", help="name what is left to do; stop")
+    parser.add_argument("--aggregate", action="store_true", help="from what is done; run nothing")
+    parser.add_argument("--home", type=Path, default=ROOT / ".confide-utility")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Runs a cell by the job's own steps, in this process, and keeps each answer as a JSON line.
+
+What an earlier cell has made of the same specs (corpora, vocabulary, public and non-private
+models) is found in the store and not made again: so references are trained once, and a run that
+was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.utility.cells import RECIPES, Cell
+from dp_core.privacy.ledger import Ledger
+from tasks.protocol import (
+    JobSettings,
+    RunContext,
+    StepResult,
+    StepSpec,
+    dp_bert_steps,
+)
+from tasks.releases.advice import PrivacyBudget, Spending, calibrated
+from tasks.releases.declarations import declare_public
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.step import run_step
+
+MEASURED = ("f1", "mlm_accuracy_private", "mlm_accuracy_public", "perplexity_private")
+_NO_TRACKER = "http://127.0.0.1:9"  # nobody listens there: the results are kept here
+
+
+class Results:
+    """The JSON lines of finished cells and references; a line that was cut off is left out."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.lines: dict[str, dict[str, Any]] = {}
+        if file.exists():
+            self.lines = {line["key"]: line for line in _whole_lines(file.read_text())}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.lines
+
+    def add(self, key: str, line: Mapping[str, Any]) -> None:
+        """Keep a line, on the disk before this returns."""
+        self.lines[key] = {"key": key, **line}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        cut = self._file.exists() and not self._file.read_bytes()[-1:] in (b"", b"\n")
+        with self._file.open("a") as out:
+            out.write(("\n" if cut else "") + json.dumps(self.lines[key], ensure_ascii=False))
+            out.write("\n")
+
+
+def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:  # the process ended while it wrote
+            continue
+
+
+class Runner:
+    """Runs cells in a deployment of the benchmark's own.
+
+    Args:
+        home: its folder; what is done stays there.
+        results: where the answers are kept.
+        quick: minutes in place of hours.
+    """
+
+    def __init__(self, home: Path, results: Results, *, quick: bool = False) -> None:
+        places = {"CONFIDE_HOME": str(home.resolve()), "CONFIDE_TRACKING": _NO_TRACKER}
+        self._deployment = Deployment.from_environment(places)
+        self._deployment.prepare()
+        self._results, self._quick = results, quick
+
+    def run(self, cell: Cell) -> None:
+        """Run a cell, and first its reference; what is done is not done again."""
+        if cell.reference not in self._results:
+            self._results.add(cell.reference, self._reference(cell))
+        if cell.key not in self._results:
+            self._results.add(cell.key, self._cell(cell))
+
+    def settings(self, cell: Cell) -> JobSettings:
+        """Return a cell's settings, calibrated to its ε; δ in total is that of the settings."""
+        settings = JobSettings.model_validate(cell.settings(quick=self._quick))
+        budget = PrivacyBudget(cell.epsilon, Spending.of(settings).delta)
+        settings = _affordable(settings, cell.epsilon)
+        if RECIPES[cell.recipe].advised:
+            from tasks.releases.advice import advised
+
+            return advised(settings, budget).settings
+        return calibrated(settings, budget)
+
+    def _reference(self, cell: Cell) -> dict[str, Any]:
+        settings = JobSettings.model_validate(cell.settings(reference=True, quick=self._quick))
+        started = time.monotonic()
+        steps = self._steps(settings)
+        models = self._measured(cell.reference, steps, ("public", "nonprivate"))
+        return {
+            "corpus": cell.corpus,
+            "units": cell.units,
+            "seed": cell.seed,
+            "vocabulary": steps["vocabulary"].digest(),
+            **models,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+    def _cell(self, cell: Cell) -> dict[str, Any]:
+        settings = self.settings(cell)
+        started = time.monotonic()
+        steps = self._steps(settings)
+        models = self._measured(cell.key, steps, ("dp",))
+        spending = Spending.of(settings)
+        return {
+            "corpus": cell.corpus,
+            "units": cell.units,
+            "seed": cell.seed,
+            "epsilon": cell.epsilon,
+            "recipe": cell.recipe,
+            "reference": cell.reference,
+            "vocabulary": steps["vocabulary"].digest(),
+            "epsilon_spent": spending.epsilon,
+            "delta": spending.delta,
+            "noise_to_signal": spending.noise_to_signal,
+            "batch_size": settings.batch_size,
+            "updates": settings.updates,
+            "noise_multiplier": settings.noise_multiplier,
+            "vocabulary_epsilon": settings.vocabulary_epsilon,
+            **models,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+    def _steps(self, settings: JobSettings) -> dict[str, StepSpec]:
+        """Return the job's steps; what they read is declared public, and their data set so."""
+        steps = dp_bert_steps(settings, self._deployment.store)
+        ledger = Ledger.open(self._deployment.ledger)
+        if settings.private_format != "synthetic":
+            if settings.private_dataset not in ledger.datasets():
+                ledger.register_made_up(settings.private_dataset)
+            for source in steps["budget"].called_public:  # type: ignore[attr-defined]
+                declare_public(source.uri, self._deployment, known_private=False)
+        return steps
+
+    def _measured(
+        self, run: str, steps: Mapping[str, StepSpec], models: tuple[str, ...]
+    ) -> dict[str, dict[str, float]]:
+        """Run what the models need; return their figures."""
+        wanted = {f"{model}_{step}" for model in models for step in ("pretraining", "finetuning")}
+        results = {
+            task: self._step(run, task, spec)
+            for task, spec in steps.items()
+            if task in wanted or (not task.endswith(("_finetuning", "_exposure")) and _front(task))
+        }
+        return {
+            model: {
+                metric.name: metric.value
+                for task in (f"{model}_pretraining", f"{model}_finetuning")
+                if task in results
+                for metric in results[task].metrics
+                if metric.name in MEASURED
+            }
+            for model in models
+        }
+
+    def _step(self, run: str, task: str, spec: StepSpec) -> StepResult:
+        context = RunContext(run_key=run, run_name=run, task=task)
+        return run_step(spec, self._deployment, context)
+
+
+def _front(task: str) -> bool:
+    return task not in ("dp_pretraining", "nonprivate_pretraining", "report")
+
+
+def _affordable(settings: JobSettings, epsilon: float) -> JobSettings:
+    """Return the settings with a vocabulary that takes a third of ε at most, and no more."""
+    if settings.vocabulary_epsilon <= epsilon / 1.5:
+        return settings
+    return settings.model_copy(update={"vocabulary_epsilon": round(epsilon / 3, 3)})

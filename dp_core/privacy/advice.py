@@ -1,0 +1,347 @@
+"""Advice on the plan of a private training: how much noise stands beside the signal, and what for.
+
+With DP a training is limited by its noise, not by its compute: McKenna et al. 2025 (VaultGemma's
+scaling laws, arXiv:2501.18914) find that beside model and number of updates the *noise-batch
+ratio* σ/B alone decides the loss. A plan is chosen here by one figure made of both: the deviation
+of the mean of all noised updates, raised where the updates are few. Everything is a function of
+declared numbers: nothing private is read, and nothing is charged.
+
+What a figure is worth is not known from theory. `GainCurve` holds what was measured of it, on
+made-up notes: expectations, not promises.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, curve_fit
+from scipy.stats import t as student
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.execution_plan import MOST_NOISE, BatchPhase, ExecutionPlan
+from dp_core.privacy.mechanisms import MechanismEvent
+
+MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/utility
+CONFIDENCE = 0.95
+HALF_LEARNED = 60  # updates without noise after which half is learned: see `noise_to_signal`
+ENGLISH_WORDS = 30_000  # distinct words of a language that are worth a place: BERT's table
+_ROUGH = 1e-3  # of ln σ: enough to compare plans
+_LEAST_POINTS = 4  # a curve of two numbers, and its interval, need more than two
+
+Candidate = TypeVar("Candidate")
+
+
+def noise_to_signal(plan: ExecutionPlan) -> float:
+    """Return the noise beside the signal of a whole training, for each coordinate.
+
+    Let σ_t/B_t be the noise-batch ratio of update t, in clip norms. The mean of T updates has
+    noise of deviation √(Σ (σ_t/B_t)²)/T; its signal is one mean gradient, of which T updates bring
+    home T/(T + T₀): with few updates even a training without noise is not done. The figure is
+    their ratio, so smaller is better. At one ε it hardly depends on the batch where σ is large
+    (then σ² ∝ B at equal passes), falls with larger batches where σ is near 1, and rises again
+    where too few updates are left: there is a best batch between.
+
+    Args:
+        plan: of the training; its accounting has no part in this.
+    """
+    sigma, updates = plan.gradient_noise_multiplier(), plan.steps
+    total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
+    return math.sqrt(total) / updates * (1 + HALF_LEARNED / updates)
+
+
+def rough_noise(
+    event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float
+) -> float:
+    """Return σ at which an event has ε, to a part in a thousand: to compare plans, not to charge.
+
+    `accounting.calibration.noise_for` gives the σ that is charged.
+
+    Args:
+        event_of: the event at a noise multiplier.
+        epsilon: by PLD, at `delta`.
+
+    Raises:
+        BadInput: no σ up to a million reaches it.
+    """
+
+    def above(log_sigma: float) -> float:
+        return math.log(max(epsilon_pld(event_of(math.exp(log_sigma)), delta), 1e-12) / epsilon)
+
+    low, high = 0.0, 0.0
+    while above(high) > 0:
+        low, high = high, high + 1.0
+        if high > math.log(MOST_NOISE):
+            raise BadInput(
+                f"no noise reaches ε={epsilon:g} at δ={delta:g}",
+                where="epsilon",
+                fix="Ask for a larger ε or δ.",
+            )
+    while low >= high or above(low) <= 0:
+        if low < math.log(0.05):  # ε in the hundreds: any noise does
+            return math.exp(low)
+        low, high = min(low, high) - 0.5, min(low, high) if low < high else high
+    return math.exp(brentq(above, low, high, xtol=_ROUGH))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training as planned, or with other units or another ε: what stands beside its signal.
+
+    Attributes:
+        name: in words.
+        declared_units: n.
+        epsilon: of the training alone, at its δ.
+        noise_multiplier: σ that ε asks for.
+        figure: `noise_to_signal`.
+    """
+
+    name: str
+    declared_units: int
+    epsilon: float
+    noise_multiplier: float
+    figure: float
+
+
+_OTHERS = (
+    ("half the units", 0.5, 1.0),
+    ("twice the units", 2.0, 1.0),
+    ("half the ε of training", 1.0, 0.5),
+    ("twice the ε of training", 1.0, 2.0),
+)
+
+
+def outlook(plan: ExecutionPlan) -> tuple[Case, ...]:
+    """Return the plan's figure, and that with half and twice the units and the ε.
+
+    The passes over the units stay, and the batch where it can. A case is left out where there is
+    none: δ would not be below one in the units.
+
+    Args:
+        plan: of the training; ε is its own, not that of what is released beside it.
+    """
+    epsilon = epsilon_pld(plan.event(), plan.delta)
+    cases = [
+        Case(
+            "as planned",
+            plan.declared_units,
+            epsilon,
+            plan.noise_multiplier,
+            noise_to_signal(plan),
+        )
+    ]
+    for name, units, price in _OTHERS:
+        try:
+            other = _noised(_with_units(plan, units), price * epsilon)
+        except ConfideError:
+            continue
+        cases.append(
+            Case(
+                name,
+                other.declared_units,
+                price * epsilon,
+                other.noise_multiplier,
+                noise_to_signal(other),
+            )
+        )
+    return tuple(cases)
+
+
+def _with_units(plan: ExecutionPlan, factor: float) -> ExecutionPlan:
+    """Return the plan for more or fewer units, with as many passes over them."""
+    units = max(1, round(factor * plan.declared_units))
+    phases = tuple(
+        BatchPhase(
+            max(1, math.ceil(factor * phase.steps * phase.expected_batch / batch)),
+            batch,
+        )
+        for phase in plan.schedule
+        for batch in [min(phase.expected_batch, units)]
+    )
+    return replace(plan, declared_units=units, schedule=phases)
+
+
+def _noised(plan: ExecutionPlan, epsilon: float) -> ExecutionPlan:
+    """Return the plan with the noise of another ε; a learned clip norm takes the same share."""
+    share = plan.gradient_noise_multiplier() / plan.noise_multiplier
+    plain = replace(plan, adaptive=None)
+    sigma = rough_noise(
+        lambda s: replace(plain, noise_multiplier=s).event(), epsilon, plan.delta
+    )
+    return replace(plain, noise_multiplier=sigma * share)
+
+
+def batches_to_try(declared_units: int, draws: float) -> tuple[int, ...]:
+    """Return the expected batches that are compared: powers of two, and all units at once.
+
+    Args:
+        declared_units: the most that a batch can expect.
+        draws: units that the whole training may draw: no batch is larger than all of it.
+    """
+    most = int(min(declared_units, draws))
+    powers = [2**i for i in range(3, 25) if 2**i <= most]
+    return tuple(dict.fromkeys([*powers, max(1, most)]))
+
+
+def least(candidates: Iterable[Candidate], figure: Callable[[Candidate], float]) -> Candidate:
+    """Return the candidate with the least figure; of equal ones, the first."""
+    return min(candidates, key=figure)
+
+
+def zipf_coverage(threshold: float, declared_units: int, words_per_unit: int) -> float:
+    """Return the share of running words that a released vocabulary has, if words follow Zipf's law.
+
+    The word of rank r is in min(1, k/r) of the units, k such that a unit counts N distinct words
+    of the V of a language; it is released if that is the threshold's share of the units or more,
+    and the words up to rank r make ln r/ln V of running text. Of a real corpus nothing is read:
+    this is a rule of thumb (Zipf 1949) that orders splits of a budget, and no more.
+
+    Args:
+        threshold: C of the histogram, in units.
+        declared_units: n.
+        words_per_unit: N.
+    """
+    words = min(words_per_unit, ENGLISH_WORDS)
+
+    def distinct(log_k: float) -> float:
+        k = math.exp(log_k)
+        return k * (1 + math.log(ENGLISH_WORDS / k)) - words
+
+    k = math.exp(brentq(distinct, -20.0, math.log(ENGLISH_WORDS)))
+    if threshold >= declared_units:
+        return 0.0
+    rank = k * declared_units / threshold
+    return min(1.0, max(0.0, math.log(max(rank, 1.0)) / math.log(ENGLISH_WORDS)))
+
+
+# --- what a figure was worth, where it was measured
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a figure was worth where it was measured: a prediction with its interval.
+
+    Attributes:
+        share: of the non-private gain that is kept: 0 is public text only, 1 no privacy.
+        low, high: within which one more training of this kind falls in 95% of cases.
+        measured: whether the figure lies within those that were measured.
+    """
+
+    share: float
+    low: float
+    high: float
+    measured: bool
+
+    @property
+    def beats_public_only(self) -> bool:
+        """Whether the whole interval lies above public text only."""
+        return self.low > 0
+
+
+def _logistic(
+    log_figure: NDArray[np.float64], middle: float, slope: float
+) -> NDArray[np.float64]:
+    return 1 / (1 + np.exp(slope * (log_figure - middle)))
+
+
+@dataclass(frozen=True)
+class GainCurve:
+    """Share of the non-private gain that is kept, as a function of `noise_to_signal`.
+
+    share = 1/(1 + (figure/f₀)^k), by least squares: 1 without noise, 0 in nothing but noise.
+
+    Attributes:
+        quantity: of which it is the share, in words.
+        figures, shares: the measured trainings, one each.
+        source: where they were measured, in words.
+
+    Raises:
+        BadInput: fewer than four points, or figures that are all the same.
+    """
+
+    quantity: str
+    figures: tuple[float, ...]
+    shares: tuple[float, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        if len(self.figures) != len(self.shares) or len(set(self.figures)) < _LEAST_POINTS:
+            raise BadInput(
+                f"{len(set(self.figures))} different figures are too few for a curve",
+                where=self.quantity,
+                fix=f"Measure {_LEAST_POINTS} or more.",
+            )
+
+    @functools.cached_property
+    def _fit(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Return (middle, slope), their covariance, and the variance of one training."""
+        x, y = np.log(self.figures), np.array(self.shares)
+        slopes = (1e-3, 20.0)
+        values, _ = curve_fit(
+            _logistic,
+            x,
+            y,
+            p0=(float(np.median(x)), 1.0),
+            bounds=((x.min() - 20, slopes[0]), (x.max() + 20, slopes[1])),
+        )
+        variance = float(np.sum((y - _logistic(x, *values)) ** 2) / (len(x) - 2))
+        jacobian = self._jacobian(x, values)
+        return values, np.linalg.pinv(jacobian.T @ jacobian) * variance, variance
+
+    @staticmethod
+    def _jacobian(x: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+        middle, slope = values
+        share = _logistic(x, middle, slope)
+        inner = share * (1 - share)
+        return np.stack([inner * slope, -inner * (x - middle)], axis=1)
+
+    def expected(self, figure: float) -> Expected:
+        """Return what one more training with this figure is to be expected to keep.
+
+        The interval is that of a prediction (Student's t, by the delta method): it holds the
+        spread of single trainings and what the few points leave open of the curve.
+
+        Args:
+            figure: of `noise_to_signal`.
+        """
+        values, covariance, variance = self._fit
+        x = np.array([math.log(figure)])
+        share = float(_logistic(x, *values)[0])
+        row = self._jacobian(x, values)[0]
+        spread = math.sqrt(variance + float(row @ covariance @ row))
+        reach = float(student.ppf((1 + CONFIDENCE) / 2, len(self.figures) - 2)) * spread
+        within = min(self.figures) <= figure <= max(self.figures)
+        return Expected(share, share - reach, share + reach, within)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve as plain JSON data: its points, of which it follows."""
+        return {
+            "quantity": self.quantity,
+            "figures": list(self.figures),
+            "shares": list(self.shares),
+            "source": self.source,
+        }
+
+
+def curves_from_json(body: Sequence[Mapping[str, Any]]) -> tuple[GainCurve, ...]:
+    """Return the curves that `GainCurve.to_json` wrote."""
+    return tuple(
+        GainCurve(
+            str(one["quantity"]), tuple(one["figures"]), tuple(one["shares"]), str(one["source"])
+        )
+        for one in body
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def measured_curves() -> tuple[GainCurve, ...]:
+    """Return the curves that lie beside this file; the first one is that which advice goes by."""
+    return curves_from_json(json.loads(MEASURED.read_text()))

@@ -1,0 +1,360 @@
+"""Advice on a run: from settings and a budget to the settings that make most of it.
+
+Everything is computed from settings: nothing private is read, and nothing is charged. The noise is
+calibrated by the accounting that charges it, so what is named costs at most the budget, all
+releases in.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from dp_core.config.fields import one_line
+from dp_core.config.privacy import refuse_large_delta
+from dp_core.errors import BadInput, ConfideError
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.advice import (
+    Case,
+    Expected,
+    batches_to_try,
+    least,
+    measured_curves,
+    noise_to_signal,
+    outlook,
+    rough_noise,
+    zipf_coverage,
+)
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.mechanisms import MechanismEvent, ThresholdedHistogram, compose
+from dp_core.privacy.statement import total_epsilon
+from tasks.protocol import JobSettings, PretrainSpec, budget_of_run
+from tasks.releases.plans import PlannedRelease, planned_release, training_plan
+
+MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
+_NOWHERE = "file:///nowhere"  # specs are made to be read, none is run
+_DIGITS = 3  # of a δ that a person copies
+
+
+@dataclass(frozen=True)
+class PrivacyBudget:
+    """What everything that a run releases of the private data set may cost, together.
+
+    Attributes:
+        epsilon: ε of all releases, composed by PLD at `delta`.
+        delta: sum of the releases' δ.
+    """
+
+    epsilon: float
+    delta: float
+
+    def check(self, declared_units: int) -> None:
+        """Refuse a budget that promises nothing, or that no noise keeps.
+
+        Raises:
+            BadInput: ε is not a number above 0, at most 500.
+            PlanError: δ is not above 0 and below one in the units.
+        """
+        if not 0 < self.epsilon <= 500:
+            raise BadInput(f"{self.epsilon:g} is not above 0, at most 500", where="--epsilon")
+        refuse_large_delta([self.delta], declared_units, "--delta")
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run with these settings releases of the private data set.
+
+    Attributes:
+        training: the plan of DP pre-training.
+        alongside: what else is charged to the same data set: vocabulary, phrases, fine-tuning.
+    """
+
+    training: ExecutionPlan
+    alongside: tuple[PlannedRelease, ...]
+
+    @classmethod
+    def of(cls, settings: JobSettings) -> Spending:
+        """Return it, from the settings alone.
+
+        Raises:
+            BadInput: as `planned_release`.
+        """
+        charged = budget_of_run(settings, _NOWHERE).charged
+        (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
+        others = [planned_release(spec) for spec in charged if spec is not training]
+        own = (release for release in others if release.dataset == settings.private_dataset)
+        return cls(training_plan(training), tuple(own))
+
+    @property
+    def delta(self) -> float:
+        """δ of everything together."""
+        return math.fsum([self.training.delta, *(release.delta for release in self.alongside)])
+
+    @property
+    def epsilon(self) -> float:
+        """ε of everything together at `delta`, by PLD: as the ledger's own arithmetic has it.
+
+        Raises:
+            BadInput: the releases do not compose: they protect different units.
+        """
+        events = [release.event for release in self.alongside]
+        total = total_epsilon([*events, self.training.event()], self.delta)
+        if total is None:
+            raise BadInput(
+                "the releases protect different units, and their ε do not add up",
+                where="settings",
+                fix="Give private labels a data set of their own (entities_dataset).",
+            )
+        return total
+
+    @property
+    def noise_to_signal(self) -> float:
+        """Noise beside signal of the whole training: see `dp_core.privacy.advice`."""
+        return noise_to_signal(self.training)
+
+    def beside(self) -> MechanismEvent | None:
+        """Return what is composed with the training; None: nothing."""
+        events = [release.event for release in self.alongside]
+        return compose(*events) if events else None
+
+    def training_event(self, noise_multiplier: float) -> MechanismEvent:
+        """Return the training's event at another noise multiplier."""
+        return replace(self.training, noise_multiplier=noise_multiplier, adaptive=None).event()
+
+
+def changed(settings: JobSettings, **changes: Any) -> JobSettings:
+    """Return settings with some of them changed.
+
+    Raises:
+        BadInput: they do not go together.
+    """
+    try:
+        return JobSettings.model_validate(settings.model_dump() | changes)
+    except ValidationError as error:
+        raise BadInput(one_line(error), where="settings") from None
+
+
+def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
+    """Return the settings with the least noise of training that keeps the budget, all releases in.
+
+    δ is divided among the releases as the settings divide it; ε of what is not training stays.
+
+    Raises:
+        BadInput: the other releases spend the budget alone, or a noise above 1000 would be needed.
+        PlanError: δ is not below one in the units.
+    """
+    budget.check(settings.declared_units)
+    settings = _sharing_delta(settings, budget.delta)
+    spending = Spending.of(settings)
+    sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, spending.beside())
+    if sigma > MOST_NOISE:
+        raise BadInput(
+            f"ε={budget.epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
+            f"{MOST_NOISE:g} at most: nothing would be learned",
+            where="--epsilon",
+            fix="Ask for a larger ε or fewer epochs, or train on public text alone.",
+        )
+    return changed(settings, noise_multiplier=sigma)
+
+
+def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
+    """Return the settings with every δ scaled, so that together they are at most the budget's."""
+    factor = delta / Spending.of(settings).delta
+    if math.isclose(factor, 1.0, rel_tol=1e-9):
+        return settings
+    names = [n for n in type(settings).model_fields if n == "delta" or n.endswith("_delta")]
+    if settings.finetune_privacy != "dp":
+        names.remove("finetune_delta")
+    return changed(settings, **{n: _rounded_down(getattr(settings, n) * factor) for n in names})
+
+
+def _rounded_down(value: float) -> float:
+    if value == 0:
+        return value
+    step = 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1)
+    return float(f"{math.floor(value / step + 1e-6) * step:.{_DIGITS}g}")
+
+
+# --- which batch, and how much of ε for the vocabulary
+
+
+VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The plan that makes most of a budget, and what it lets one expect.
+
+    Attributes:
+        settings: ready to be run; what is not advised on is as it was.
+        budget: that they keep.
+        given: the settings that were asked about.
+    """
+
+    settings: JobSettings
+    budget: PrivacyBudget
+    given: JobSettings
+
+    @functools.cached_property
+    def spending(self) -> Spending:
+        """What a run with the advised settings releases."""
+        return Spending.of(self.settings)
+
+    @functools.cached_property
+    def outlook(self) -> tuple[Outlook, ...]:
+        """The advised training, and half and twice the units and ε, with what to expect."""
+        return outlook_of(self.spending.training)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Settings that differ from those that were asked about."""
+        before, after = self.given.model_dump(mode="json"), self.settings.model_dump(mode="json")
+        return {name: after[name] for name in after if after[name] != before[name]}
+
+    @property
+    def verdict(self) -> str:
+        """Whether the budget is worth spending, in one plain sentence."""
+        return verdict(self.outlook[0].expected)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A case, and by quantity what was measured with such a figure."""
+
+    case: Case
+    expected: dict[str, Expected]
+
+
+def outlook_of(plan: ExecutionPlan) -> tuple[Outlook, ...]:
+    """Return what a training lets one expect, and what other units and ε would."""
+    curves = measured_curves()
+    return tuple(
+        Outlook(case, {c.quantity: c.expected(case.figure) for c in curves})
+        for case in outlook(plan)
+    )
+
+
+def verdict(expected: Mapping[str, Expected]) -> str:
+    """Return whether a training can be expected to beat public text alone, in plain words."""
+    if not any(one.beats_public_only for one in expected.values()):
+        return (
+            "This budget cannot be expected to beat training on public text only: train on public "
+            "text alone, which costs nothing, or find more units or a larger ε."
+        )
+    if not all(one.beats_public_only for one in expected.values()):
+        losing = ", ".join(n for n, one in expected.items() if not one.beats_public_only)
+        return (
+            f"This budget may not beat training on public text only: of {losing}, what it keeps "
+            "cannot be told from nothing."
+        )
+    share = next(iter(expected.values())).share
+    return f"This budget should beat training on public text only, by {share:.0%} of the gain."
+
+
+def how_it_is_known() -> str:
+    """Return, in one sentence, what expectations rest on."""
+    first = measured_curves()[0]
+    return (
+        f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
+        "of a small model. They are not a promise: real notes share less with each other."
+    )
+
+
+def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
+    """Return the batch, noise and vocabulary's ε that make most of a budget.
+
+    As many units are drawn as the settings have it (their epochs): that is the compute allowed.
+    Compared are all batches of `batches_to_try`, by `noise_to_signal`, and shares of ε for the
+    vocabulary, by what such a training keeps times the share of running words that Zipf's law
+    lets the vocabulary have. Other releases beside the training keep their ε.
+
+    Raises:
+        BadInput: no plan keeps the budget.
+        PlanError: δ is not below one in the units.
+    """
+    budget.check(settings.declared_units)
+    start = _sharing_delta(settings, budget.delta)
+    options = [s for s in _splits(start, budget) if _is_possible(s, budget)]
+    if not options:
+        calibrated(start, budget)  # says why
+        raise BadInput("no plan keeps the budget", where="--epsilon", fix="Ask for a larger ε.")
+    left = [_left_for_training(s, budget) for s in options]
+    best = least(range(len(options)), lambda i: -_worth(options[i], left[i]))
+    chosen = _with_best_batch(options[best], left[best])
+    return Advice(calibrated(chosen, budget), budget, settings)
+
+
+def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
+    """Return the settings with every share of ε for the vocabulary, where it is charged at all.
+
+    Released phrases and private labels have an ε of their own, which stays as it is set.
+    """
+    if not _vocabulary(Spending.of(settings)):
+        return [settings]
+    least_epsilon = 0.01
+    shares = [round(share * budget.epsilon, 3) for share in VOCABULARY_SHARES]
+    return [
+        changed(settings, vocabulary_epsilon=min(max(own, least_epsilon), 100.0))
+        for own in dict.fromkeys(shares)
+    ]
+
+
+def _vocabulary(spending: Spending) -> ThresholdedHistogram | None:
+    events = (release.event for release in spending.alongside)
+    return next((e for e in events if isinstance(e, ThresholdedHistogram)), None)
+
+
+def _is_possible(settings: JobSettings, budget: PrivacyBudget) -> bool:
+    spending = Spending.of(settings)
+    beside = spending.beside()
+    return beside is None or epsilon_pld(beside, spending.delta) < budget.epsilon
+
+
+def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float:
+    """Return the ε that a training may have beside the rest: it hardly depends on its batch."""
+    spending = Spending.of(settings)
+    delta, beside = spending.delta, spending.beside()
+
+    def composed(sigma: float) -> MechanismEvent:
+        event = spending.training_event(sigma)
+        return event if beside is None else compose(beside, event)
+
+    sigma = rough_noise(composed, budget.epsilon, delta)
+    return epsilon_pld(spending.training_event(sigma), delta)
+
+
+def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
+    spending = Spending.of(settings)
+    sigma = rough_noise(spending.training_event, epsilon, spending.delta)
+    return changed(settings, noise_multiplier=sigma)
+
+
+def _with_best_batch(settings: JobSettings, epsilon: float) -> JobSettings:
+    """Return the settings with the batch of the least figure; `epsilon` is the training's own."""
+    tried = []
+    for batch in batches_to_try(settings.declared_units, settings.epochs * settings.declared_units):
+        try:
+            tried.append(_roughly_noised(changed(settings, batch_size=batch), epsilon))
+        except ConfideError:
+            continue  # such a batch and other settings do not go together, or σ is beyond them
+    if not tried:
+        return settings
+    return least(tried, lambda one: Spending.of(one).noise_to_signal)
+
+
+def _worth(settings: JobSettings, epsilon: float) -> float:
+    """Return what the training keeps, times the words that it can read: to compare splits."""
+    spending = Spending.of(_roughly_noised(settings, epsilon))
+    histogram = _vocabulary(spending)
+    words = 1.0
+    if histogram is not None:
+        words = zipf_coverage(
+            histogram.threshold, settings.declared_units, settings.words_per_unit
+        )
+    return measured_curves()[0].expected(spending.noise_to_signal).share * words
