@@ -6,7 +6,7 @@ Import all mechanisms from here, also those made of others: only then is every k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,9 @@ from dp_core.privacy.accounting.profiles import (
     TruncatedSubsampledGaussian,
     gaussian,
 )
+from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.mechanism_event import (
+    ADD_REMOVE,
     REPLACE,
     ZERO_OUT,
     Composed,
@@ -40,6 +42,7 @@ __all__ = [
     "Gaussian",
     "MechanismEvent",
     "NeighboringRelation",
+    "PhraseRounds",
     "PoissonGaussian",
     "PrivacyUnit",
     "RandomCountSelection",
@@ -341,6 +344,58 @@ class ThresholdedHistogram(MechanismEvent):
             f"counts of words, at most {self.words_per_unit} distinct words per unit, discrete "
             f"Gaussian noise of σ = {self.sigma:g} on each, noised counts below {self.threshold} "
             "dropped"
+        )
+
+
+@dataclass(frozen=True)
+class PhraseRounds(MechanismEvent):
+    """Phrases released in rounds, the candidates of each chosen by what the earlier ones released.
+
+    Whatever earlier rounds released, a round is one of `rounds`, so that all of them are dominated
+    by their composition (Zhu, Dong and Wang 2022, Theorem 10, which is adaptive). DPNE: Kim et al.
+    2021, arXiv:2108.02831.
+
+    Attributes:
+        rounds: the mechanism of each round.
+        lengths: words of a phrase in each round.
+    """
+
+    kind = "phrase_rounds"
+    title = "phrases"
+    assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    rounds: tuple[MechanismEvent, ...]
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.require(len(self.rounds) > 0, "a phrase release needs at least one round")
+        self.require(len(self.lengths) == len(self.rounds), "each round has its length")
+        whole = all(isinstance(n, int) and n >= 2 for n in self.lengths)
+        self.require(whole, "a phrase has two words or more")
+        alike = {(one.unit, one.relation) for one in self.rounds} == {(self.unit, ADD_REMOVE)}
+        self.require(alike, "the rounds protect unlike things")
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the steps of all rounds; equal rounds as one step, taken as often."""
+        counted: dict[Profile, int] = {}
+        for one in self.rounds:
+            for profile, times in one.steps():
+                counted[profile] = counted.get(profile, 0) + times
+        return [SelfComposed(profile, times) for profile, times in counted.items()]
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the sum of the rounds' curves, or None where one has none."""
+        return compose(*self.rounds).rdp(orders)
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the sum over the rounds, each with a coin of its own."""
+        return compose(*self.rounds).approximate_rdp(order, delta)
+
+    def describe(self) -> str:
+        """Return the rounds."""
+        return "phrases in rounds: " + "; then ".join(
+            f"of {length} words, {one.describe().replace('words', 'phrases')}"
+            for length, one in zip(self.lengths, self.rounds, strict=True)
         )
 
 
