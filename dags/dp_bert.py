@@ -89,20 +89,34 @@ def dp_bert() -> None:
     vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
 
+    # Phrases that many units share, and text written from them: optional, a release too (ε_P).
+    phrases = step("phrases", doc_md="Noised counts of phrases, in rounds. **Charged: ε_P.**")
+    written_text = step("written_text", doc_md="Text from released phrases; it costs nothing more.")
+    phrases_store = step("phrases_store", doc_md="Rows of token ids of the written text.")
+    canaries >> phrases >> written_text >> phrases_store
+
     # Pre-training: on public text, then on private rows with DP-SGD: the second release (ε_T).
     # Without privacy too, for comparison; that model stays with the operator.
     public_pretraining = training("public_pretraining", doc_md="Masked language model, public.")
-    dp_pretraining = training("dp_pretraining", doc_md="DP-SGD from there. **Charged: ε_T.**")
+    phrases_pretraining = training("phrases_pretraining", doc_md="From there, on written text.")
+    dp_pretraining = training(
+        "dp_pretraining",
+        trigger_rule=TriggerRule.NONE_FAILED,  # the phrases may have been switched off
+        doc_md="DP-SGD from there. **Charged: ε_T.**",
+    )
     nonprivate_pretraining = training(
         "nonprivate_pretraining", doc_md="The same rows without privacy; never exported."
     )
     [public_store, private_store] >> public_pretraining
-    public_pretraining >> [dp_pretraining, nonprivate_pretraining]
+    [public_pretraining, phrases_store] >> phrases_pretraining
+    [public_pretraining, phrases_pretraining] >> dp_pretraining
+    public_pretraining >> nonprivate_pretraining
 
     # What the models are good for (strict entity F1), and what they remember (exposure).
     measured = []
     for mode, model in {
         "public": public_pretraining,
+        "phrases": phrases_pretraining,
         "dp": dp_pretraining,
         "nonprivate": nonprivate_pretraining,
     }.items():

@@ -72,20 +72,29 @@ def dp_sweep() -> None:
     vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
     private_store, public_store = step("private_store"), step("public_store")
     public_pretraining = training("public_pretraining")
+    phrases, written_text = step("phrases"), step("written_text")
+    phrases_store = step("phrases_store")
+    phrases_pretraining = training("phrases_pretraining")
     points >> budget >> [private_corpus, public_corpus, entities, checkpoint]
     [private_corpus, public_corpus, checkpoint] >> vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
     [public_store, private_store] >> public_pretraining
+    canaries >> phrases >> written_text >> phrases_store
+    [public_pretraining, phrases_store] >> phrases_pretraining
 
     # Each point: train with DP, fine-tune, measure.
     @task_group
     def point(coordinates: dict[str, float]) -> None:
         named = {"point": coordinates, "map_index_template": BY_POINT}
-        dp_pretraining = training("dp_pretraining", **named)
+        dp_pretraining = training(
+            "dp_pretraining",
+            trigger_rule=TriggerRule.NONE_FAILED,  # the phrases may have been switched off
+            **named,
+        )
         dp_pretraining >> [training("dp_finetuning", **named), training("dp_exposure", **named)]
 
     every_point = point.expand(coordinates=points)
-    [public_pretraining, entities] >> every_point
+    [public_pretraining, phrases_pretraining, entities] >> every_point
 
     report = step("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     every_point >> report

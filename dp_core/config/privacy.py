@@ -6,15 +6,24 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from dp_core.config.fields import MODEL, MORE_PRIVACY, PRIVACY, Config, setting
+from dp_core.config.fields import (
+    MODEL,
+    MORE_PRIVACY,
+    MORE_TRAINING,
+    PRIVACY,
+    WHOLE_NUMBERS,
+    Config,
+    setting,
+)
 from dp_core.errors import PlanError
 
 UnitName = Literal["example", "document", "patient"]
 RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 LEAST_UNITS = 10  # fewer are not hidden by anything
 LEAST_NOISE = 0.01  # below it ε is in the thousands
+MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
 LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
@@ -148,6 +157,79 @@ class VocabularyConfig(UnitConfig):
     def keeps_a_checkpoint(self) -> bool:
         """Whether the tokens are those of a public model."""
         return self.vocabulary_source in ("checkpoint+private", "checkpoint")
+
+
+class PhrasesConfig(UnitConfig):
+    """Phrases that many units share, released in rounds (DPNE: Kim et al. 2021)."""
+
+    phrases_epsilon: float = setting(
+        0.0,
+        PRIVACY,
+        "Phrases: ε",
+        "Privacy loss of released phrases, of which text is written that trains the model before "
+        "its private rows do; 0: none are released.",
+        ge=0,
+        le=100,
+    )
+    phrases_delta: Delta = setting(
+        1e-6,
+        PRIVACY,
+        "Phrases: δ",
+        "δ of the released phrases; far below one in the number of units. Unused where ε is 0.",
+    )
+    phrases_lengths: str = setting(
+        "3,5",
+        MORE_PRIVACY,
+        "Phrases: lengths",
+        "Comma-separated, rising from 2 to 16: words of a phrase in each round. A round counts "
+        "only phrases whose parts the round before released.",
+        pattern=WHOLE_NUMBERS,
+    )
+    phrases_per_unit: int = setting(
+        300,
+        MORE_PRIVACY,
+        "Phrases per unit",
+        "At most this many distinct phrases of a unit count in one round. More of them need more "
+        "noise, by the root; fewer leave more of a unit's text out.",
+        ge=1,
+        le=100_000,
+    )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The rounds' lengths, one by one."""
+        return tuple(int(word) for word in self.phrases_lengths.split(","))
+
+    @field_validator("phrases_lengths")
+    @classmethod
+    def _rise(cls, value: str) -> str:
+        lengths = [int(word) for word in value.split(",")]
+        if lengths != sorted(set(lengths)) or len(lengths) > MOST_ROUNDS:
+            raise ValueError(f"lengths must rise, in at most {MOST_ROUNDS} rounds")
+        if not 2 <= lengths[0] <= lengths[-1] <= MOST_PHRASE:
+            raise ValueError(f"a phrase has 2 to {MOST_PHRASE} words")
+        return value
+
+
+class WrittenTextConfig(Config):
+    """Text drawn from released phrases: post-processing, which costs nothing more."""
+
+    written_documents: int = setting(
+        6000,
+        MORE_TRAINING,
+        "Written text: documents",
+        "How many documents are written from the released phrases.",
+        ge=1,
+        le=10_000_000,
+    )
+    written_words: int = setting(
+        120,
+        MORE_TRAINING,
+        "Written text: words",
+        "Words of each document that is written from the released phrases.",
+        ge=16,
+        le=10_000,
+    )
 
 
 class PrivacyConfig(UnitConfig):

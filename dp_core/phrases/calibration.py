@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from dp_core.config.privacy import refuse_large_delta
+from dp_core.config.privacy import MOST_PHRASE, MOST_ROUNDS, refuse_large_delta
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import round_up
@@ -17,7 +17,6 @@ from dp_core.privacy.accounting.profiles import upper_tail
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit, ThresholdedHistogram
 from dp_core.vocabulary.calibration import HistogramPlan, check_target
 
-MOST_LENGTH, MOST_ROUNDS = 16, 8
 _TAIL_SHARE = 0.5  # of δ, for phrases that one unit alone holds; the rest is for shared counts
 _PRECISION = 1e-4  # of σ
 
@@ -88,10 +87,10 @@ def refuse_lengths(lengths: tuple[int, ...]) -> None:
         PlanError: they are not.
     """
     rising = list(lengths) == sorted(set(lengths))
-    in_range = all(2 <= n <= MOST_LENGTH for n in lengths)
+    in_range = all(2 <= n <= MOST_PHRASE for n in lengths)
     if not (rising and in_range and 1 <= len(lengths) <= MOST_ROUNDS):
         raise PlanError(
-            f"lengths must rise, from 2 to {MOST_LENGTH} words, in at most {MOST_ROUNDS} rounds",
+            f"lengths must rise, from 2 to {MOST_PHRASE} words, in at most {MOST_ROUNDS} rounds",
             where="phrases_lengths",
             fix="Use for example 3,5.",
         )

@@ -3,8 +3,8 @@
 A phrase is a run of n words of one text, as BERT splits words (punctuation marks are words). In the
 first round every word of a candidate must be known from an earlier release; in each later round
 every shorter phrase within a candidate must have been released in the round before. So what may be
-counted follows from released values alone. A unit counts towards at most N candidates a round, those
-whose rarest part has the highest released count first; equals are drawn by the unit's own coins.
+counted follows from released values alone. A unit counts towards at most N candidates a round:
+those first whose rarest part has the highest released count; equals are drawn by its own coins.
 
 *Theorem.* Given the earlier rounds' outputs, a round is a thresholded histogram in which one unit
 moves at most N counts, each by 1: whatever those outputs were, its privacy loss is dominated by
@@ -55,8 +55,7 @@ class Candidates:
         for text in texts:
             words = split_words(text)
             counts = [
-                parts.get(" ".join(words[i : i + size]), -1)
-                for i in range(len(words) - size + 1)
+                parts.get(" ".join(words[i : i + size]), -1) for i in range(len(words) - size + 1)
             ]
             inner = self.length - size + 1  # parts within a phrase
             for start in range(len(words) - self.length + 1):

@@ -58,9 +58,7 @@ def noise_to_signal(plan: ExecutionPlan) -> float:
     return math.sqrt(total) / updates * (1 + HALF_LEARNED / updates)
 
 
-def rough_noise(
-    event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float
-) -> float:
+def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float) -> float:
     """Return σ at which an event has ε, to a part in a thousand: to compare plans, not to charge.
 
     `accounting.calibration.noise_for` gives the σ that is charged.
@@ -173,9 +171,7 @@ def _noised(plan: ExecutionPlan, epsilon: float) -> ExecutionPlan:
     """Return the plan with the noise of another ε; a learned clip norm takes the same share."""
     share = plan.gradient_noise_multiplier() / plan.noise_multiplier
     plain = replace(plan, adaptive=None)
-    sigma = rough_noise(
-        lambda s: replace(plain, noise_multiplier=s).event(), epsilon, plan.delta
-    )
+    sigma = rough_noise(lambda s: replace(plain, noise_multiplier=s).event(), epsilon, plan.delta)
     return replace(plain, noise_multiplier=sigma * share)
 
 
@@ -246,9 +242,7 @@ class Expected:
         return self.low > 0
 
 
-def _logistic(
-    log_figure: NDArray[np.float64], middle: float, slope: float
-) -> NDArray[np.float64]:
+def _logistic(log_figure: NDArray[np.float64], middle: float, slope: float) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(slope * (log_figure - middle)))
 
 

@@ -22,6 +22,7 @@ from dp_core.vocabulary.wordpiece import refuse_no_words
 
 ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
 _PRE_TOKENIZER = ByteLevel(add_prefix_space=False, use_regex=True)
+_DECODER = decoders.ByteLevel()
 VOCABULARY, _MERGES = "vocab.json", "merges.txt"
 
 
@@ -29,6 +30,11 @@ def split_words(text: str) -> list[str]:
     """Return the words of a text as GPT-2 cuts it, in order, in the characters of `ALPHABET`."""
     safe = text.encode("utf-8", "replace").decode()  # Rust's strings hold no lone surrogates
     return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(safe)]
+
+
+def spelt(word: str) -> str:
+    """Return the characters that a word of `split_words` stands for."""
+    return _DECODER.decode([word])
 
 
 def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
@@ -99,7 +105,7 @@ def _gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenize
     """Return a tokenizer with GPT-2's splitter and our template around a vocabulary."""
     tokenizer = Tokenizer(BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = _PRE_TOKENIZER
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = _DECODER
     if all(t in vocabulary for t in SPECIAL_TOKENS):
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         tokenizer.post_processor = processors.TemplateProcessing(

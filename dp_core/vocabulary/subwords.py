@@ -25,20 +25,32 @@ class Subwords:
     Attributes:
         split: from a text to the words that are counted.
         learn: from the words' counts and a size to a tokenizer.
+        spelt: from a word as `split` gives it to the characters that it stands for.
         save: writes a tokenizer into a folder.
         file: the file of that folder that holds the tokens.
     """
 
     split: Callable[[str], list[str]]
+    spelt: Callable[[str], str]
     learn: Callable[[Mapping[str, int], int], Tokenizer]
     save: Callable[[Tokenizer, Path], None]
     file: str
 
 
 KINDS: Mapping[SubwordKind, Subwords] = {
-    "wordpiece": Subwords(split_words, wordpiece.learn, wordpiece.save, "vocab.txt"),
+    "wordpiece": Subwords(
+        split_words,
+        str,
+        wordpiece.learn,
+        wordpiece.save,
+        "vocab.txt",
+    ),
     "byte-level-bpe": Subwords(
-        byte_level.split_words, byte_level.learn, byte_level.save, byte_level.VOCABULARY
+        byte_level.split_words,
+        byte_level.spelt,
+        byte_level.learn,
+        byte_level.save,
+        byte_level.VOCABULARY,
     ),
 }
 

@@ -24,6 +24,7 @@ from tasks.protocol.specs import (
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
+    PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
@@ -34,6 +35,7 @@ from tasks.protocol.specs import (
     SweepReportSpec,
     TokenStoreSpec,
     VocabularySpec,
+    WrittenTextSpec,
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
@@ -52,6 +54,7 @@ __all__ = [
     "MetricRecord",
     "Need",
     "NoReader",
+    "PhrasesSpec",
     "PretrainSpec",
     "PrivacyPlan",
     "ReleaseRecord",
@@ -66,6 +69,7 @@ __all__ = [
     "SweepSettings",
     "TokenStoreSpec",
     "VocabularySpec",
+    "WrittenTextSpec",
     "budget_of_run",
     "dp_bert_steps",
     "environment_for",

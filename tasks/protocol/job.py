@@ -12,7 +12,14 @@ from typing import Any, Literal, TypeGuard
 
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
-from dp_core.config.privacy import PrivacyConfig, SelectionConfig, UnitConfig, VocabularyConfig
+from dp_core.config.privacy import (
+    PhrasesConfig,
+    PrivacyConfig,
+    SelectionConfig,
+    UnitConfig,
+    VocabularyConfig,
+    WrittenTextConfig,
+)
 from dp_core.config.training import (
     AdapterConfig,
     ArchitectureConfig,
@@ -33,6 +40,7 @@ from tasks.protocol.specs import (
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
+    PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
     ReportSpec,
@@ -41,6 +49,7 @@ from tasks.protocol.specs import (
     SweepReportSpec,
     TokenStoreSpec,
     VocabularySpec,
+    WrittenTextSpec,
 )
 from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
 
@@ -130,7 +139,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         batches=BatchConfig(batch_size=s.public_batch_size),
         updates=s.public_steps,
     )
-    return {
+    steps: dict[str, StepSpec] = {
         "private_corpus": private,
         "public_corpus": public,
         "entities": entities,
@@ -140,6 +149,50 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         "private_store": private_store,
         "public_store": public_store,
         "public_pretraining": public_pretraining,
+    }
+    return steps | (_phrases(s, steps, seeded) if s.phrases_epsilon else {})
+
+
+def _phrases(
+    s: JobSettings, front: dict[str, StepSpec], seeded: dict[str, Any]
+) -> dict[str, StepSpec]:
+    """Return the release of phrases, the text written from them, and the training on it."""
+    base = front["public_pretraining"]
+    assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    phrases = PhrasesSpec(
+        **seeded,
+        corpus_uri=front["private_corpus"].output,
+        vocabulary_uri=front["vocabulary"].output,
+        canaries_uri=front["canaries"].output,
+        dataset=s.private_dataset,
+        holdout=HOLDOUT,
+        config=s.part(PhrasesConfig),
+    )
+    written = WrittenTextSpec(
+        **seeded, phrases_uri=phrases.output, config=s.part(WrittenTextConfig)
+    )
+    store = TokenStoreSpec(
+        **seeded,
+        corpus_uri=written.output,
+        vocabulary_uri=front["vocabulary"].output,
+        units=None,
+        rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
+        holdout=0.0,
+    )
+    training = base.model_copy(
+        update={
+            "mode": "released",
+            "public_model": "",
+            "store_uri": store.output,
+            "init_uri": base.output,
+            "updates": s.phrases_steps,
+        }
+    )
+    return {
+        "phrases": phrases,
+        "written_text": written,
+        "phrases_store": store,
+        "phrases_pretraining": training,
     }
 
 
@@ -153,6 +206,7 @@ def pretraining(
 ) -> PretrainSpec:
     """Return the training on private rows: with DP, or without, of the same epochs."""
     base, private = front["public_pretraining"], mode == "dp"
+    start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
     plan = PrivacyPlan(dataset=s.private_dataset, **s.part(PrivacyConfig).model_dump())
     return base.model_copy(
@@ -160,7 +214,7 @@ def pretraining(
             "mode": mode,
             "public_model": "",
             "store_uri": front["private_store"].output,
-            "init_uri": base.output,
+            "init_uri": start.output,
             "plan": plan if private else None,
             "training": s.part(TrainingConfig)
             if private
@@ -246,6 +300,8 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         del front["entities"]
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
+    if settings.phrases_epsilon:
+        models["phrases"] = front["phrases_pretraining"]
     modes: tuple[Literal["dp", "nonprivate"], ...] = (
         ("dp", "nonprivate") if settings.nonprivate else ("dp",)
     )
@@ -285,13 +341,13 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
 
 def is_charged(
     spec: StepSpec,
-) -> TypeGuard[VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec]:
+) -> TypeGuard[VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec]:
     """Return whether a step releases something of private data with a guarantee."""
     if isinstance(spec, PretrainSpec | FinetuneSpec):
         return spec.plan is not None
     if isinstance(spec, VocabularySpec):
         return spec.config.releases_private_words
-    return isinstance(spec, SelectSpec)
+    return isinstance(spec, PhrasesSpec | SelectSpec)
 
 
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:

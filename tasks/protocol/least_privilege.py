@@ -32,6 +32,8 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),
     "vocabulary": frozenset({Need.CHARGING}),  # of private words; of public ones, see `needs`
     "canaries": frozenset(),
+    "phrases": frozenset({Need.CHARGING}),
+    "written_text": frozenset(),
     "token_store": frozenset(),
     "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
     "select": frozenset({Need.CHARGING}),
@@ -53,6 +55,8 @@ def needs(spec: StepSpec) -> frozenset[Need]:
         return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
     if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
         return frozenset()
+    if isinstance(spec, PretrainSpec) and spec.mode == "released":
+        return frozenset()  # released text is read, and nothing charged
     return _NEEDS[spec.step]
 
 

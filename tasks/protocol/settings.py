@@ -32,9 +32,11 @@ from dp_core.config.privacy import (
     ClipNorm,
     Delta,
     NoiseMultiplier,
+    PhrasesConfig,
     PrivacyConfig,
     UnitName,
     VocabularyConfig,
+    WrittenTextConfig,
     refuse_large_delta,
 )
 from dp_core.config.training import (
@@ -300,6 +302,8 @@ class JobSettings(
     ArchitectureConfig,
     PrivacyConfig,
     VocabularyConfig,
+    PhrasesConfig,
+    WrittenTextConfig,
     FinetuneSettings,
 ):
     """Everything `dp_bert` can be told. The defaults are the demo."""
@@ -363,6 +367,16 @@ class JobSettings(
         "Peak learning rate of public pre-training, of AdamW.",
     )
 
+    phrases_steps: int = setting(
+        1800,
+        MORE_TRAINING,
+        "Training on written text: updates",
+        "Updates on text written from released phrases, from the public model on, with its batch "
+        "size and learning rate; they cost no privacy.",
+        ge=1,
+        le=100_000_000,
+    )
+
     @property
     def updates(self) -> int:
         """Number of DP updates: epochs over the declared units at the expected batch size."""
@@ -400,8 +414,10 @@ class JobSettings(
             parts += [f"{tuning:.3g} for fine-tuning"] if tuning else []
             own = 2 if tuning else 1
             times = f", the last {own} for each of {models} models" if models > 1 else ""
+            phrases = self.phrases_delta if self.phrases_epsilon else 0.0
+            parts[:0] = [f"{phrases:.3g} for the phrases"] if phrases else []
             refuse_large_delta(
-                [vocabulary, models * (self.delta + tuning)],
+                [vocabulary, phrases, models * (self.delta + tuning)],
                 units,
                 "vocabulary_delta, delta, declared_units",
                 " + ".join(parts) + times,

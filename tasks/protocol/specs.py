@@ -20,12 +20,14 @@ from dp_core.config.data import (
 )
 from dp_core.config.fields import Config
 from dp_core.config.privacy import (
+    PhrasesConfig,
     PrivacyConfig,
     RelationName,
     SelectionConfig,
     UnitConfig,
     UnitName,
     VocabularyConfig,
+    WrittenTextConfig,
 )
 from dp_core.config.training import (
     LEAST_GROWING,
@@ -192,6 +194,26 @@ class CanariesSpec(StepSpec, SeedConfig):
     config: CanaryConfig
 
 
+class PhrasesSpec(StepSpec, SeedConfig):
+    """Release phrases that many units share. Charged."""
+
+    step: Literal["phrases"] = "phrases"
+    corpus_uri: str
+    vocabulary_uri: str
+    canaries_uri: str = ""
+    dataset: str
+    holdout: float  # share of units kept out for measuring: those of the private token store
+    config: PhrasesConfig
+
+
+class WrittenTextSpec(StepSpec, SeedConfig):
+    """Write a corpus from released phrases."""
+
+    step: Literal["written_text"] = "written_text"
+    phrases_uri: str
+    config: WrittenTextConfig
+
+
 class TokenStoreSpec(StepSpec, SeedConfig):
     """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given."""
 
@@ -199,7 +221,7 @@ class TokenStoreSpec(StepSpec, SeedConfig):
     corpus_uri: str
     vocabulary_uri: str
     canaries_uri: str = ""
-    units: UnitConfig | None  # None: public text, by document, of which nothing is declared
+    units: UnitConfig | None  # None: public or written text, by document: nothing is declared
     rows: RowsConfig
     holdout: float  # share of units kept out for measuring
 
@@ -233,10 +255,10 @@ class TrainingSpec(StepSpec, RunConfig):
 
 
 class PretrainSpec(TrainingSpec):
-    """Language-model pre-training: on public text, with DP, or without privacy."""
+    """Language-model pre-training: on public or released text, with DP, or without privacy."""
 
     step: Literal["pretrain"] = "pretrain"
-    mode: Literal["public", "dp", "nonprivate"]
+    mode: Literal["public", "released", "dp", "nonprivate"]
     store_uri: str
     public_store_uri: str  # its held-out part measures every model's MLM accuracy
     private_store_uri: str  # likewise, for the operator
@@ -311,7 +333,7 @@ class BudgetSpec(StepSpec):
     """Register every charged release of a run at once, before the first: all of it, or none."""
 
     step: Literal["budget"] = "budget"
-    charged: tuple[VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec, ...]
+    charged: tuple[VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec, ...]
     reads: tuple[Source, ...] = ()  # what the run reads from outside, each once
 
     @property
@@ -359,6 +381,8 @@ AnySpec = Annotated[
     | CheckpointSpec
     | VocabularySpec
     | CanariesSpec
+    | PhrasesSpec
+    | WrittenTextSpec
     | TokenStoreSpec
     | PretrainSpec
     | FinetuneSpec

@@ -354,7 +354,5 @@ def _worth(settings: JobSettings, epsilon: float) -> float:
     histogram = _vocabulary(spending)
     words = 1.0
     if histogram is not None:
-        words = zipf_coverage(
-            histogram.threshold, settings.declared_units, settings.words_per_unit
-        )
+        words = zipf_coverage(histogram.threshold, settings.declared_units, settings.words_per_unit)
     return measured_curves()[0].expected(spending.noise_to_signal).share * words

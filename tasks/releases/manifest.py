@@ -26,6 +26,11 @@ from tasks.runtime.deployment import CHECKOUT
 # which rows, which weights and which seed go where.
 ENTRIES = {
     "vocabulary": ("dp_core.vocabulary.dp_histogram", "dp_core.data.privacy_units"),
+    "phrases": (
+        "dp_core.phrases.ngram_release",
+        "dp_core.data.privacy_units",
+        "dp_core.audit.canaries",  # which units carry a canary
+    ),
     "pretrain": (
         "dp_core.training.loop",
         "dp_core.models.hugging_face",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dp_core.config.privacy import PrivacyConfig, refuse_large_delta
 from dp_core.errors import BadInput
+from dp_core.phrases import calibration as phrases
 from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
@@ -24,6 +25,7 @@ from dp_core.privacy.private_selection import selection_of
 from dp_core.vocabulary.calibration import HistogramPlan, calibrate
 from tasks.protocol import (
     FinetuneSpec,
+    PhrasesSpec,
     PretrainSpec,
     ReleaseRecord,
     SelectSpec,
@@ -48,7 +50,7 @@ class PlannedRelease:
 
 
 def planned_release(
-    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+    spec: VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec,
 ) -> PlannedRelease:
     """Return what a step with this spec charges.
 
@@ -62,7 +64,7 @@ def planned_release(
 
 
 def _planned(
-    spec: VocabularySpec | PretrainSpec | FinetuneSpec | SelectSpec,
+    spec: VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec,
 ) -> PlannedRelease:
     if isinstance(spec, VocabularySpec):
         plan = histogram_plan(spec)
@@ -71,6 +73,10 @@ def _planned(
         delta = event.stated_delta(plan.delta)
         unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
         return PlannedRelease(spec.dataset, unit, declared, event, delta)
+    if isinstance(spec, PhrasesSpec):
+        rounds = phrase_plan(spec)
+        unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
+        return PlannedRelease(spec.dataset, unit, declared, rounds.event(), rounds.delta)
     if isinstance(spec, SelectSpec):
         return _selection(spec)
     if spec.plan is not None:
@@ -126,6 +132,19 @@ def histogram_plan(spec: VocabularySpec) -> HistogramPlan:
         config.vocabulary_epsilon,
         config.vocabulary_delta,
         config.words_per_unit,
+        unit=PrivacyUnit(config.unit),
+        declared_units=config.declared_units,
+    )
+
+
+def phrase_plan(spec: PhrasesSpec) -> phrases.PhrasePlan:
+    """Return σ and threshold of all rounds of a phrase release: those with the least noise."""
+    config = spec.config
+    return phrases.calibrate(
+        config.phrases_epsilon,
+        config.phrases_delta,
+        config.lengths,
+        config.phrases_per_unit,
         unit=PrivacyUnit(config.unit),
         declared_units=config.declared_units,
     )

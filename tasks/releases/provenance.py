@@ -23,7 +23,7 @@ from tasks.runtime.context import Input, StepContext
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
 
-Role = Literal["private", "public"]
+Role = Literal["private", "public", "released"]  # released: written from what a charge released
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,27 @@ def checkpoint_at(context: StepContext, uri: str, *, field: str = "checkpoint_ur
         BadInput: they are none.
     """
     return _opened(context, uri, ("checkpoint",), field)
+
+
+def released_text_at(context: StepContext, uri: str, *, field: str = "corpus_uri") -> Input:
+    """Return a corpus in normal form of which nothing is private: public, or written by a step.
+
+    Raises:
+        BadInput: it is none, or private.
+    """
+    source = _opened(context, uri, ("corpus", "written_text"), field)
+    if fact(source, "role") == "private":
+        raise BadInput("the text is private, and must be public", where=field)
+    return source
+
+
+def phrases_at(context: StepContext, uri: str, *, field: str = "phrases_uri") -> Input:
+    """Return released phrases.
+
+    Raises:
+        BadInput: they are none.
+    """
+    return _opened(context, uri, ("phrases",), field)
 
 
 def vocabulary_at(context: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
@@ -252,8 +273,7 @@ def _opened(
             fix=f"Give that of {' or '.join(steps)}.",
         )
     if role is not None and fact(source, "role") != role:
-        other = "public" if role == "private" else "private"
-        raise BadInput(f"the text is {other}, and must be {role}", where=field)
+        raise BadInput(f"the text is {source.facts['role']}, and must be {role}", where=field)
     if vocabulary is not None and vocabulary_digest(source) != vocabulary_digest(vocabulary):
         raise BadInput(
             "it was made with another vocabulary",

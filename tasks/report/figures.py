@@ -21,8 +21,13 @@ from tasks.report.model import Curve, Exposures, Kind, ModelRow, SweepRow
 from tasks.report.tables import significant
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
-COLOURS: dict[Kind, str] = {"public": "#6b6b6b", "dp": "#0072b2", "nonprivate": "#d55e00"}
-MARKERS: dict[Kind, str] = {"public": "s", "dp": "o", "nonprivate": "^"}
+COLOURS: dict[Kind, str] = {
+    "public": "#6b6b6b",
+    "phrases": "#009e73",
+    "dp": "#0072b2",
+    "nonprivate": "#d55e00",
+}
+MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 WIDTH = 9.6  # inches, the width of the page's column
 

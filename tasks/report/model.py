@@ -33,7 +33,7 @@ class Withheld:
 
 Value = Labelled | Withheld | None  # None: not measured
 
-Kind = Literal["public", "dp", "nonprivate"]
+Kind = Literal["public", "phrases", "dp", "nonprivate"]
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,7 @@ class JobReport(Report):
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
+    phrases: tuple[Fact, ...] = ()
 
     def model(self, kind: Kind) -> ModelRow | None:
         """Return the model of that kind, if the job trained one."""
@@ -223,6 +224,7 @@ def edition_of(report: R, edition: Edition) -> R:
             "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
             "training": tuple(_fact(fact, hidden) for fact in report.training),
             "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
+            "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
         }
     # Airflow's key of a run says when it began. With the second in which it ended, that would
     # tell how large the data are.

@@ -164,6 +164,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
+            "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         },
         chosen=names.get("dp"),
         hidden_curves=[

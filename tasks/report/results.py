@@ -54,6 +54,7 @@ _FIT = {  # how the vocabulary fits a text: metrics of the token stores
 }
 _NAMES: dict[Kind, str] = {
     "public": "Public text only",
+    "phrases": "Released phrases only",
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
@@ -82,6 +83,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         ),
         training=tuple(_training_facts(dp)),
         vocabulary=tuple(_vocabulary_facts(results)),
+        phrases=tuple(_phrase_facts(results["phrases"])) if "phrases" in results else (),
     )
 
 
@@ -310,6 +312,16 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
         for name, words in _FIT.items():
             if (value := fit.get(name)) is not None:
                 yield Fact(f"{words}, {role} text", value.value, value.label, "held out")
+
+
+def _phrase_facts(phrases: Input) -> Iterator[Fact]:
+    facts = phrases.facts
+    yield Fact("ε of the phrases", facts["epsilon"], Label.PUBLIC, "of all rounds together")
+    for length, released in facts["released"].items():
+        yield Fact(f"Phrases of {length} words released", released, Label.DP)
+    yield Fact("σ of each round", facts["sigma"], Label.PUBLIC, "in counts")
+    yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+    yield Fact("Phrases per unit and round, at most", facts["phrases_per_unit"], Label.PUBLIC)
 
 
 def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:

@@ -1,4 +1,4 @@
-"""Language-model pre-training: on public text, with DP (charged), or without privacy."""
+"""Language-model pre-training: on public or released text, with DP (charged), or without."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
-    units = None if spec.mode == "public" else private_units(inputs.rows)
+    units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
     plan = charged = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
     updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
@@ -180,7 +180,7 @@ class _Curve:
     def __call__(self, now: Progress) -> None:
         if now.at_point:
             # On public text, even the vocabulary behind the loss is a release: dp, not public.
-            seen = Dp if self._spec.mode == "public" else Operator
+            seen = Dp if self._spec.mode in ("public", "released") else Operator
             numbers = {"loss": now.loss, "batch": now.batch}
             if self._spec.mode == "dp":
                 numbers["clipped"] = now.clipped

@@ -19,7 +19,15 @@ from dp_core.labels import Dp, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
 from tasks.protocol import TokenStoreSpec
-from tasks.releases.provenance import canaries_at, corpus_at, fact, vocabulary_at, vocabulary_digest
+from tasks.releases.provenance import (
+    Role,
+    canaries_at,
+    corpus_at,
+    fact,
+    released_text_at,
+    vocabulary_at,
+    vocabulary_digest,
+)
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 
@@ -29,7 +37,11 @@ FITTED_UNITS = 500  # held-out units on which the vocabulary's fit is measured, 
 
 def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     """Write two stores: units that train, and units that only measure (none of them carries)."""
-    corpus = corpus_at(context, spec.corpus_uri, spec.role)
+    if spec.role == "private":
+        corpus = corpus_at(context, spec.corpus_uri, "private")
+    else:
+        corpus = released_text_at(context, spec.corpus_uri)
+    role = fact(corpus, "role")
     vocabulary = vocabulary_at(context, spec.vocabulary_uri)
     _refuse_another_unit(spec, corpus, vocabulary)
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
@@ -61,12 +73,12 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
-    _measure(spec, context, train)
-    _measure_fit(spec, context, tokenizer, read)
+    _measure(role, context, train)
+    _measure_fit(role, context, tokenizer, read)
     return StepOutput(
         outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
         facts={
-            "role": spec.role,
+            "role": role,
             "dataset": corpus.facts["dataset"],
             "unit": _unit(spec).value,
             "declared_units": spec.units.declared_units if spec.units else 0,
@@ -139,20 +151,23 @@ def _noting_held_out(
         yield unit
 
 
-def _measure_fit(
-    spec: TokenStoreSpec, context: StepContext, tokenizer: Tokenizer, texts: list[str]
-) -> None:
+def _measure_fit(role: Role, context: StepContext, tokenizer: Tokenizer, texts: list[str]) -> None:
     """Measure how the vocabulary fits held-out text; of private text, for the operator."""
     found = subwords.fit(tokenizer, texts)
     if found is None:
         return
-    seen = Operator if spec.role == "private" else Dp
+    seen = Operator if role == "private" else Dp
     context.measure("coverage", seen(found.coverage))
     context.measure("fertility", seen(found.fertility))
     context.measure("unknown_words", seen(found.unknown))
 
 
-def _measure(spec: TokenStoreSpec, context: StepContext, store: TokenStore) -> None:
-    count = Operator if spec.role == "private" else Public
+def _measure(role: str, context: StepContext, store: TokenStore) -> None:
+    kinds: dict[str, type[Dp | Public | Operator]] = {
+        "private": Operator,
+        "released": Dp,
+        "public": Public,
+    }
+    count = kinds[role]
     context.measure("units", count(store.n_units))
     context.measure("rows", count(store.n_rows))

@@ -6,7 +6,7 @@ These lines shape releases: they are part of the code in the manifest of a charg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 from dp_core.config.training import ArchitectureConfig, is_causal
 from dp_core.data.token_store import TokenStore
@@ -14,10 +14,18 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
 from tasks.protocol import PretrainSpec
-from tasks.releases.provenance import PRETRAINED, model_at, rows_at, vocabulary_at
+from tasks.releases.provenance import PRETRAINED, Role, model_at, rows_at, vocabulary_at
 from tasks.report.results import ARCHITECTURES
 from tasks.runtime.context import Input, StepContext
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
+
+# Whose rows train, by mode.
+_ROLES: dict[str, Role] = {
+    "public": "public",
+    "released": "released",
+    "dp": "private",
+    "nonprivate": "private",
+}
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,12 @@ class TrainingInputs:
         """
         vocabulary = vocabulary_at(context, spec.vocabulary_uri)
 
-        def rows(field: str, role: Literal["public", "private"]) -> Input:
+        def rows(field: str, role: Role) -> Input:
             return rows_at(context, getattr(spec, field), role, vocabulary, field=field)
 
         return cls(
             vocabulary,
-            rows("store_uri", "public" if spec.mode == "public" else "private"),
+            rows("store_uri", _ROLES[spec.mode]),
             rows("public_store_uri", "public"),
             rows("private_store_uri", "private"),
             model_at(

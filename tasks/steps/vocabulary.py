@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -41,6 +44,8 @@ from tasks.releases.provenance import (
 )
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
+WORDS = "words.json"  # the counted words themselves, which post-processing may use
+
 
 @dataclass
 class _Words:
@@ -61,6 +66,11 @@ class _Words:
     released: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def joined(self) -> Counter[str]:
+        """The counts that tokens are learned from."""
+        return self.counts + Counter(self.released)
+
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     """Count what is public; release what is not, if the source asks for it; then learn."""
@@ -79,6 +89,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         context.measure("vocabulary_delta", Public(0.0))
     tokenizer = _tokenizer(spec, words)
     kind.save(tokenizer, context.out)
+    (context.out / WORDS).write_text(json.dumps(_counted(spec, words), indent=0) + "\n")
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
@@ -194,8 +205,7 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     if words.tokens is not None:
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
         return wordpiece.of_tokens(words.tokens, ordered)
-    counts = words.counts + Counter(words.released)
-    return KINDS[spec.subwords].learn(counts, spec.config.vocabulary_size)
+    return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size)
 
 
 def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
@@ -204,3 +214,30 @@ def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
     if not context.exact_vocabulary:
         return plain
     return hmac.new(context.content_key(), plain.encode(), hashlib.sha256).hexdigest()
+
+
+def _counted(spec: VocabularySpec, words: _Words) -> dict[str, int]:
+    """Return what is known of words, as BERT splits them: their counts, 0 for a token without."""
+    spelt = KINDS[spec.subwords].spelt
+    kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
+    kept = {token: 0 for token in kept if token not in SPECIAL_TOKENS}
+    out: dict[str, int] = {}
+    for token, count in (kept | words.joined).items():
+        for word in split_words(spelt(token)):
+            out[word] = max(out.get(word, 0), count)
+    return dict(sorted(out.items()))
+
+
+def counted_words(folder: Path) -> dict[str, int]:
+    """Return the words of a vocabulary, as BERT splits them, with the counts it was learned from.
+
+    Raises:
+        BadInput: the vocabulary has none.
+    """
+    try:
+        counts: dict[str, int] = json.loads((folder / WORDS).read_text())
+    except (OSError, ValueError):
+        raise BadInput(
+            "no counted words", where=str(folder / WORDS), fix="Run the vocabulary step again."
+        ) from None
+    return counts

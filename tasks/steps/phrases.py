@@ -1,0 +1,152 @@
+"""Release phrases that many units share, round by round. Charged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from dp_core.audit.canaries import Canary, carries
+from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.errors import BadInput
+from dp_core.labels import Dp, Label, Public
+from dp_core.phrases.ngram_release import release_phrases
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.vocabulary import wordpiece
+from tasks.protocol import PhrasesSpec
+from tasks.releases.charge import charge
+from tasks.releases.manifest import counts_released, manifest
+from tasks.releases.plans import phrase_plan, planned_release
+from tasks.releases.provenance import (
+    canaries_at,
+    corpus_at,
+    fact,
+    private_units,
+    vocabulary_at,
+    vocabulary_digest,
+)
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.steps.canaries import read_canaries
+from tasks.steps.vocabulary import counted_words
+from tasks.storage import sha256_of
+
+FILE = "phrases.json"
+_PHRASES = TypeAdapter(dict[int, dict[str, int]])
+
+
+def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
+    """Reserve, then count, add noise and cut in every round; settle."""
+    corpus = corpus_at(context, spec.corpus_uri, "private")
+    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
+    _refuse_another_unit(spec, corpus, vocabulary)
+    planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
+    canaries = read_canaries(planted.folder) if planted else []
+    units = private_units(corpus)
+    plan, planned = phrase_plan(spec), planned_release(spec)
+    words = counted_words(vocabulary.folder)
+    content = manifest(
+        kind="phrases",
+        corpus=corpus.facts["digest"],
+        vocabulary=vocabulary_digest(vocabulary),
+        words=counts_released(words).hex(),
+        canaries=fact(planted, "digest") if planted else "",
+        seed=spec.seed,
+        holdout=spec.holdout,
+        plan=asdict(plan),
+    )
+    charged = charge(context, units, planned, content=content)
+    # Only now may the text be read.
+    context.refuse_altered(corpus)
+    spelled = _spelled(canaries, vocabulary.folder)
+    phrases = release_phrases(
+        lambda: [_training_units(spec, corpus.folder, spelled)], plan, words, charged.seed, content
+    )
+    record = charged.settle(
+        counts_released({p: count for counts in phrases.values() for p, count in counts.items()})
+    )
+    (context.out / FILE).write_text(json.dumps(phrases, ensure_ascii=True, indent=1) + "\n")
+    for length, released in phrases.items():
+        context.measure(f"phrases_released/{length}_words", Dp(len(released)))
+    context.measure("phrases_epsilon", Public(record.epsilon))
+    context.measure("phrases_delta", Public(record.delta))
+    return StepOutput(
+        outputs={"phrases": FILE},
+        facts={
+            "dataset": units.dataset,
+            "unit": spec.config.unit,
+            "declared_units": spec.config.declared_units,
+            "released": {str(length): len(counts) for length, counts in phrases.items()},
+            "sigma": plan.sigma,
+            "threshold": plan.threshold,
+            "phrases_per_unit": plan.per_unit,
+            "epsilon": record.epsilon,
+            "digest": sha256_of(context.out / FILE),
+        },
+        artifacts=[Artifact(FILE, Label.DP)],
+    )
+
+
+def read_phrases(folder: Path) -> dict[int, dict[str, int]]:
+    """Return the released phrases and noised counts that this step wrote, by length.
+
+    Raises:
+        BadInput: the file is not as it was written.
+    """
+    try:
+        return _PHRASES.validate_json((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        raise BadInput(
+            "the phrases are damaged", where=str(folder / FILE), fix="Run the phrases step again."
+        ) from None
+
+
+def _refuse_another_unit(spec: PhrasesSpec, corpus: Input, vocabulary: Input) -> None:
+    """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
+    same = fact(corpus, "dataset") == fact(vocabulary, "dataset")
+    if same and fact(vocabulary, "unit") != spec.config.unit:
+        raise BadInput(
+            f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
+            f" phrases would protect {spec.config.unit}",
+            where="phrases spec, unit",
+            fix="Choose one unit for vocabulary and phrases.",
+        )
+
+
+def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary, str]]:
+    """Return the canaries as text, to be planted in the units that carry them.
+
+    Canaries stand in the private rows, not in the corpus; without them here the audit of a model
+    that learned from phrases would overlook this road.
+    """
+    pieces = {number: piece for piece, number in wordpiece.load(vocabulary).get_vocab().items()}
+    return [
+        (canary, " ".join(pieces[token].removeprefix("##") for token in canary.tokens))
+        for canary in canaries
+        if not canary.is_reference
+    ]
+
+
+def _training_units(
+    spec: PhrasesSpec, folder: Path, canaries: Sequence[tuple[Canary, str]]
+) -> Iterator[Unit]:
+    """Yield the units that train, with the canaries that they carry as texts of their own.
+
+    Raises:
+        BadInput: more units than declared. (How many there are is private, and not said.)
+    """
+    config = spec.config
+    units = iter_units(folder, PrivacyUnit(config.unit), config.words_per_unit)
+    for number, unit in enumerate(units, 1):
+        if number > config.declared_units:
+            raise BadInput(
+                f"the corpus holds more units than the declared bound of {config.declared_units}",
+                where="declared_units",
+                fix="Declare a higher bound, from public knowledge.",
+            )
+        if not is_held_out(unit.unit_id, spec.holdout, seed_key(spec.seed)):
+            carried = [text for c, text in canaries if carries(c, unit.unit_id, spec.seed)]
+            yield replace(unit, texts=[*unit.texts, *carried])
