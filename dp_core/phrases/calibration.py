@@ -7,18 +7,21 @@ The ε of all rounds is computed by PLD, as the ledger computes what it charges.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+
+from scipy.optimize import brentq
 
 from dp_core.config.privacy import MOST_PHRASE, MOST_ROUNDS, refuse_large_delta
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import round_up
-from dp_core.privacy.accounting.profiles import upper_tail
+from dp_core.privacy.accounting.profiles import gaussian_delta, upper_tail
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit, ThresholdedHistogram
 from dp_core.vocabulary.calibration import HistogramPlan, check_target
 
 _TAIL_SHARE = 0.5  # of δ, for phrases that one unit alone holds; the rest is for shared counts
-_PRECISION = 1e-4  # of σ
+_PRECISION = 1e-3  # of σ
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,15 @@ def _least_noise(epsilon: float, delta: float, rounds: int, per_unit: int) -> tu
         event = PhraseRounds((one,) * rounds, tuple(range(2, 2 + rounds)))
         return epsilon_pld(event, delta) <= epsilon, threshold
 
-    low = high = 1.0
+    # What shared counts alone need: a Gaussian at the δ that the lone phrases leave.
+    need = math.sqrt(rounds * per_unit)
+    mu = brentq(lambda mu: gaussian_delta(epsilon, mu) - delta * (1 - _TAIL_SHARE), 1e-6, 1e3)
+    high = round_up(need / mu)
+    low = 0.95 * high
+    while charged(low)[0]:
+        low, high = low / 2, low
     while not charged(high)[0]:
-        low, high = high, 2 * high
+        low, high = high, round_up(1.02 * high)
         if high > 1e7:
             raise BadInput(
                 f"no noise reaches ε={epsilon:g} at δ={delta:g}",

@@ -112,6 +112,8 @@ def _settings(folder: Path) -> JobSettings:
         layers=1, hidden=64, sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
         public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
         canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
+        phrases_epsilon=60.0, phrases_lengths="2,3", phrases_per_unit=40, phrases_steps=3,
+        written_documents=20, written_words=40,
     )  # fmt: skip
 
 
@@ -293,7 +295,7 @@ def test_progress_on_private_labels_does_not_say_how_many_there_are(finished: Fi
 def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Finished) -> None:
     vocabulary, dp = finished.result("vocabulary"), finished.result("dp_pretraining")
     assert [r.ledger_id for r in dp.releases][:1] == [r.ledger_id for r in vocabulary.releases]
-    assert len(dp.releases) == 2
+    assert len(dp.releases) == 3  # vocabulary, phrases, training
     events = [MechanismEvent.from_json(r.event) for r in dp.releases]
     total = epsilon_pld(compose(*events), sum(r.delta for r in dp.releases))
     headline = {m.name: m.value for m in finished.result("report").metrics}
@@ -306,20 +308,20 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
 ) -> None:
     ledger = Ledger.open(finished.deployment.ledger)
     before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
-    # vocabulary and DP training as one plan; training without privacy is the operator's own
+    # vocabulary, phrases and DP training as one plan; without privacy is the operator's own
     assert [(state, accounted) for _, state, accounted in before] == [
-        *[("settled", True)] * 2,
+        *[("settled", True)] * 3,
         ("settled", False),
     ]
-    assert [e.whole_plan for e in ledger.history("notes")] == [True, True, False]
-    # of the labels: one private fine-tuning, and two of the operator's own
+    assert [e.whole_plan for e in ledger.history("notes")] == [True, True, True, False]
+    # of the labels: one private fine-tuning, and three of the operator's own
     labels = ledger.history("labels")
     assert [(e.state, e.accounted) for e in labels] == [
         ("settled", True),
-        *[("settled", False)] * 2,
+        *[("settled", False)] * 3,
     ]
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
-    for task in ("budget", "vocabulary", "dp_pretraining", "nonprivate_pretraining"):
+    for task in ("budget", "vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.said[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
@@ -336,9 +338,10 @@ def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None
     statement = finished.statement("dp_finetuning")
     assert (statement["dataset"], statement["private"]) == ("notes", True)
     assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
-    assert len(statement["ledger_ids"]) == 3
+    assert len(statement["ledger_ids"]) == 4
     # Trained without privacy, or fine-tuned on private labels as they are: the operator's alone.
-    for task in ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning"):
+    own = ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning")
+    for task in (*own, "phrases_finetuning"):
         assert finished.statement(task)["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 

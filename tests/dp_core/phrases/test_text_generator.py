@@ -1,0 +1,64 @@
+"""Text from released phrases, and from nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+
+from dp_core.data.tokens import split_words
+from dp_core.errors import BadInput
+from dp_core.phrases.text_generator import BackOffModel, write_documents
+
+PHRASES = {
+    2: {"the chest": 40, "chest was": 30, "was clear": 30, "clear .": 9},
+    3: {"the chest was": 25, "chest was clear": 20},
+}
+
+
+def test_every_word_and_pair_is_of_a_released_phrase_or_begins_one() -> None:
+    model = BackOffModel(PHRASES)
+    pairs = {("the", "chest"), ("chest", "was"), ("was", "clear"), ("clear", ".")}
+    starts = {phrase.split()[0] for counts in PHRASES.values() for phrase in counts}
+    for seed in range(50):
+        text = model.write(30, Random(seed))
+        assert len(text) == 30
+        for one, two in itertools.pairwise(text):
+            assert (one, two) in pairs or two in starts
+
+
+def test_what_was_released_more_often_is_written_more_often() -> None:
+    model = BackOffModel({2: {"a b": 900, "a c": 100, "b a": 500, "c a": 500}})
+    text = model.write(20_000, Random(3))
+    after_a = [two for one, two in itertools.pairwise(text) if one == "a"]
+    assert 0.85 < after_a.count("b") / len(after_a) < 0.95
+
+
+def test_the_longest_known_context_decides_most_of_the_time() -> None:
+    phrases = {2: {"x a": 1, "a b": 1000, "b x": 1, "c x": 1}, 3: {"x a c": 50}}
+    text = BackOffModel(phrases).write(20_000, Random(3))
+    triples = list(zip(text, text[1:], text[2:], strict=False))
+    after = [c for a, b, c in triples if (a, b) == ("x", "a")]
+    assert after.count("c") / len(after) > 0.6  # by pairs alone it would be 1 in 21
+
+
+def test_documents_follow_from_phrases_and_a_public_seed() -> None:
+    one = list(write_documents(PHRASES, 5, 40, 1))
+    backwards = {n: dict(reversed(c.items())) for n, c in reversed(PHRASES.items())}
+    assert one == list(write_documents(backwards, 5, 40, 1))
+    assert one != list(write_documents(PHRASES, 5, 40, 2))
+    assert len({d.document_id for d in one}) == 5
+    assert len({d.text for d in one}) > 1
+    assert all(split_words(d.text) == d.text.split(" ") and len(split_words(d.text)) == 40
+               for d in one)  # fmt: skip
+    assert all(d.patient_id == "" for d in one)
+
+
+def test_nothing_released_is_nothing_to_write() -> None:
+    with pytest.raises(BadInput, match="no phrase was released"):
+        BackOffModel({2: {}, 3: {}})
+
+
+def test_counts_that_noise_made_small_are_still_drawn() -> None:
+    assert BackOffModel({2: {"a b": -3}}).write(4, Random(0)) == ["a", "b", "a", "b"]
