@@ -6,15 +6,16 @@ import importlib.util
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from dp_core.errors import BadInput, PlanError
+from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import PrivateBatches, choose_rows, masked_examples, row_keys
-from dp_core.training.devices import strategy_for
-from dp_core.training.trainer import AdamW, Trainer
+from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 ENGINES = ["book-keeping", "naive"]
 if importlib.util.find_spec("tensorflow_privacy"):
@@ -32,13 +33,6 @@ class Draws:
         return self._units
 
 
-class Recorder(AdamW):
-    """Replaces the weights by the gradient it is given."""
-
-    def apply(self, name, weight, mean, square, gradient, learning_rate, step):
-        weight.assign(gradient)
-
-
 def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
     source = PrivateBatches(
         store, Draws(*units), coins, at_once, rows * maskings, maskings=maskings
@@ -46,19 +40,25 @@ def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
     return list(source.micro_batches(0))
 
 
-def sum_of(config, batches, engine="book-keeping", clip=CLIP, style="flat"):
-    trainer = Trainer(
-        strategy_for("cpu"),
-        config,
-        fresh(config, 0).parameters,
-        Recorder(0, 0, 0),
-        Clipper(clip, style, engine),
-    )
+def flat(sums):
+    return np.concatenate([np.ravel(sums[n]) for n in sorted(sums)]).astype(np.float64)
+
+
+def gradient_of(config, copy):
+    """The plain gradient of one copy of one row."""
+    parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
+    sums, *_ = ordinary_sum(UnitBatch(mlm_row_losses, config, copy), parameters, 1)
+    return flat(sums)
+
+
+def sum_of(config, batches, engine="book-keeping", style="flat"):
+    parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
+    clipper, total = Clipper(CLIP, style, engine), 0.0
     for batch in batches:
-        trainer.add(batch)
-    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
-    weights = trainer.weights()
-    return np.concatenate([weights[n].ravel() for n in sorted(weights)]).astype(np.float64)
+        losses = UnitBatch(mlm_row_losses, config, tuple(map(tf.constant, batch.arrays())))
+        units = len(batch.shares)
+        total += flat(clipper.clipped_grad_sum(losses, parameters, units, tf.constant(CLIP)).sums)
+    return total
 
 
 def test_each_row_is_masked_afresh_as_often_as_asked_and_by_a_key_of_its_own(store):
@@ -70,7 +70,9 @@ def test_each_row_is_masked_afresh_as_often_as_asked_and_by_a_key_of_its_own(sto
         plain[row][places[weights > 0]] = labels[weights > 0]
     texts = [bytes(row) for row in plain]
     assert texts[:4] == texts[4:8] == texts[8:]
-    assert sorted(texts[:4]) == sorted(bytes(r) for r in store.tokens[store.rows_of(3)])
+    assert sorted(texts[:4]) == sorted(
+        bytes(r) for r in store.tokens[store.rows_of(3)].astype(np.int32)
+    )
     seen = {(t, bytes(p)) for t, p in zip(texts, batch.positions[0], strict=True)}
     assert len(seen) > 6  # of 12: rows are short, and some masks fall on the same places
     np.testing.assert_allclose(batch.shares[0], 1 / 12)
@@ -111,9 +113,8 @@ def test_the_sum_is_that_of_averaged_gradients_clipped_unit_by_unit(config, stor
     for unit in range(3):
         copies = []
         for row in np.flatnonzero(batch.shares[unit]):
-            alone = [a[unit : unit + 1, row : row + 1] for a in batch.arrays()]
-            alone[-1] = np.ones((1, 1), np.float32)
-            copies.append(sum_of(config, [type(batch)(*alone)], clip=1e6))
+            *copy, _ = (tf.constant(a[unit : unit + 1, row : row + 1]) for a in batch.arrays())
+            copies.append(gradient_of(config, (*copy, tf.ones((1, 1)))))
         gradient = np.mean(copies, axis=0)
         norms.append(np.linalg.norm(gradient))
         expected += gradient * min(1, CLIP / norms[-1])
@@ -148,18 +149,11 @@ def test_rows_at_a_time_stay_bounded(store, plan_of, micro_rows, units):
         assert batch.ids.shape[:2] == (units, 6)
 
 
-def test_a_plan_trains_on_its_maskings_and_says_so(train, plan_of, tmp_path):
-    from dp_core.training.checkpoints import LocalFolder
-
-    once, thrice = plan_of(steps=2), plan_of(steps=2, maskings_per_example=3)
+def test_a_plan_says_its_maskings_and_pays_nothing_for_them(plan_of):
+    once, thrice = plan_of(), plan_of(maskings_per_example=3)
     assert thrice.to_json()["maskings_per_example"] == 3
     assert once.digest() != thrice.digest()
-    assert once.event() == thrice.event()  # no privacy is paid
-    one, other = (
-        train(plan, checkpoints=LocalFolder(tmp_path / str(i)))
-        for i, plan in enumerate((once, thrice))
-    )
-    assert any((one.parameters[n] != other.parameters[n]).any() for n in one.parameters)
+    assert once.event() == thrice.event()
 
 
 def test_no_masking_at_all_is_refused(plan_of):
