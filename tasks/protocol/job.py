@@ -55,6 +55,7 @@ from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
+ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
 WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
@@ -136,7 +137,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         shape=s.part(ArchitectureConfig),
         public_model=s.public_model,
         training=_ordinary(s, learning_rate=s.public_learning_rate),
-        batches=BatchConfig(batch_size=s.public_batch_size),
+        batches=BatchConfig(batch_size=s.public_batch_size, **ALONE),
         updates=s.public_steps,
     )
     steps: dict[str, StepSpec] = {
@@ -222,7 +223,8 @@ def pretraining(
             "batches": s.part(BatchConfig)
             if private
             else BatchConfig(
-                batch_size=s.nonprivate_batch_size, examples_per_step=s.examples_per_step
+                batch_size=s.nonprivate_batch_size,
+                **ALONE | {"examples_per_step": s.examples_per_step},
             ),
             "updates": s.updates if private else s.nonprivate_updates,
         }
@@ -269,7 +271,7 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         training=training,
         batches=BatchConfig(
             batch_size=s.finetune_batch_size,
-            examples_per_step=s.finetune_rows_per_unit if private else 1,
+            **ALONE | {"examples_per_step": s.finetune_rows_per_unit if private else 1},
         ),
         updates=s.finetune_updates if private else 0,
         epochs=s.finetune_epochs,

@@ -205,3 +205,52 @@ def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:
         7: (BatchPhase(4, 5), BatchPhase(3, 10)),
         10: plan.schedule,
     }
+
+
+def test_what_is_done_about_the_noise_is_told_to_private_trainings_alone() -> None:
+    steps = steps_of(
+        examples_per_step=2, maskings_per_example=3, noise_floor=0.5, averaging="tail",
+        entities_format="i2b2", entities_train=__file__, entities_test=__file__,
+        finetune_privacy="dp", entity_types="problem", entities_declared_units=100,
+        entities_dataset="labels", finetune_batch_size=10, finetune_rows_per_unit=5,
+    )  # fmt: skip
+    told = {
+        name: (
+            spec.batches.examples_per_step, spec.batches.maskings_per_example,
+            spec.training.noise_floor, spec.training.averaging,
+        )
+        for name, spec in steps.items() if hasattr(spec, "training")
+    }  # fmt: skip
+    assert told == {
+        "public_pretraining": (1, 1, 0.0, "none"),
+        "dp_pretraining": (2, 3, 0.5, "tail"),
+        "nonprivate_pretraining": (2, 1, 0.0, "none"),
+        "public_finetuning": (1, 1, 0.0, "none"),
+        "dp_finetuning": (5, 1, 0.5, "tail"),
+        "nonprivate_finetuning": (1, 1, 0.0, "none"),
+    }
+    plan = training_plan(steps["dp_pretraining"])
+    assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
+
+
+def test_a_step_reads_no_more_rows_of_a_unit_than_there_are() -> None:
+    spec = steps_of(examples_per_step=4)["dp_pretraining"]
+    assert training_plan(spec).examples_per_step == 4
+    assert training_plan(spec, 3).examples_per_step == 3
+    alone = steps_of(examples_per_step=4, unit="example")["dp_pretraining"]
+    assert training_plan(alone, 3).examples_per_step == 1
+
+
+def test_what_masks_nothing_has_no_maskings() -> None:
+    with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
+        steps_of(model_kind="gpt2", maskings_per_example=2)
+    steps = steps_of()
+    for name, reason in (
+        ("public_pretraining", "only DP"),
+        ("nonprivate_pretraining", "only DP"),
+        ("dp_finetuning", "masks nothing"),
+    ):
+        data = steps[name].model_dump()
+        data["batches"]["maskings_per_example"] = 2
+        with pytest.raises(ValueError, match=f"maskings_per_example.*{reason}"):
+            type(steps[name]).model_validate(data)

@@ -1,0 +1,233 @@
+"""Which recipe of DP training learns most from the same ε, one change at a time and together.
+
+    python benchmarks/bench_recipe.py [--only NAME,…] [--seeds 0,1] [--units 32] [--minutes 9]
+
+Writes benchmarks/results/recipe.json: MLM accuracy on held-out private rows after DP pre-training
+of one public model on the demo's made-up notes, by recipe, number of patients and seed. What is
+there is not measured again, so a run that was stopped goes on.
+
+A recipe's noise is that of its batch, updates and number of patients at EPSILON; the rows are those
+of 6,000 made-up patients throughout. Only `--units` of a batch's units are drawn, with the noise of
+all of them: their mean has the same expectation, and what it varies by is far below the noise.
+`--units 0` draws them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from scipy.optimize import brentq
+
+from dp_core.config.training import TrainingConfig
+from dp_core.data.token_store import TokenStore
+from dp_core.models.hugging_face import load_model
+from dp_core.models.parameters import AnyModel, language_model
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.evaluate import mlm_accuracy
+from dp_core.training.loop import PrivateUpdates, pretrain
+from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.process import Job, run_job
+
+RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
+EPSILON, DELTA = 5.44, 1e-6
+KEPT = 16  # rows of a patient, so that recipes may read more than the demo keeps
+FRONT = (
+    "private_corpus",
+    "public_corpus",
+    "vocabulary",
+    "canaries",
+    "private_store",
+    "public_store",
+    "public_pretraining",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training is told; `training` are settings of `TrainingConfig`."""
+
+    batch: int = 512
+    updates: int = 71
+    rows: int = 4
+    maskings: int = 1
+    clipping: str = "flat"
+    patients: int = 6000
+    training: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 4e-3})
+
+    @property
+    def rows_read(self) -> int:
+        return self.batch * self.updates * self.rows * self.maskings
+
+    def but(self, **changes: Any) -> Recipe:
+        training = self.training | changes.pop("training", {})
+        return Recipe(**{**asdict(self), **changes, "training": training})
+
+
+BEFORE = Recipe(256, 282, 1, training={"learning_rate": 2e-3})
+BASE = Recipe()
+MANY = BASE.but(patients=60_000)
+RECIPES = {
+    "before": BEFORE,
+    "before, four rows": BEFORE.but(rows=4),
+    "base": BASE,
+    "base, one row": BASE.but(rows=1),
+    "base, eight rows": BASE.but(rows=8),
+    "base, sixteen rows": BASE.but(rows=16),
+    "base, two maskings": BASE.but(maskings=2),
+    "base, four maskings": BASE.but(maskings=4),
+    "base, learning rate halved": BASE.but(training={"learning_rate": 2e-3}),
+    "base, learning rate doubled": BASE.but(training={"learning_rate": 8e-3}),
+    "base, exponential average": BASE.but(training={"averaging": "exponential"}),
+    "base, exponential average, constant rate": BASE.but(
+        training={"averaging": "exponential", "decay_power": 0.0}
+    ),
+    "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
+    "base, mean of the last third": BASE.but(
+        training={"averaging": "tail", "average_share": 0.33}
+    ),
+    "base, DP-AdamBC, floor 0.1": BASE.but(training={"noise_floor": 0.1, "learning_rate": 1e-3}),
+    "base, DP-AdamBC, floor 1": BASE.but(training={"noise_floor": 1.0}),
+    "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 4e-2}),
+    "base, automatic clipping": BASE.but(clipping="automatic"),
+    "60,000: before": BEFORE.but(patients=60_000),
+    "60,000: base": MANY,
+    "60,000: base, eight rows": MANY.but(rows=8),
+    "60,000: base, exponential average": MANY.but(training={"averaging": "exponential"}),
+    "60,000: base, DP-AdamBC, floor 0.1": MANY.but(training={"noise_floor": 0.1}),
+    "60,000: base, DP-AdamBC, floor 1": MANY.but(training={"noise_floor": 1.0}),
+}
+
+
+def plan_of(recipe: Recipe, sigma: float, batch: float, declared: int) -> ExecutionPlan:
+    return ExecutionPlan.poisson(
+        unit="patient",
+        declared_units=declared,
+        expected_batch=batch,
+        steps=recipe.updates,
+        noise_multiplier=sigma,
+        clip_norm=1.0,
+        delta=DELTA,
+        examples_per_step=recipe.rows,
+        maskings_per_example=recipe.maskings,
+        clipping=recipe.clipping,
+    )
+
+
+@functools.cache
+def noise_of(batch: int, updates: int, patients: int) -> float:
+    """Return the σ at which so many updates of such a batch cost EPSILON."""
+    recipe = Recipe(batch, updates)
+
+    def too_much(sigma: float) -> float:
+        return epsilon_pld(plan_of(recipe, sigma, batch, patients).event(), DELTA) - EPSILON
+
+    return float(brentq(too_much, 0.3, 20.0, xtol=1e-3))
+
+
+@dataclass(frozen=True)
+class Start:
+    """The public model, the rows that train, and those that measure."""
+
+    model: AnyModel
+    train: TokenStore
+    held_out: TokenStore
+
+
+def prepare(home: Path) -> Start:
+    """Make corpora, vocabulary, rows and the public model by the product's own steps."""
+    os.environ["CONFIDE_HOME"] = str(home)
+    deployment = Deployment.from_environment()
+    steps = dp_bert_steps(JobSettings(nonprivate=False), deployment.store)
+    more = JobSettings(nonprivate=False, max_examples_per_unit=KEPT)
+    steps["more_rows"] = dp_bert_steps(more, deployment.store)["private_store"]
+    job = Job("recipe", "recipe", "recipe", [("", n, steps[n]) for n in (*FRONT, "more_rows")])
+    done = run_job(job, deployment, lambda *_: None)
+    if done.exit_code:
+        raise SystemExit(done.failed)
+    folder = {name: Path(uri.removeprefix("file://")) for name, uri in done.outputs.items()}
+    return Start(
+        language_model(load_model(folder["public_pretraining"])),
+        TokenStore.open(folder["more_rows"] / "train"),
+        TokenStore.open(folder["private_store"] / "held_out"),
+    )
+
+
+def accuracy(start: Start, model: AnyModel) -> float:
+    return mlm_accuracy(model, start.held_out, seed=1, max_rows=start.held_out.n_rows)
+
+
+def trial(start: Start, recipe: Recipe, units: int, seed: int) -> float:
+    sigma = noise_of(recipe.batch, recipe.updates, recipe.patients)
+    drawn = min(units or recipe.batch, recipe.batch)
+    plan = plan_of(recipe, sigma * drawn / recipe.batch, drawn, start.train.n_units)
+    nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
+    trained = pretrain(
+        model=start.model,
+        store=start.train,
+        updates=PrivateUpdates(plan, PrivacySeed.fixed(seed), b"benchmark"),
+        config=TrainingConfig(**recipe.training, micro_rows=min(64, drawn * recipe.rows)),
+        init_seed=1,
+        checkpoints=nowhere,
+        device="cpu",
+        progress=lambda _: None,
+    )
+    return accuracy(start, trained)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="names of recipes, with semicolons")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--units", type=int, default=32)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no trial after these")
+    parser.add_argument("--home", type=Path, default=ROOT / ".confide" / "bench-recipe")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    told = parser.parse_args()
+    began = time.monotonic()
+    start = prepare(told.home)
+    kept = json.loads(told.output.read_text()) if told.output.exists() else {"trials": {}}
+    kept |= {"epsilon": EPSILON, "delta": DELTA, "public": accuracy(start, start.model)}
+    for seed in map(int, told.seeds.split(",")):
+        for name in told.only.split(";") if told.only else RECIPES:
+            if time.monotonic() - began > 60 * told.minutes:
+                return
+            recipe = RECIPES[name]
+            said = asdict(recipe) | {
+                "noise": noise_of(recipe.batch, recipe.updates, recipe.patients),
+                "rows_read": recipe.rows_read,
+                "units_drawn": told.units or recipe.batch,
+            }
+            key = name if told.units else f"{name} (whole batches)"
+            one = kept["trials"].get(key, {})
+            if one.get("recipe") != said:
+                one = {"recipe": said, "accuracy": {}}
+            if str(seed) not in one["accuracy"]:
+                clock = time.monotonic()
+                one["accuracy"][str(seed)] = trial(start, recipe, told.units, seed)
+                one["mean"] = statistics.mean(one["accuracy"].values())
+                kept["trials"][key] = one
+                told.output.parent.mkdir(exist_ok=True)
+                told.output.write_text(json.dumps(kept, indent=1) + "\n")
+                took = time.monotonic() - clock
+                print(f"{100 * one['mean']:6.2f}  {key} ({took:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
