@@ -34,13 +34,17 @@ from scipy.optimize import brentq
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
+from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load_model
-from dp_core.models.parameters import AnyModel, language_model
+from dp_core.models.parameters import AnyModel, fresh, language_model
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
+from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.devices import strategy_for
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import PrivateUpdates, pretrain
+from dp_core.training.trainer import AdamW, Trainer
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
@@ -99,9 +103,7 @@ RECIPES = {
         training={"averaging": "exponential", "decay_power": 0.0}
     ),
     "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
-    "base, mean of the last third": BASE.but(
-        training={"averaging": "tail", "average_share": 0.33}
-    ),
+    "base, mean of the last third": BASE.but(training={"averaging": "tail", "average_share": 0.33}),
     "base, DP-AdamBC, floor 0.1": BASE.but(training={"noise_floor": 0.1, "learning_rate": 1e-3}),
     "base, DP-AdamBC, floor 1": BASE.but(training={"noise_floor": 1.0}),
     "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 4e-2}),
@@ -191,6 +193,33 @@ def trial(start: Start, recipe: Recipe, units: int, seed: int) -> float:
     return accuracy(start, trained)
 
 
+def costs(rounds: int = 40) -> dict[str, float]:
+    """Return the seconds that one update takes beside its gradients, the kinds in turn."""
+    config = BertConfig.of_size(vocab_size=4096, hidden=128, layers=2)
+    parameters = fresh(config, 0).parameters
+
+    def trainer(floor: float, averages: bool) -> Trainer:
+        optimizer = AdamW(0.9, 0.98, 0.01, floor)
+        strategy, clipper = strategy_for("cpu"), Clipper(1.0)
+        return Trainer(strategy, config, parameters, optimizer, clipper, averages=averages)
+
+    kinds = {
+        "plain": trainer(0.0, averages=False),
+        "DP-AdamBC": trainer(0.1, averages=False),
+        "average": trainer(0.0, averages=True),
+    }
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for step in range(rounds):
+        noise = UpdateNoise(PrivacySeed.fixed(0), b"benchmark", step, 1.0, 1.0)
+        for kind, one in kinds.items():
+            clock = time.perf_counter()
+            one.apply_update(step=step, learning_rate=1e-6, divisor=32.0, noise=noise)
+            if kind == "average":
+                one.average(0.1)
+            seconds[kind].append(time.perf_counter() - clock)
+    return {kind: statistics.median(own[3:]) for kind, own in seconds.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="names of recipes, with semicolons")
@@ -203,6 +232,8 @@ def main() -> None:
     began = time.monotonic()
     start = prepare(told.home)
     kept = json.loads(told.output.read_text()) if told.output.exists() else {"trials": {}}
+    if "seconds of an update without gradients" not in kept:
+        kept["seconds of an update without gradients"] = costs()
     kept |= {"epsilon": EPSILON, "delta": DELTA, "public": accuracy(start, start.model)}
     for seed in map(int, told.seeds.split(",")):
         for name in told.only.split(";") if told.only else RECIPES:
