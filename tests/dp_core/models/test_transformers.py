@@ -13,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import load_file
 
+from dp_core.config.training import AdapterConfig
+from dp_core.models.adapters import load_adapter, merged, save_adapter, with_adapters
 from dp_core.models.bert import class_logits, mlm_logits, tag_logits
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import Gpt2Config
+from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import (
     heads_of,
     load,
@@ -25,15 +28,17 @@ from dp_core.models.hugging_face import (
     read_vocabulary,
     save,
 )
-from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel
+from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel, Model
 from dp_core.nn.layers import Layers
+from dp_core.training.finetune import with_classifier
 from dp_core.vocabulary import wordpiece
 from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"
 TOLERANCE = 1e-4
-NAMES = ["bert", "distilbert", "gpt2", "tagger", "classifier", "distilled-classifier"]
+LANGUAGE_MODELS = ["bert", "distilbert", "gpt2", "llama", "tied-llama"]
+NAMES = [*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier"]
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="no .venv/transformers: run `make test-transformers`"
@@ -57,7 +62,7 @@ def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
         return class_logits(layers, model.config, ids, lengths, seconds).numpy()
     if TAGGER in heads:
         logits = tag_logits(layers, model.config, ids, lengths).numpy()
-    elif isinstance(model.config, Gpt2Config):
+    elif isinstance(model.config, CausalConfig):
         logits = causal_logits(layers, model.config, ids).numpy()
     else:
         places = tf.tile(tf.range(s)[None], (m, 1))
@@ -96,7 +101,7 @@ def ours(theirs: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("ours")
     models = {name: load_model(theirs / name) for name in NAMES}
     pieces = list(read_vocabulary(vocabulary))
-    for name in ("bert", "distilbert", "gpt2"):
+    for name in LANGUAGE_MODELS:
         models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
     models["student"] = student_of(load(theirs / "bert"))
     for name, model in models.items():
@@ -121,7 +126,7 @@ def test_we_compute_what_transformers_computes(theirs: Path, name: str) -> None:
     )
 
 
-SAVED = [*NAMES, "student", *(f"{n} of a new vocabulary" for n in ("bert", "distilbert", "gpt2"))]
+SAVED = [*NAMES, "student", *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -135,7 +140,7 @@ def test_transformers_computes_what_we_saved(ours: Path, name: str) -> None:
     assert not loading["unexpected_keys"]
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path, name: str) -> None:
     folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
@@ -153,3 +158,75 @@ def test_matching_pieces_keep_what_transformers_stored(ours: Path, theirs: Path)
                 before = old.parameters[name][lines.index(piece)]
                 np.testing.assert_array_equal(new.parameters[name][i], before)
     assert 5 < kept < new.config.vocab_size
+
+
+# --- adapters, in real `peft`
+
+
+def has_peft() -> bool:
+    command = [PYTHON, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('peft'))"]
+    return PYTHON.exists() and subprocess.run(command, check=False).returncode == 0
+
+
+ADAPTED = [*LANGUAGE_MODELS, "tagger"]
+LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
+
+
+def with_learned_adapters(base: AnyModel) -> AnyModel:
+    """As after training: every A and B away from where they began, and the base as it was."""
+    rng, start = np.random.default_rng(4), with_adapters(base, LORA, 0)
+    values = {
+        n: a + 0.2 * rng.standard_normal(a.shape).astype("f") if n.endswith(("_a", "_b")) else a
+        for n, a in start.parameters.items()
+    }
+    return Model(start.config, values, start.labels)
+
+
+@pytest.fixture(scope="module")
+def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of theirs with adapters of ours, and what `peft` makes of them."""
+    if not has_peft():
+        pytest.skip("no peft in .venv/transformers")
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in ADAPTED:
+        base: AnyModel = load_model(theirs / ("bert" if name == "tagger" else name))
+        save(base, folder / name / "base")
+        if name == "tagger":
+            rng = np.random.default_rng(5)
+            base = with_classifier(base, ("O", "B-x", "I-x"), 0)
+            kernel = rng.standard_normal((base.config.hidden, 3)).astype("f")
+            base = Model(base.config, base.parameters | {"tagger/kernel": kernel}, base.labels)
+        model = with_learned_adapters(base)
+        save_adapter(model, folder / name / "adapter")
+        rng = np.random.default_rng(1)
+        np.savez(
+            folder / name / "asked.npz",
+            ids=rng.integers(0, base.config.vocab_size, (3, 8)),
+            lengths=np.array([8, 3, 6]),
+        )
+        np.save(folder / name / "ours.npy", logits_of(model, folder / name))
+        bare = logits_of(base, folder / name)
+        assert np.nanmax(np.abs(bare - logits_of(model, folder / name))) > 100 * TOLERANCE
+    transformers("peft", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_peft_computes_what_our_adapters_do_and_so_does_what_it_merges(
+    adapters: Path, name: str
+) -> None:
+    own = adapters / name
+    loading = json.loads((own / "loading.json").read_text())
+    assert not loading["zero"]
+    tensors = load_file(own / "adapter" / "adapter_model.safetensors")
+    assert loading["tensors"] == sum("lora_" in n for n in tensors)
+    ours = np.load(own / "ours.npy", allow_pickle=False)
+    for file in ("logits.npy", "merged.npy"):
+        assert_equal(ours, np.load(own / file, allow_pickle=False))
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_what_we_merge_computes_the_same(adapters: Path, name: str) -> None:
+    model = load_adapter(load_model(adapters / name / "base"), adapters / name / "adapter")
+    ours = np.load(adapters / name / "ours.npy", allow_pickle=False)
+    assert_equal(logits_of(merged(model), adapters / name), ours)

@@ -2,6 +2,7 @@
 
     python transformers_side.py make FOLDER   writes small random models, and their logits
     python transformers_side.py read FOLDER   reads models, and writes their logits
+    python transformers_side.py peft FOLDER   reads models with the adapters in them, likewise
 
 A model's folder holds `asked.npz`: ids (M, S), lengths (M,), and types (M, S) for a classifier.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import AutoTokenizer, BertConfig, DistilBertConfig, GPT2Config
+from transformers import AutoTokenizer, BertConfig, DistilBertConfig, GPT2Config, LlamaConfig
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 WORDS = len(PIECES)
@@ -35,6 +36,14 @@ DISTILBERT = {
     "max_position_embeddings": 12,
 }
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
+LLAMA = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 
 
@@ -45,6 +54,15 @@ def make(folder: Path) -> None:
         "bert": transformers.BertForMaskedLM(BertConfig(**SIZES, **BERT)),
         "distilbert": transformers.DistilBertForMaskedLM(DistilBertConfig(**SIZES, **DISTILBERT)),
         "gpt2": transformers.GPT2LMHeadModel(GPT2Config(**SIZES, **GPT2)),
+        "llama": transformers.LlamaForCausalLM(LlamaConfig(**SIZES, **LLAMA)),
+        "tied-llama": transformers.LlamaForCausalLM(
+            LlamaConfig(
+                **SIZES,
+                **LLAMA,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            )
+        ),
         "tagger": transformers.BertForTokenClassification(BertConfig(**SIZES, **BERT, **LABELS)),
         "classifier": transformers.BertForSequenceClassification(
             BertConfig(**SIZES, **BERT, **LABELS)
@@ -86,6 +104,27 @@ def read(folder: Path) -> None:
         (own / "loading.json").write_text(json.dumps(loading))
 
 
+def peft(folder: Path) -> None:
+    """Read each `base` with the `adapter` beside it, and merge the two."""
+    from peft import PeftModel
+
+    for own in sorted(folder.iterdir()):
+        words = json.loads((own / "base" / "config.json").read_text())["architectures"]
+        task = json.loads((own / "adapter" / "adapter_config.json").read_text())["task_type"]
+        name = words[0]
+        if task == "TOKEN_CLS":  # the base has no classifier: it comes with the adapter
+            name = name.replace("ForMaskedLM", "ForTokenClassification")
+        kind, labels = getattr(transformers, name), LABELS if task == "TOKEN_CLS" else {}
+        base = kind.from_pretrained(own / "base", dtype=torch.float32, **labels)
+        asked = dict(np.load(own / "asked.npz", allow_pickle=False))
+        model = PeftModel.from_pretrained(base, own / "adapter")
+        np.save(own / "logits.npy", logits_of(model, asked))
+        zero = [n for n, p in model.named_parameters() if "lora_" in n and not p.any()]
+        count = sum("lora_" in n for n, _ in model.named_parameters())
+        (own / "loading.json").write_text(json.dumps({"zero": zero, "tensors": count}))
+        np.save(own / "merged.npy", logits_of(model.merge_and_unload(), asked))
+
+
 def logits_of(model: torch.nn.Module, asked: dict[str, np.ndarray]) -> np.ndarray:
     model.eval()
     s = asked["ids"].shape[1]
@@ -101,4 +140,4 @@ def logits_of(model: torch.nn.Module, asked: dict[str, np.ndarray]) -> np.ndarra
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    {"make": make, "read": read}[sys.argv[1]](Path(sys.argv[2]))
+    {"make": make, "read": read, "peft": peft}[sys.argv[1]](Path(sys.argv[2]))

@@ -33,7 +33,7 @@ from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 UNITS, ROWS, LENGTH, WORDS, TAGS = 3, 2, 6, 9, 4  # few words: they repeat within a unit
 SIZES = {
-    "vocab_size": WORDS, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12,
+    "vocab_size": WORDS, "hidden": 8, "layers": 1, "heads": 2, "intermediate": 12,
     "max_positions": LENGTH + 1,
 }  # fmt: skip
 KINDS = get_args(TrainedParameters)
@@ -44,6 +44,7 @@ MODELS = {
     "Llama": LlamaConfig(**SIZES, key_heads=1),
     "tied Llama": LlamaConfig(**SIZES, tied=True),
     "BERT tags": BertConfig(**SIZES),
+    "deep BERT": BertConfig(**(SIZES | {"layers": 2})),
 }
 LORA = AdapterConfig(trained_parameters="lora", lora_rank=2, lora_alpha=3.0)
 
@@ -108,17 +109,27 @@ def check(name: str, model: AnyModel, trained: Collection[str], seed: int = 0) -
     norms = naive_clipped_grad_sum(losses, own, UNITS, 1e6, frozen=frozen).norms.numpy()
     clip = float(np.median(norms))
     fast, slow = (
-        tf.function(lambda f=f: f(losses, own, UNITS, clip, frozen=frozen), autograph=False)()
+        f(losses, own, UNITS, clip, frozen=frozen)
         for f in (clipped_grad_sum, naive_clipped_grad_sum)
     )
     assert norms.max() > 1.001 * clip > 0
     assert_same(fast, slow, norms)
-    assert (fast.norms.numpy() >= norms * (1 - 1e-6)).all()
+    assert (fast.norms.numpy() >= norms * (1 - 1e-5)).all()  # both in float32
     return slow
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
+CASES = [
+    *((name, "lora") for name in MODELS),
+    ("deep BERT", "top-layer"),
+    *(("BERT", kind) for kind in KINDS if kind not in ("all", "lora")),
+    *(("Llama", kind) for kind in KINDS if kind != "lora"),
+    ("GPT-2", "no-embeddings"),
+    ("tied Llama", "no-embeddings"),
+    ("BERT tags", "biases-and-norms"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_it_equals_one_unit_at_a_time(name: str, kind: TrainedParameters) -> None:
     config = LORA.model_copy(update={"trained_parameters": kind})
     model = model_of(name, config)
@@ -129,7 +140,7 @@ def test_it_equals_one_unit_at_a_time(name: str, kind: TrainedParameters) -> Non
         assert np.abs(value).max() > 0 or parameter == "embeddings/type", parameter
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_any_part_equals_one_unit_at_a_time(name: str, seed: int) -> None:
     """A kernel without its bias, a table without the other two, an A without its B."""
@@ -148,10 +159,7 @@ def test_tensorflow_privacy_gives_the_same(name: str) -> None:
     own, frozen = split(model, trained_names(model, LORA))
     losses = losses_of(name)
     slow = naive_clipped_grad_sum(losses, own, UNITS, 0.05, frozen=frozen)
-    other = tf.function(
-        lambda: tensorflow_privacy_clipped_grad_sum(losses, own, UNITS, 0.05, frozen=frozen),
-        autograph=False,
-    )()
+    other = tensorflow_privacy_clipped_grad_sum(losses, own, UNITS, 0.05, frozen=frozen)
     assert_same(other, slow, slow.norms.numpy())
 
 
@@ -182,12 +190,15 @@ def test_blocks_of_an_adapter_are_the_definition() -> None:
 # --- nothing is computed to be thrown away
 
 
+DEPTH = MODELS["deep BERT"].layers
+
+
 def products(kind: TrainedParameters, private: bool) -> int:
     """Number of matrix products in the graph of a gradient sum, once it is pruned."""
     config = LORA.model_copy(update={"trained_parameters": kind})
-    model = model_of("BERT", config)
+    model = model_of("deep BERT", config)
     own, frozen = split(model, trained_names(model, config))
-    losses = losses_of("BERT")
+    losses = losses_of("deep BERT")
 
     def sums() -> list[Any]:
         if private:
@@ -207,7 +218,7 @@ def products(kind: TrainedParameters, private: bool) -> int:
 
 def test_ordinary_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers() -> None:
     """Forward and backward by the inputs: two products for each of 9 matrices, and no third."""
-    layers, all_of_them = 4 * SIZES["layers"] + 2, products("all", private=False)
+    layers, all_of_them = 4 * DEPTH + 2, products("all", private=False)
     assert all_of_them >= 3 * layers
     assert products("biases-and-norms", private=False) <= 2 * layers + 1
     assert products("top-layer", private=False) <= all_of_them - 2 * 4
@@ -215,16 +226,16 @@ def test_ordinary_training_of_a_part_has_no_product_for_the_weights_of_frozen_la
 
 def test_private_training_of_a_part_neither() -> None:
     whole, part = products("all", private=True), products("biases-and-norms", private=True)
-    assert part <= 2 * (4 * SIZES["layers"] + 2) + 1
+    assert part <= 2 * (4 * DEPTH + 2) + 1
     assert whole > part
 
 
 def test_the_backward_pass_ends_where_nothing_below_is_trained() -> None:
-    model = model_of("BERT", AdapterConfig(trained_parameters="top-layer"))
+    model = model_of("deep BERT", AdapterConfig(trained_parameters="top-layer"))
     own, frozen = split(model, trained_names(model, AdapterConfig(trained_parameters="top-layer")))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         layers = RecordingLayers(own, UNITS, tape, frozen=frozen)
-        losses_of("BERT")(layers)
+        losses_of("deep BERT")(layers)
     recorded = {name for record in layers.records for name in record.parameters}
     assert recorded == own.keys()
     assert not any(name.startswith(("layer_0", "embeddings")) for name in recorded)

@@ -1,0 +1,234 @@
+"""LoRA beside a model's matrices: what is trained, what is merged, what PEFT's files hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file, save_file
+
+from dp_core.config.training import AdapterConfig
+from dp_core.errors import BadInput
+from dp_core.models.adapters import (
+    adapters_of,
+    load_adapter,
+    merged,
+    prepared,
+    save_adapter,
+    trained_names,
+)
+from dp_core.models.bert import mlm_logits
+from dp_core.models.causal import causal_logits
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import MLM_BIAS, POSITION, WORD, AnyModel, Model, fresh
+from dp_core.nn.layers import LORA_SCALE, Layers
+from dp_core.training.finetune import with_classifier
+
+SIZES = {
+    "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12,
+    "max_positions": 9,
+}  # fmt: skip
+MODELS = {
+    "bert": BertConfig(**SIZES),
+    "distilbert": BertConfig(**SIZES, type_vocab=0),
+    "gpt2": Gpt2Config(**SIZES),
+    "llama": LlamaConfig(**SIZES, key_heads=1),
+}
+LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=6.0)
+
+
+def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> AnyModel:
+    """A model whose adapters have learned something."""
+    rng, start = np.random.default_rng(0), fresh(MODELS[name], 0)
+    start = prepared(with_classifier(start, tuple("OAB"), 0) if tags else start, config, 0)
+    values = {
+        n: a if n == LORA_SCALE else a + 0.3 * rng.standard_normal(a.shape).astype("f")
+        for n, a in start.parameters.items()
+    }
+    return Model(start.config, values, start.labels)
+
+
+def logits(model: AnyModel) -> np.ndarray:
+    ids = tf.constant(np.random.default_rng(1).integers(0, 30, (2, 6)), tf.int32)
+    layers: Any = Layers(model.parameters)
+    if isinstance(model.config, BertConfig):
+        places = tf.tile(tf.range(6)[None], (2, 1))
+        return mlm_logits(layers, model.config, ids, tf.constant([6, 4]), places).numpy()
+    return causal_logits(layers, model.config, ids).numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_merged_model_computes_the_same_without_adapters(name: str) -> None:
+    model = adapted(name)
+    one = merged(model)
+    assert one.parameters.keys() == fresh(MODELS[name], 0).parameters.keys()
+    np.testing.assert_allclose(logits(one), logits(model), atol=1e-4)
+    bare = {n: a for n, a in model.parameters.items() if "lora" not in n}
+    assert np.abs(logits(Model(model.config, bare)) - logits(model)).max() > 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_adapter_is_the_sum_that_is_defined(name: str) -> None:
+    """y = x·W + b + (α / rank)·(x·A)·B, each part of a query-key-value kernel with its own A, B."""
+    model = adapted(name)
+    p, x = model.parameters, np.random.default_rng(2).standard_normal((5, 8)).astype("f")
+    module = "layer_1/query" if name == "llama" else "layer_1/qkv"
+    bias = f"{module}/bias" in p
+    got = Layers(p).linear(module, tf.constant(x), bias=bias).numpy()
+    parts = 1 if name in ("llama", "gpt2") else 3  # as Hugging Face's modules are cut
+    a, b = (np.split(p[f"{module}/lora_{leaf}"], parts, axis=1) for leaf in "ab")
+    assert a[0].shape == (8, 3)
+    expected = 2.0 * np.concatenate(
+        [x @ left @ right for left, right in zip(a, b, strict=True)], axis=1
+    )
+    expected += x @ p[f"{module}/kernel"] + (p[f"{module}/bias"] if bias else 0)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("attention", {"qkv", "attention_output"}),
+        ("mlp", {"intermediate", "output"}),
+        ("attention-and-mlp", {"qkv", "attention_output", "intermediate", "output"}),
+    ],
+)
+def test_the_targets_are_those_of_the_setting(targets: Any, modules: set[str]) -> None:
+    config = LORA.model_copy(update={"lora_targets": targets})
+    found = adapters_of(prepared(fresh(MODELS["bert"], 0), config, 0).parameters)
+    assert {name.split("/")[1] for name in found} == modules
+    assert len(found) == 2 * len(modules)
+
+
+def test_adapters_begin_at_the_model_itself_by_a_public_seed() -> None:
+    start = fresh(MODELS["gpt2"], 0)
+    one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(logits(one), logits(start))
+    a = "layer_0/output/lora_a"
+    np.testing.assert_array_equal(one.parameters[a], same.parameters[a])
+    assert not np.array_equal(one.parameters[a], other.parameters[a])
+    assert not one.parameters["layer_0/output/lora_b"].any()
+    wide = prepared(
+        fresh(Gpt2Config(**(SIZES | {"hidden": 256, "heads": 4})), 0),
+        AdapterConfig(trained_parameters="lora", lora_rank=64),
+        0,
+    )
+    drawn = wide.parameters["layer_0/qkv/lora_a"]
+    assert drawn.std() == pytest.approx(0.88 / np.sqrt(3 * 256), rel=0.05)  # cut at 2 deviations
+
+
+def test_what_is_trained_is_what_the_setting_says() -> None:
+    def of(kind: Any, name: str = "bert", *, tags: bool = False) -> set[str]:
+        config = LORA.model_copy(update={"trained_parameters": kind})
+        return set(trained_names(adapted(name, config, tags=tags), config))
+
+    every = of("all")
+    assert every == set(fresh(MODELS["bert"], 0).parameters)
+    assert {n.rsplit("/")[-1] for n in of("lora")} == {"lora_a", "lora_b"}
+    vectors = of("biases-and-norms")
+    assert {n.rsplit("/")[-1] for n in vectors} == {"bias", "gain"}
+    assert MLM_BIAS in vectors
+    assert every - of("no-embeddings") == {WORD, POSITION, "embeddings/type"}
+    top = of("top-layer")
+    assert {n.split("/")[0] for n in top} == {"layer_1", "mlm"}
+    assert of("no-embeddings", "llama").isdisjoint({WORD, "head/kernel"})
+    for kind in ("lora", "biases-and-norms", "top-layer"):  # who is fresh must learn
+        assert {"tagger/kernel", "tagger/bias"} <= of(kind, tags=True)
+
+
+def test_adapters_that_a_model_has_are_merged_before_it_is_trained_on() -> None:
+    first = adapted("bert")
+    again = prepared(first, LORA, 5)
+    np.testing.assert_allclose(logits(again), logits(first), atol=1e-4)
+    assert not again.parameters["layer_0/qkv/lora_b"].any()
+
+
+def test_a_model_is_not_written_without_its_adapters(tmp_path) -> None:
+    """A folder that lacked them would hold the model that nobody trained."""
+    with pytest.raises(BadInput, match="lora"):
+        save(adapted("bert"), tmp_path)
+
+
+# --- PEFT's layout (equal logits in real `peft`: test_transformers.py)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_adapters_folder_holds_it(tmp_path, name: str) -> None:
+    model = adapted(name)
+    save_adapter(model, tmp_path, "the/base")
+    bare = Model(model.config, {n: a for n, a in model.parameters.items() if "lora" not in n})
+    read = load_adapter(bare, tmp_path)
+    assert read.parameters.keys() == model.parameters.keys()
+    for parameter, value in model.parameters.items():
+        np.testing.assert_array_equal(read.parameters[parameter], value, err_msg=parameter)
+    about = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (about["r"], about["lora_alpha"]) == (3, 6.0)
+    assert about["base_model_name_or_path"] == "the/base"
+    assert about["fan_in_fan_out"] is (name == "gpt2")
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    assert len(tensors) == 2 * len(about["target_modules"])
+
+
+def test_the_tensors_have_pefts_names_and_orientation(tmp_path) -> None:
+    model = adapted("bert", tags=True)
+    save_adapter(model, tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    prefix = "base_model.model.bert.encoder.layer.1.attention.self.key"
+    p = model.parameters
+    np.testing.assert_array_equal(
+        tensors[f"{prefix}.lora_A.weight"], p["layer_1/qkv/lora_a"][:, 3:6].T
+    )
+    np.testing.assert_array_equal(
+        tensors[f"{prefix}.lora_B.weight"], p["layer_1/qkv/lora_b"][:, 8:16].T
+    )
+    np.testing.assert_array_equal(
+        tensors["base_model.model.classifier.weight"], p["tagger/kernel"].T
+    )
+    about = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (about["task_type"], about["modules_to_save"]) == ("TOKEN_CLS", ["classifier"])
+
+
+def damage(folder, change) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file(change(tensors), folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: {
+            n.replace("base_model.model.", "_module.base_model.model."): a for n, a in t.items()
+        },
+        lambda t: dict(sorted(t.items())[1:]),  # an A without its B, or the other way round
+        lambda t: {n: a[:, :-1].copy() for n, a in t.items()},
+        lambda t: t | {"base_model.model.lm_head.lora_A.weight": np.zeros((3, 8), "f")},
+    ],
+    ids=["a wrapper's names", "half of one", "another width", "a module that is not there"],
+)
+def test_an_adapter_that_does_not_fit_is_refused_and_never_dropped(tmp_path, change) -> None:
+    """Loaders that skip what they do not know leave B at zero: the base model, called trained."""
+    model = adapted("gpt2")
+    save_adapter(model, tmp_path)
+    damage(tmp_path, change)
+    bare = Model(model.config, {n: a for n, a in model.parameters.items() if "lora" not in n})
+    with pytest.raises(BadInput, match=r"fit|belong"):
+        load_adapter(bare, tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{"use_rslora": True}, {"bias": "all"}, {"r": "x"}])
+def test_another_kind_of_adapter_is_refused(tmp_path, changed) -> None:
+    model = adapted("gpt2")
+    save_adapter(model, tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(BadInput):
+        load_adapter(merged(model), tmp_path)
+
+
+def test_a_model_without_adapters_has_none_to_write(tmp_path) -> None:
+    with pytest.raises(BadInput, match="no adapters"):
+        save_adapter(fresh(MODELS["bert"], 0), tmp_path)
