@@ -147,6 +147,12 @@ def test_adapters_that_a_model_has_are_merged_before_it_is_trained_on() -> None:
     assert not again.parameters["layer_0/qkv/lora_b"].any()
 
 
+def test_adapters_end_where_all_is_trained() -> None:
+    """The scale is a constant in any case; whoever trains all of a model has no adapters in it."""
+    assert LORA_SCALE not in trained_names(adapted("bert"), AdapterConfig())
+    assert not adapters_of(prepared(adapted("bert"), AdapterConfig(), 0).parameters)
+
+
 def test_a_model_is_not_written_without_its_adapters(tmp_path) -> None:
     """A folder that lacked them would hold the model that nobody trained."""
     with pytest.raises(BadInput, match="lora"):

@@ -1,0 +1,229 @@
+"""Training of a part: the rest stays bit for bit, and has no noise; adapters end up as trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from dp_core.config.training import AdapterConfig
+from dp_core.errors import BadInput
+from dp_core.models.adapters import (
+    load_adapter,
+    merged,
+    prepared,
+    save_adapter,
+    trained_names,
+)
+from dp_core.models.bert import mlm_logits
+from dp_core.models.config import Gpt2Config, LlamaConfig
+from dp_core.models.hugging_face import load_model, save
+from dp_core.models.parameters import Model, fresh
+from dp_core.nn.layers import LORA_SCALE, Layers
+from dp_core.privacy.execution_plan import Clipper
+from dp_core.privacy.noise_addition import UpdateNoise
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.batches import OrdinaryBatches
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.devices import strategy_for
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
+from dp_core.training.trainer import AdamW, Trainer
+
+LORA = AdapterConfig(trained_parameters="lora", lora_rank=8)
+SEED, ALPHA = PrivacySeed.fixed(0), 1e-7  # a right σ is rejected this rarely
+KINDS = ["lora", "biases-and-norms", "no-embeddings", "top-layer"]
+
+
+class Recorder(AdamW):
+    """An optimizer that replaces the weights by the gradient it is given."""
+
+    def apply(self, name, weight, mean, square, gradient, learning_rate, step):
+        weight.assign(gradient)
+
+
+def trainer_of(config: Any, adapters: AdapterConfig, *, device="cpu", clip=0.5, optimizer=None):
+    start = prepared(fresh(config, 0), adapters, 0)
+    return start, Trainer(
+        strategy_for(device),
+        config,
+        start.parameters,
+        optimizer or AdamW(0.9, 0.999, 0.01),
+        Clipper(clip),
+        trained=trained_names(start, adapters),
+    )
+
+
+def flat(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([arrays[n].ravel() for n in sorted(arrays)]).astype(np.float64)
+
+
+def p_value(sample: np.ndarray, stddev: float) -> float:
+    """Two-sided χ² test that the sample is N(0, stddev²)."""
+    below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
+    return 2 * min(below, 1 - below)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("kind", ["lora", "biases-and-norms"])
+@pytest.mark.parametrize("device", ["mock-tpu:2"])
+def test_noise_is_on_what_is_trained_alone_and_has_the_plans_variance(config, device, kind):
+    clip, sigma, divisor = 0.5, 1.7, 9.0
+    adapters = LORA.model_copy(update={"trained_parameters": kind})
+    start, trainer = trainer_of(
+        config, adapters, device=device, clip=clip, optimizer=Recorder(0, 0, 0)
+    )
+    samples = []
+    for t in range(1 if kind == "lora" else 6):
+        noise = UpdateNoise(SEED, b"m", t, sigma, clip)
+        trainer.apply_update(step=t, learning_rate=0.1, divisor=divisor, noise=noise)
+        after = trainer.weights()
+        samples.append(flat({n: after[n] for n in trainer.names}))
+    frozen = start.parameters.keys() - set(trainer.names)
+    for name in frozen:
+        np.testing.assert_array_equal(after[name], start.parameters[name], err_msg=name)
+    sample, right = np.concatenate(samples), sigma * clip / divisor
+    assert len(sample) > 1000
+    assert len(np.unique(sample)) > 0.9 * len(sample)
+    assert p_value(sample, right) > ALPHA
+    assert stats.kstest(sample / right, "norm").pvalue > ALPHA
+    for wrong in (2 / 3, 3 / 2):
+        assert p_value(sample, wrong * right) < ALPHA
+
+
+def batches_of(store):
+    return list(OrdinaryBatches(store, seed=0, units=6, batch_rows=6).micro_batches(0))
+
+
+def test_a_sum_is_bounded_by_the_trained_parameters_norms(config, store):
+    """Six units: all are clipped, so their trained parts have the length C together at most."""
+    for kind in ("lora",):
+        adapters = LORA.model_copy(update={"trained_parameters": kind})
+        start, trainer = trainer_of(config, adapters, clip=1e-3, optimizer=Recorder(0, 0, 0))
+        for batch in batches_of(store):
+            trainer.add(batch)
+        trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+        after = trainer.weights()
+        length = np.linalg.norm(flat({n: after[n] for n in trainer.names}))
+        # Had the frozen ones been in the norms, as much less would be left of the trained ones.
+        assert 2.5e-3 < length <= 6e-3 * (1 + 1e-5), kind
+        assert start.parameters.keys() == after.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "private"),
+    [("lora", True), ("biases-and-norms", True), ("top-layer", True), ("lora", False)],
+)
+def test_what_is_not_trained_stays_bit_for_bit(train, plan_of, config_of, config, kind, private):
+    updates = (
+        PrivateUpdates(plan_of(), PrivacySeed.fixed(4), b"manifest")
+        if private
+        else OrdinaryUpdates(4, 8, seed=1)
+    )
+    settings = config_of(trained_parameters=kind, lora_rank=2)
+    start = prepared(fresh(config, 1), settings, 1)
+    model = train(updates, config=settings, model=fresh(config, 1))
+    names = trained_names(start, settings)
+    assert model.parameters.keys() == start.parameters.keys()
+    for name, before in start.parameters.items():
+        same = np.array_equal(model.parameters[name], before)
+        assert same == (name not in names), name
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_decoders_train_their_adapters(train, plan_of, config_of, store, kind):
+    sizes = {"vocab_size": store.vocabulary_size, "hidden": 16, "layers": 1, "heads": 2}
+    shape = (Gpt2Config if kind == "gpt2" else LlamaConfig)(
+        **sizes, intermediate=32, max_positions=store.sequence_length
+    )
+    settings = config_of(trained_parameters="lora", lora_rank=2)
+    start = prepared(fresh(shape, 1), settings, 1)
+    model = train(plan_of(), config=settings, model=shape)
+    for name, before in start.parameters.items():
+        assert np.array_equal(model.parameters[name], before) == ("lora_" not in name), name
+
+
+def test_a_checkpoint_holds_what_is_trained_and_a_run_that_resumes_ends_in_the_same_bits(
+    train, plan_of, config_of, tmp_path
+):
+    settings = config_of(trained_parameters="lora", lora_rank=2, checkpoint_every=1)
+    whole = train(plan_of(), config=settings, checkpoints=LocalFolder(tmp_path / "whole"))
+    place = LocalFolder(tmp_path / "stopped")
+    with pytest.raises(RuntimeError, match="stop"):
+        train(plan_of(), config=settings, checkpoints=place, progress=stop_at(2))
+    with place.read(place.names()[-1]) as file:
+        from safetensors.numpy import load_file
+
+        kept = load_file(file)
+    assert not [n for n in kept if "kernel" in n or "embeddings" in n or n == LORA_SCALE]
+    resumed = train(plan_of(), config=settings, checkpoints=place)
+    for name, value in whole.parameters.items():
+        np.testing.assert_array_equal(resumed.parameters[name], value, err_msg=name)
+
+
+def stop_at(update: int) -> Any:
+    def progress(now: Any) -> None:
+        if now.update == update:
+            raise RuntimeError("stop")
+
+    return progress
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"trained_parameters": "biases-and-norms"},
+        {"lora_alpha": 1.0},
+    ],
+)
+def test_a_checkpoint_of_another_part_belongs_to_another_run(train, plan_of, config_of, other):
+    settings = {"trained_parameters": "lora", "lora_rank": 2}
+    train(plan_of(), config=config_of(**settings))
+    with pytest.raises(BadInput, match="another run"):
+        train(plan_of(), config=config_of(**(settings | other)))
+
+
+def test_a_checkpoint_beside_another_base_belongs_to_another_run(train, plan_of, config_of, config):
+    """It holds the adapters alone: beside other frozen weights they would mean nothing."""
+    settings = config_of(trained_parameters="lora", lora_rank=2)
+    train(plan_of(), config=settings, model=fresh(config, 1))
+    with pytest.raises(BadInput, match="another run"):
+        train(plan_of(), config=settings, model=fresh(config, 2))
+
+
+def test_a_trained_adapter_is_what_leaves_and_what_comes_back(
+    train, plan_of, config_of, config, tmp_path
+):
+    """Opacus issue 820: training looked normal, and what was saved was not what was trained.
+
+    Every adapter has learned, the base beside it is the one it was trained beside, and what is
+    reloaded, as an adapter or merged, computes what the trained model does.
+    """
+    base = fresh(config, 1)
+    settings = config_of(trained_parameters="lora", lora_rank=2, learning_rate=0.05)
+    model = train(plan_of(), config=settings, model=base)
+    learned = [n for n in model.parameters if n.endswith(("lora_a", "lora_b"))]
+    assert len(learned) == 2 * 4
+    begun = prepared(base, settings, 1).parameters
+    assert not [n for n in learned if np.array_equal(model.parameters[n], begun[n])]
+
+    def logits(of: Any) -> np.ndarray:
+        ids = tf.constant([[2, 7, 8, 9, 3]])
+        return mlm_logits(Layers(of.parameters), config, ids, tf.constant([5]), ids * 0 + 1).numpy()
+
+    assert np.abs(logits(model) - logits(base)).max() > 0.01
+    save(base, tmp_path / "base")
+    save_adapter(model, tmp_path / "adapter")
+    save(merged(model), tmp_path / "merged")
+    beside = load_adapter(load_model(tmp_path / "base"), tmp_path / "adapter")
+    for again in (beside, load_model(tmp_path / "merged")):
+        np.testing.assert_allclose(logits(again), logits(model), atol=1e-5)
+
+
+def test_nothing_to_train_is_refused(config):
+    start = fresh(config, 0)
+    with pytest.raises(BadInput, match="none of the model's parameters"):
+        Trainer(strategy_for("cpu"), config, start.parameters, AdamW(0.9, 0.9, 0), None, trained=())
+    assert Model(config, start.parameters).size
