@@ -67,7 +67,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     model = load_model(folder)
     assert isinstance(model.config, Gpt2Config)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
-    assert (folder / "vocab.txt").exists()
+    assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     result = StepResult.model_validate_json((folder / "result.json").read_bytes())
     assert len(result.releases) == 2  # the vocabulary's, and its own
     assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True

@@ -257,7 +257,7 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
     context = cast(Any, chain).rows_bench
     fit = {"coverage", "fertility", "unknown_words"}
-    assert context.labels() == dict.fromkeys({"units", "rows", *fit}, {OPERATOR})
+    assert context.labels() == {name: {OPERATOR} for name in ("units", "rows", *fit)}
     shown = cast(Any, chain)
     labels = getattr(shown, "public rows_bench").labels()
     assert all(labels[name] == {DP} for name in fit)

@@ -1,0 +1,314 @@
+"""Where a vocabulary's tokens come from: what is read, what is charged, what is the operator's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from dp_core.errors import BadInput
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import load_model, read_vocabulary, save
+from dp_core.models.parameters import fresh
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.vocabulary import subwords, wordpiece
+from tasks.protocol import (
+    JobSettings,
+    RunContext,
+    StepResult,
+    VocabularySpec,
+    budget_of_run,
+    dp_bert_steps,
+    spec_from_json,
+)
+from tasks.protocol.least_privilege import Need, needs
+from tasks.protocol.settings import MADE_UP
+from tasks.releases.declarations import declare_public
+from tasks.releases.plans import planned_release
+from tasks.releases.statements import statement_of
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
+
+SMALL: dict[str, Any] = {
+    "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0, "vocabulary_size": 400,
+    "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20, "epochs": 0.3,
+    "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60, "device": "cpu",
+    "max_examples_per_unit": 2, "nonprivate": False, "canary_patterns": "HS",
+    "canary_rates": "0.2", "canaries_per_group": 1, "finetune_epochs": 1,
+}  # fmt: skip
+FREE = ("public", "checkpoint")
+
+
+class Job:
+    """A job in a deployment of its own, run as far as a test asks."""
+
+    def __init__(self, deployment: Deployment, **settings: Any) -> None:
+        self.deployment = deployment
+        self.settings = JobSettings.model_validate(SMALL | settings)
+        self.steps = dp_bert_steps(self.settings, deployment.store)
+
+    def run(self, *tasks: str) -> StepResult:
+        """Run these tasks, in their order; return the last one's result."""
+        for task in tasks:
+            who = RunContext(run_key="sources", run_name="sources", task=task)
+            result = contract.run_step(self.steps[task], self.deployment, who)
+        return result
+
+    def folder(self, task: str) -> Path:
+        return Path(self.steps[task].output.removeprefix("file://"))
+
+    def tokens(self) -> list[str]:
+        ids = read_vocabulary(self.folder("vocabulary"))
+        return sorted(ids, key=ids.__getitem__)
+
+    @property
+    def charges(self) -> list[MechanismEvent]:
+        ledger = Ledger.open(self.deployment.ledger)
+        return [e.event for e in ledger.history(MADE_UP)] if MADE_UP in ledger.datasets() else []
+
+
+def values(result: StepResult) -> dict[str, tuple[float, str]]:
+    return {m.name: (m.value, m.label) for m in result.metrics}
+
+
+@pytest.fixture
+def bert(untracked: Deployment, tmp_path: Path) -> Path:
+    """A public model whose vocabulary lies in another order than ours, declared public."""
+    folder = tmp_path / "bert"
+    tokens = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "patient"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()%/-"
+    tokens += [*letters, *("##" + c for c in letters)]
+    config = BertConfig.of_size(vocab_size=len(tokens), hidden=64, layers=1, max_positions=16)
+    save(fresh(config, 3), folder)
+    (folder / "vocab.txt").write_text("".join(f"{t}\n" for t in tokens))
+    declare_public(str(folder), untracked, known_private=False)
+    return folder
+
+
+# --- nothing private is read for public tokens
+
+
+@pytest.mark.parametrize("source", FREE)
+def test_what_is_public_costs_nothing_and_holds_nothing_private(source: str) -> None:
+    job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
+    spec = dp_bert_steps(job, "file:///s")["vocabulary"]
+    assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
+    assert needs(spec) == frozenset()
+    charged = [c.step for c in budget_of_run(job, "file:///s").charged]
+    assert charged == ["pretrain"]
+    job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # it is not spent
+
+
+@pytest.mark.parametrize(
+    "source", ["public+private", "private", "checkpoint+private", "nonprivate"]
+)
+def test_what_reads_private_words_is_not_given_files(source: str) -> None:
+    job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
+    spec = dp_bert_steps(job, "file:///s")["vocabulary"]
+    assert isinstance(spec, VocabularySpec) and spec.corpus_uri
+    assert needs(spec) == {Need.CHARGING} and spec.sources == ()
+    charged = [c.step for c in budget_of_run(job, "file:///s").charged]
+    assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
+
+
+def test_a_public_vocabulary_is_made_without_ledger_seed_or_private_text(
+    untracked: Deployment,
+) -> None:
+    job = Job(untracked, vocabulary_source="public")
+    result = job.run("public_corpus", "vocabulary")  # there is no private corpus
+    assert job.charges == []
+    assert not untracked.seeds.exists() or not list(untracked.seeds.iterdir())
+    assert result.releases == []
+    assert values(result)["vocabulary_epsilon"] == (0, "public")
+    assert values(result)["vocabulary_delta"] == (0, "public")
+    assert "words_released" not in values(result)
+    said = statement_of(result.releases, made_up=False)
+    assert "No private text was used to make it." in said.words
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "said"),
+    [
+        ("public", {"corpus_uri": "file:///s/corpus/x", "public_corpus_uri": "p"}, "corpus_uri"),
+        ("public", {}, "public_corpus_uri"),
+        ("public+private", {"corpus_uri": "c"}, "public_corpus_uri"),
+        ("private", {"corpus_uri": "c", "public_corpus_uri": "p"}, "public_corpus_uri"),
+        ("checkpoint", {"corpus_uri": "c", "checkpoint_uri": "k"}, "corpus_uri"),
+        ("checkpoint+private", {"corpus_uri": "c"}, "checkpoint_uri"),
+        ("nonprivate", {}, "corpus_uri"),
+    ],
+)
+def test_a_spec_by_hand_names_what_its_source_reads_and_nothing_else(
+    source: str, given: dict[str, str], said: str
+) -> None:
+    body = {
+        "root": "file:///s", "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
+        "config": {"vocabulary_source": source}, **given,
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match=said):
+        spec_from_json(json.dumps(body))
+
+
+def test_sources_that_cannot_be_are_refused_with_the_settings() -> None:
+    for settings, said in (
+        ({"vocabulary_source": "checkpoint"}, "public_model"),
+        (
+            {"vocabulary_source": "checkpoint", "public_model": "/x", "model_kind": "gpt2"},
+            "gpt2 checkpoint",
+        ),
+        ({"model_kind": "gpt2", "vocabulary_size": 260}, "261"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            JobSettings.model_validate(SMALL | settings)
+
+
+# --- private words are bought where public text lacks them
+
+
+def test_no_word_is_bought_that_public_text_keeps_whole(untracked: Deployment) -> None:
+    public = Job(untracked, vocabulary_source="public")
+    public.run("public_corpus", "vocabulary")
+    job = Job(untracked)
+    result = job.run("private_corpus", "vocabulary")
+    (event,) = job.charges
+    assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
+    # (the step says how many; which, the tokens show)
+    both, alone = set(job.tokens()), set(public.tokens())
+    bought = {t for t in both - alone if not t.startswith("##")}
+    assert bought
+    assert result.facts["words_released"] > 0
+    assert result.facts["words_known"] > 50
+    assert values(result)["vocabulary_epsilon"][0] == pytest.approx(50, rel=0.01)
+    assert {m.label for m in result.metrics if m.name == "distinct_words"} == {"operator"}
+
+
+def test_other_public_words_are_another_release(untracked: Deployment) -> None:
+    """One private corpus and plan, counted without other words: never under the same noise."""
+    job = Job(untracked)
+    job.run("private_corpus", "public_corpus", "vocabulary")
+    assert len(job.charges) == 1
+    (job.folder("vocabulary") / "result.json").unlink()
+    again = job.run("vocabulary")  # repeated as it was: found, not charged
+    assert len(job.charges) == 1
+    before = (job.folder("vocabulary") / "vocab.txt").read_text()
+    # The same spec, and its public corpus made anew of other documents.
+    other = Job(untracked, synthetic_patients=75)
+    other.run("public_corpus")
+    (job.folder("vocabulary") / "result.json").unlink()
+    for file in job.folder("public_corpus").iterdir():
+        file.unlink()
+    for file in other.folder("public_corpus").iterdir():
+        (job.folder("public_corpus") / file.name).write_bytes(file.read_bytes())
+    job.run("vocabulary")
+    assert len(job.charges) == 2, again.facts
+    assert (job.folder("vocabulary") / "vocab.txt").read_text() != before
+
+
+def test_a_public_corpus_that_was_altered_is_not_counted(untracked: Deployment) -> None:
+    job = Job(untracked, vocabulary_source="public")
+    job.run("public_corpus")
+    result = json.loads((job.folder("public_corpus") / "result.json").read_text())
+    result["facts"]["digest"] = "0" * 64
+    (job.folder("public_corpus") / "result.json").write_text(json.dumps(result))
+    with pytest.raises(BadInput, match="not those that the step wrote"):
+        job.run("vocabulary")
+
+
+# --- a checkpoint's tokens
+
+
+def test_a_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert: Path) -> None:
+    job = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(bert))
+    result = job.run(
+        "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
+        "private_store", "public_store",
+    )  # fmt: skip
+    tokens = job.tokens()
+    theirs = (bert / "vocab.txt").read_text().split("\n")[:-1]
+    kept = [t for t in tokens if t in theirs]
+    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert [t for t in theirs if t in kept[5:]] == kept[5:] and set(kept) == set(theirs)
+    new = tokens[len(theirs) :]
+    assert new and not set(new) & set(theirs)
+    assert [e.title for e in job.charges] == ["word histogram"]
+    assert result.releases
+
+    spec = job.steps["public_pretraining"].model_copy(update={"updates": 1})
+    job.steps["public_pretraining"] = spec
+    ours, old = _started(job, bert)
+    for token in (*kept, new[0]):
+        pieces = wordpiece.of_tokens(theirs).encode(token, add_special_tokens=False)
+        at = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
+        np.testing.assert_allclose(ours[tokens.index(token)], old[at].mean(0), rtol=1e-6)
+
+
+def _started(job: Job, bert: Path) -> tuple[np.ndarray, np.ndarray]:
+    from dp_core.models.hugging_face import load_with_vocabulary
+
+    table = "embeddings/word"
+    ours = load_with_vocabulary(bert, job.tokens(), seed=1)
+    return ours.parameters[table], load_model(bert).parameters[table]
+
+
+def test_a_checkpoint_alone_is_free(untracked: Deployment, bert: Path) -> None:
+    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
+    result = job.run("checkpoint", "vocabulary")
+    assert job.charges == [] and result.releases == []
+    assert len(job.tokens()) == len((bert / "vocab.txt").read_text().split())
+
+
+def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, bert: Path) -> None:
+    (bert / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
+    with pytest.raises(BadInput, match="declare-public"):
+        job.run("checkpoint")
+    declare_public(str(bert), untracked, known_private=False)
+    with pytest.raises(BadInput, match="lower case"):
+        job.run("checkpoint")
+
+
+# --- exact counts, for the operator
+
+
+def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) -> None:
+    """Also a DP training, which is charged for what it spends: its model has no finite ε."""
+    job = Job(untracked, vocabulary_source="nonprivate", model_kind="gpt2")
+    spec = job.steps["vocabulary"]
+    done = {task: job.run(task) for task in job.steps}
+    first = done["vocabulary"]
+    assert [r.epsilon for r in first.releases] == [float("inf")]
+    plain = subwords.vocabulary_digest(subwords.load(job.folder("vocabulary")))
+    assert first.facts["digest"] != plain  # keyed: who guesses the words cannot confirm it
+    after = [t for t in done if t not in ("budget", "private_corpus", "public_corpus")]
+    assert {"canaries", "public_store", "public_pretraining", "dp_pretraining"} < set(after)
+    for task in after:
+        result = done[task]
+        assert {m.label for m in result.metrics} == {"operator"}, task
+        assert {label for _, label, _ in result.facts["artifacts"]} <= {"operator"}, task
+        assert result.facts["model"] == "", task
+        said = statement_of(result.releases, made_up=False)  # of the report's inputs, too
+        assert any("Not private" in p for p in said.words), task
+    assert len(done["dp_pretraining"].releases) == 2
+    assert isinstance(spec, VocabularySpec) and needs(spec) == {Need.CHARGING}
+    assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
+
+
+# --- byte-level BPE
+
+
+def test_gpt2_gets_byte_level_tokens_of_its_own_words(untracked: Deployment) -> None:
+    job = Job(untracked, model_kind="gpt2")
+    result = job.run(
+        "private_corpus", "public_corpus", "vocabulary", "canaries", "private_store", "public_store"
+    )
+    assert result.step == "token_store" and values(result)["unknown_words"][0] == 0
+    files = {f.name for f in job.folder("vocabulary").iterdir()}
+    assert {"vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json"} <= files
+    assert "vocab.txt" not in files
+    assert any(t.startswith("Ġ") and len(t) > 4 for t in job.tokens())
+    assert len(job.tokens()) <= 400
