@@ -11,6 +11,7 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary, save
 from dp_core.models.parameters import Model, fresh
+from dp_core.vocabulary.byte_level import ALPHABET
 
 SIZES = {"hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 5}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -86,6 +87,32 @@ def test_a_gpt2s_pieces_are_known_by_their_word_pieces_names(tmp_path, file):
     table = old.parameters["embeddings/word"]
     np.testing.assert_array_equal(new.parameters["embeddings/word"], table[[4, 4, 1, 0, 2, 3]])
     assert (new.config.begin, new.config.end) == (2, 3)
+
+
+def test_byte_level_tokens_are_matched_as_they_are(tmp_path):
+    vocabulary = {"pain": 0, "Ġpain": 1, "ing": 2, "s": 3, "<|endoftext|>": 4, "Ġ": 5}
+    old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    tokens = ["[CLS]", "[SEP]", "Ġpain", "pain", *ALPHABET, "Ġpains", "ĠĠing"]
+    table = load_with_vocabulary(folder, tokens, seed=0).parameters["embeddings/word"]
+    theirs = old.parameters["embeddings/word"]
+    np.testing.assert_array_equal(table[:4], theirs[[4, 4, 1, 0]])
+    np.testing.assert_allclose(table[-2], theirs[[1, 3]].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(table[-1], theirs[[5, 5, 2]].mean(0), rtol=1e-6)
+
+
+def test_a_new_token_begins_as_the_mean_of_its_old_pieces(bert):
+    old, folder = bert
+    with (folder / "vocab.txt").open("w") as file:
+        rest = ["pain", "##ful", "##f", "pa", "##in"]
+        file.write("".join(f"{t}\n" for t in [*SPECIAL, *rest, *OLD[10:]]))
+    table = load_with_vocabulary(
+        folder, [*SPECIAL, "painful", "##fulf", "painx"], seed=3
+    ).parameters["embeddings/word"]
+    theirs = old.parameters["embeddings/word"]
+    np.testing.assert_allclose(table[5], theirs[[5, 6]].mean(0), rtol=1e-6)  # pain ##ful
+    np.testing.assert_allclose(table[6], theirs[[6, 7]].mean(0), rtol=1e-6)  # ##ful ##f
+    assert np.abs(table[7] - theirs[[5, 9]].mean(0)).max() > 0.01  # x cannot be spelt: drawn
 
 
 def test_the_vocabulary_is_read_from_tokenizer_json_where_there_is_no_other(bert):

@@ -31,7 +31,7 @@ from dp_core.models.hugging_face import (
 from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel, Model
 from dp_core.nn.layers import Layers
 from dp_core.training.finetune import with_classifier
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import byte_level, subwords, wordpiece
 from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
@@ -95,8 +95,24 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+BYTES = "GPT-2 of byte-level tokens"
+
+
 @pytest.fixture(scope="module")
-def ours(theirs: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def byte_level_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte-level tokens that we learned from counts."""
+    folder = tmp_path_factory.mktemp("byte-level")
+    byte_level.save(byte_level.learn({"Ġbed": 50, "Ġfab": 40, "ab": 30, "ĠcafÃ©": 20}, 290), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(
+    theirs: Path,
+    vocabulary: Path,
+    byte_level_vocabulary: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """Models that we saved, and what transformers read in them."""
     folder = tmp_path_factory.mktemp("ours")
     models = {name: load_model(theirs / name) for name in NAMES}
@@ -104,9 +120,12 @@ def ours(theirs: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactor
     for name in LANGUAGE_MODELS:
         models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
     models["student"] = student_of(load(theirs / "bert"))
+    byte_tokens = list(read_vocabulary(byte_level_vocabulary))
+    models[BYTES] = load_with_vocabulary(theirs / "gpt2", byte_tokens, 1)
     for name, model in models.items():
         size = model.config.vocab_size
-        save(model, folder / name, vocabulary if size == len(pieces) else None)
+        tokens = vocabulary if size == len(pieces) else None
+        save(model, folder / name, byte_level_vocabulary if name == BYTES else tokens)
         rng = np.random.default_rng(1)
         asked = {
             "ids": rng.integers(0, size, (3, 8)),
@@ -126,7 +145,7 @@ def test_we_compute_what_transformers_computes(theirs: Path, name: str) -> None:
     )
 
 
-SAVED = [*NAMES, "student", *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
+SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -145,6 +164,12 @@ def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path, name: str) 
     folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
     assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
+
+
+def test_transformers_reads_the_byte_level_tokens_that_we_saved(ours: Path) -> None:
+    loading = json.loads((ours / BYTES / "loading.json").read_text())
+    assert loading["pieces"] == subwords.load(ours / BYTES).encode("ab fa bed").ids
+    assert loading["words"] == "ab fa bed"  # decoded again
 
 
 def test_matching_pieces_keep_what_transformers_stored(ours: Path, theirs: Path) -> None:

@@ -100,7 +100,9 @@ def read(folder: Path) -> None:
         )
         loading = {key: sorted(map(str, about[key])) for key in ("missing_keys", "unexpected_keys")}
         if (own / "tokenizer.json").exists():
-            loading["pieces"] = AutoTokenizer.from_pretrained(own)("ab fa bed")["input_ids"]
+            tokenizer = AutoTokenizer.from_pretrained(own)
+            loading["pieces"] = tokenizer("ab fa bed")["input_ids"]
+            loading["words"] = tokenizer.decode(loading["pieces"], skip_special_tokens=True)
         (own / "loading.json").write_text(json.dumps(loading))
 
 
