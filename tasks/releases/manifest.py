@@ -25,7 +25,11 @@ from tasks.runtime.deployment import CHECKOUT
 # What a step hands its inputs to, before it settles. The step's own file counts too: it says
 # which rows, which weights and which seed go where.
 ENTRIES = {
-    "vocabulary": ("dp_core.vocabulary.dp_histogram", "dp_core.data.privacy_units"),
+    "vocabulary": (
+        "dp_core.vocabulary.dp_histogram",
+        "dp_core.data.privacy_units",
+        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
+    ),
     "phrases": (
         "dp_core.phrases.ngram_release",
         "dp_core.data.privacy_units",

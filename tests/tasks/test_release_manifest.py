@@ -31,7 +31,7 @@ TRAINING = [
 ]  # fmt: skip
 SHAPES = {
     "vocabulary": [
-        "vocabulary/dp_histogram", "data/tokens", "data/privacy_units",
+        "vocabulary/dp_histogram", "data/tokens", "data/privacy_units", "vocabulary/byte_level",
         "privacy/discrete_gaussian", "privacy/seed_store",
     ],
     "pretrain": [*TRAINING, "data/masking", "models/hugging_face"],
