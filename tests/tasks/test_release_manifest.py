@@ -14,6 +14,7 @@ from tasks.runtime.deployment import CHECKOUT
 
 AFTERWARDS = {  # what a step imports to look at a release, not to make it
     "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
+    "phrases": {"dp_core.labels"},
     "pretrain": {"dp_core.labels"},
     "select": {"dp_core.labels"},
     "finetune": {
@@ -33,6 +34,11 @@ SHAPES = {
     "vocabulary": [
         "vocabulary/dp_histogram", "data/tokens", "data/privacy_units", "vocabulary/byte_level",
         "privacy/discrete_gaussian", "privacy/seed_store",
+    ],
+    "phrases": [
+        "phrases/ngram_release", "vocabulary/dp_histogram", "data/tokens", "data/privacy_units",
+        "data/hashing", "privacy/discrete_gaussian", "privacy/seed_store", "audit/canaries",
+        "vocabulary/wordpiece",
     ],
     "pretrain": [*TRAINING, "data/masking", "models/hugging_face"],
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],

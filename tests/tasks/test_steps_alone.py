@@ -14,10 +14,17 @@ import pytest
 
 from dp_core.audit.canaries import Canary
 from dp_core.config.data import RowsConfig
-from dp_core.config.privacy import UnitConfig, VocabularyConfig
+from dp_core.config.privacy import (
+    PhrasesConfig,
+    UnitConfig,
+    VocabularyConfig,
+    WrittenTextConfig,
+)
 from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
-from dp_core.data.corpus import Document, write_corpus
+from dp_core.data.corpus import Document, open_corpus, write_corpus
+from dp_core.data.hashing import seed_key
 from dp_core.data.ner import Sentence
+from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Labelled
@@ -27,18 +34,30 @@ from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
     MetricRecord,
+    PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
     ReleaseRecord,
     StepResult,
     TokenStoreSpec,
     VocabularySpec,
+    WrittenTextSpec,
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
-from tasks.steps import canaries, entities, exposure, finetune, pretrain, token_store, vocabulary
+from tasks.steps import (
+    canaries,
+    entities,
+    exposure,
+    finetune,
+    phrases,
+    pretrain,
+    token_store,
+    vocabulary,
+    written_text,
+)
 from tasks.steps.training_inputs import TrainingInputs
 from tasks.storage import Store
 
@@ -426,3 +445,144 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     assert set().union(*others) == {OPERATOR}
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
+
+
+# --- phrases, and text written from them
+
+
+def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
+    spec = PhrasesSpec(
+        root=chain.home.store,
+        made_up=False,
+        corpus_uri="corpus",
+        vocabulary_uri="vocabulary",
+        canaries_uri="canaries",
+        dataset="notes",
+        holdout=0.2,
+        seed=1,
+        config=PhrasesConfig(
+            declared_units=DECLARED,
+            phrases_epsilon=30.0,
+            phrases_delta=1e-5,
+            phrases_lengths="2,3",
+            phrases_per_unit=8,
+        ),
+    )
+    return spec.model_copy(update=changes)
+
+
+@pytest.fixture(scope="module")
+def released(chain: Chain) -> Input:
+    chain.inputs["phrases"] = chain.answer("phrases", phrases.run, phrasing(chain))
+    return chain.inputs["phrases"]
+
+
+def test_phrases_that_units_share_are_released_and_charged(chain: Chain, released: Input) -> None:
+    counts = phrases.read_phrases(released.folder)
+    assert {"pain in", "no fever"} <= set(counts[2]) and "pain in arm" in counts[3]
+    assert not any("q" in phrase for found in counts.values() for phrase in found)
+    # the canary that every training unit carries takes this road too
+    assert "arm fever" in counts[2]
+    context = cast(Any, chain).phrases_bench
+    labels = context.labels()
+    assert labels["phrases_released/2_words"] == labels["phrases_released/3_words"] == {DP}
+    assert labels["phrases_epsilon"] == labels["phrases_delta"] == {PUBLIC}
+    vocabulary_entry, phrases_entry = context.releases
+    assert phrases_entry.dataset == "notes" and phrases_entry.epsilon <= 30.0
+    assert phrases_entry.ledger_id != vocabulary_entry.ledger_id
+    assert phrases_entry.ledger_id in {entry.id for entry in chain.ledger.history("notes")}
+
+
+def test_held_out_units_are_in_no_phrase(chain: Chain) -> None:
+    context = chain.context("held out")
+    said = {f"p{number}": "pain fever" for number in range(PATIENTS)}
+    said |= {who: "two days" for who in said if is_held_out(who, 0.5, seed_key(1))}
+    context.inputs = chain.inputs | {"corpus": corpus_of(chain.context("halves"), "notes", said)}
+    phrases.run(phrasing(chain, holdout=0.5, canaries_uri=""), context)
+    counts = phrases.read_phrases(context.out)
+    assert "pain fever" in counts[2] and "two days" not in counts[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "other"}, "the spec charges other"),
+        ({"vocabulary_uri": "corpus"}, "output of the step corpus"),
+        ({"corpus_uri": "public corpus"}, "must be private"),
+    ],
+)
+def test_phrases_of_other_inputs_are_refused(
+    chain: Chain, changes: dict[str, str], message: str
+) -> None:
+    before = len(chain.ledger.history("notes"))
+    with pytest.raises(BadInput, match=message):
+        phrases.run(phrasing(chain, **changes), chain.context(f"refused {message}"))
+    assert len(chain.ledger.history("notes")) == before
+
+
+def test_phrases_protect_the_unit_of_the_vocabulary(chain: Chain) -> None:
+    config = phrasing(chain).config.model_copy(update={"unit": "document"})
+    with pytest.raises(BadInput, match="Choose one unit for vocabulary and phrases"):
+        phrases.run(phrasing(chain, config=config), chain.context("another unit"))
+
+
+def test_more_units_than_declared_are_refused_without_saying_how_many(chain: Chain) -> None:
+    config = phrasing(chain).config.model_copy(update={"declared_units": 20})
+    with pytest.raises(BadInput, match="declared bound of 20") as caught:
+        phrases.run(phrasing(chain, config=config), chain.context("too many"))
+    assert str(PATIENTS) not in str(caught.value)
+
+
+def test_an_altered_corpus_gives_no_phrases(chain: Chain) -> None:
+    context = chain.context("altered phrases")
+    altered = with_facts(chain.inputs["corpus"], digest="0" * 64)
+    context.inputs = chain.inputs | {"corpus": altered}
+    with pytest.raises(BadInput, match="not those that the step wrote"):
+        phrases.run(phrasing(chain), context)
+
+
+def test_written_text_is_of_released_phrases_and_trains_at_their_price(
+    chain: Chain, released: Input
+) -> None:
+    config = WrittenTextConfig(written_documents=30, written_words=20)
+    spec = WrittenTextSpec(
+        root=chain.home.store, made_up=False, phrases_uri="phrases", config=config, seed=1
+    )
+    chain.inputs["written"] = chain.answer("written", written_text.run, spec)
+    written = chain.inputs["written"]
+    counts = phrases.read_phrases(released.folder)
+    known = {word for found in counts.values() for phrase in found for word in phrase.split()}
+    texts = [document.text for document in open_corpus(written.folder)]
+    assert len(texts) == 30 and {word for text in texts for word in text.split()} <= known
+    rows = chain.cut().model_copy(
+        update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
+    )
+    chain.inputs["written rows"] = chain.answer("written rows", token_store.run, rows)
+    assert cast(Any, chain).__dict__["written rows_bench"].labels() == {"units": {DP}, "rows": {DP}}
+    before = len(chain.ledger.history("notes"))
+    context = chain.context("learned from phrases")
+    training = chain.training(mode="released", plan=None, store_uri="written rows")
+    model = answered(pretrain.run(training, context), context, "pretrain")
+    assert len(chain.ledger.history("notes")) == before
+    paid = {release.ledger_id for release in released.result.releases}
+    assert len(paid) == 2 and paid <= {release.ledger_id for release in model.result.releases}
+    assert context.labels()["loss"] == {DP}
+    statement = json.loads((context.out / "privacy_statement.json").read_text())
+    assert paid <= set(statement["ledger_ids"]) and statement["private"]
+
+
+def test_released_rows_are_not_taken_for_public_or_private_ones(
+    chain: Chain, released: Input
+) -> None:
+    for mode, rows in (("released", "public rows"), ("released", "rows")):
+        spec = chain.training(mode=mode, plan=None, store_uri=rows)
+        with pytest.raises(BadInput, match="must be released"):
+            pretrain.run(spec, chain.context(f"{mode} {rows}"))
+
+
+def test_damaged_phrases_are_refused_without_quoting_them(chain: Chain) -> None:
+    folder = chain.context("damaged").out
+    (folder / phrases.FILE).write_text('{"2": {"quoted words": "many"')
+    with pytest.raises(BadInput, match="damaged") as caught:
+        phrases.read_phrases(folder)
+    assert "quoted" not in str(caught.value)

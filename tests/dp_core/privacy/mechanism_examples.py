@@ -21,6 +21,7 @@ from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
     NeighboringRelation,
+    PhraseRounds,
     PoissonGaussian,
     PrivacyUnit,
     RandomCountSelection,
@@ -33,6 +34,7 @@ from dp_core.privacy.mechanisms import (
 Law = dict[tuple[int, ...], float]
 PATIENT = PrivacyUnit.PATIENT
 HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
+PHRASES = PhraseRounds((ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2, 3), unit=PATIENT)
 POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 
@@ -78,6 +80,7 @@ EXAMPLES: list[MechanismEvent] = [
     Gaussian(2.0, 3),
     ShuffledGaussian(1.5, 2),
     HISTOGRAM,
+    PHRASES,
     ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
     ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3),
     Composed((POISSON, HISTOGRAM), unit=PATIENT),
@@ -201,6 +204,26 @@ def histogram_truth(
     return max(adding), max(removing)
 
 
+def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
+    """Return the worst δ of two rounds of one phrase a unit, each shared or the unit's alone."""
+
+    def one(lone: bool) -> tuple[Law, Law]:
+        if lone:
+            return released([], 1, sigma, threshold), {(0,): 1.0}
+        return released([True], 0, sigma, threshold), released([False], 0, sigma, threshold)
+
+    def both(first: Law, second: Law) -> Law:
+        return {(*a, *b): p * q for a, p in first.items() for b, q in second.items()}
+
+    worst, e = 0.0, math.exp(epsilon)
+    for lone in itertools.product((False, True), repeat=2):
+        pairs = [one(alone) for alone in lone]
+        with_unit, without = both(pairs[0][0], pairs[1][0]), both(pairs[0][1], pairs[1][1])
+        for p, q in ((with_unit, without), (without, with_unit)):
+            worst = max(worst, sum(max(0.0, w - e * q.get(key, 0.0)) for key, w in p.items()))
+    return worst
+
+
 def gaussian_truth(mu: float, epsilon: float) -> float:
     """Return δ of a Gaussian whose mean moves by μ standard deviations."""
     return either_way({mu: 1.0}, {0.0: 1.0}, 1.0, epsilon)
@@ -218,6 +241,7 @@ TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (Gaussian(2.0, 3), lambda e: gaussian_truth(math.sqrt(3) / 2, e), 1.01),
     (ShuffledGaussian(1.5, 2), lambda e: gaussian_truth(math.sqrt(2) / 1.5, e), 1.01),
     (HISTOGRAM, lambda e: max(histogram_truth(2, 1.6, 4, e)), 1.06),
+    (PHRASES, lambda e: rounds_truth(1.6, 4, e), 1.6),
     (ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
      lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3), lambda e: gaussian_truth(1.0, e), math.inf),
