@@ -77,6 +77,8 @@ class Stores:
 
     def of(self, name: str, units: Iterable[Unit], rows: int) -> TokenStore:
         size, key = self.tokenizer.get_vocab_size(), seed_key(SEED)  # type: ignore[attr-defined]
+        if (self.folder / name / "store.json").exists():
+            return TokenStore.open(self.folder / name)
         writer = TokenStoreWriter(self.folder / name, self.length, size, key=key)
         cut = rows_of_units(
             units, self.tokenizer, sequence_length=self.length,  # type: ignore[arg-type]
@@ -121,15 +123,18 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--updates", default="600,1800")
     parser.add_argument("--nonprivate", action="store_true")
+    parser.add_argument("--work", type=Path, help="keeps what was made, to go on from there")
     asked = parser.parse_args()
     own = SETTINGS[asked.corpus]
     lengths = tuple(int(n) for n in asked.lengths.split(","))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = asked.work or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         for part, documents in zip(
             ("private", "public"), corpora(asked.corpus, asked.patients), strict=True
         ):
-            write_corpus(documents, folder / part)
+            if not (folder / part).exists():
+                write_corpus(documents, folder / part)
 
         def private(*, held: bool) -> Iterator[Unit]:
             return split(
@@ -145,7 +150,8 @@ def main() -> None:
         phrases = release_phrases(
             lambda: [private(held=False)], plan, words, PrivacySeed.fixed("phrases"), b"bench"
         )
-        line: dict[str, object] = vars(asked) | {"sigma": plan.sigma, "threshold": plan.threshold}
+        told = {name: value for name, value in vars(asked).items() if name != "work"}
+        line: dict[str, object] = told | {"sigma": plan.sigma, "threshold": plan.threshold}
         for length, released in phrases.items():
             above = {p for p, c in true_counts(private(held=False), length).items()
                      if c >= plan.threshold}  # fmt: skip
@@ -171,8 +177,14 @@ def main() -> None:
             model = train(start, rows, updates, own["rate"], folder / f"c {updates}")
             scores[f"{updates} updates"] = mlm_accuracy(model, held_out, seed=SEED)
             print(scores, flush=True)
-        line["mlm accuracy, private, held out"] = {k: round(v, 4) for k, v in scores.items()}
+            line["mlm accuracy, private, held out"] = {k: round(v, 4) for k, v in scores.items()}
+            write(line, told)
+
+
+def write(line: dict[str, object], told: dict[str, object]) -> None:
+    """Write a line of results in place of an earlier one of the same settings."""
     lines = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    lines = [one for one in lines if not one.items() >= told.items()]
     RESULT.write_text(json.dumps([*lines, line], indent=1) + "\n")
 
 

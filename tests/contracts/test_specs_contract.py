@@ -15,6 +15,7 @@ from tasks.protocol import (
     BudgetSpec,
     EntitiesSpec,
     JobSettings,
+    Need,
     PretrainSpec,
     PrivacyPlan,
     RunContext,
@@ -24,6 +25,7 @@ from tasks.protocol import (
     SweepSettings,
     VocabularySpec,
     dp_bert_steps,
+    needs,
     one_line,
     spec_from_json,
     sweep_point_steps,
@@ -31,7 +33,8 @@ from tasks.protocol import (
 )
 
 ROOT = "file:///store"
-STEPS = dp_bert_steps(JobSettings(), ROOT)
+WHOLE = JobSettings(phrases_epsilon=2.0)  # with every step that settings can switch on
+STEPS = dp_bert_steps(WHOLE, ROOT)
 
 
 def _uris(spec: StepSpec) -> list[str]:
@@ -149,8 +152,9 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "beta1": {"beta1": 0.8},
         "beta2": {"beta2": 0.9},
         "vocabulary_source": {"vocabulary_source": "public"},
+        "phrases_lengths": {"phrases_lengths": "2,4"},
     }  # fmt: skip
-    default = JobSettings()
+    default = WHOLE
     value = getattr(default, field)
     change = changed.get(field) or {field: value * 2 if value else 7}
     steps = dp_bert_steps(JobSettings.model_validate(default.model_dump() | change), ROOT)
@@ -224,7 +228,7 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
     changes: dict[str, Any] = {
         "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
     }  # fmt: skip
-    more = JobSettings(**changes)
+    more = JobSettings(phrases_epsilon=2.0, **changes)
     steps = dp_bert_steps(more, ROOT)
     kept = steps["dp_pretraining"]
     assert isinstance(kept, PretrainSpec)
@@ -330,6 +334,7 @@ def test_a_whole_run_is_registered_before_its_first_release() -> None:
     assert isinstance(budget, BudgetSpec)
     assert [c.output for c in budget.charged] == [
         STEPS["vocabulary"].output,
+        STEPS["phrases"].output,
         STEPS["dp_pretraining"].output,
     ]
     assert next(iter(STEPS)) == "budget"
@@ -394,3 +399,42 @@ def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
         entities = steps["entities"]
         assert isinstance(entities, EntitiesSpec)
         assert entities.public is shown
+
+
+def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were() -> None:
+    without = dp_bert_steps(JobSettings(phrases_epsilon=0.0), ROOT)
+    own = {"phrases", "written_text"} | {
+        f"phrases_{step}" for step in ("store", "pretraining", "finetuning", "exposure")
+    }
+    assert set(STEPS) - set(without) == own
+    for name in ("vocabulary", "private_store", "public_pretraining", "nonprivate_pretraining"):
+        assert without[name].digest() == STEPS[name].digest()
+    start, phrased = without["dp_pretraining"], STEPS["dp_pretraining"]
+    assert isinstance(start, PretrainSpec) and isinstance(phrased, PretrainSpec)
+    assert start.init_uri == without["public_pretraining"].output
+    assert phrased.init_uri == STEPS["phrases_pretraining"].output
+    # what belongs to phrases alone changes no hash where there are none
+    other = dp_bert_steps(JobSettings(phrases_epsilon=0.0, phrases_per_unit=7), ROOT)
+    assert {n: s.digest() for n, s in without.items() if n != "report"} == {
+        n: s.digest() for n, s in other.items() if n != "report"
+    }
+
+
+def test_phrases_are_registered_with_the_run() -> None:
+    budget = STEPS["budget"]
+    assert isinstance(budget, BudgetSpec)
+    assert [spec.step for spec in budget.charged] == ["vocabulary", "phrases", "pretrain"]
+    assert needs(STEPS["phrases"]) == {Need.CHARGING}
+    assert needs(STEPS["written_text"]) == needs(STEPS["phrases_pretraining"]) == frozenset()
+
+
+@pytest.mark.parametrize("lengths", ["5,3", "3,3", "1,2", "3,17", "2,3,4,5,6,7,8,9,10", "a", ""])
+def test_lengths_that_do_not_rise_are_refused(lengths: str) -> None:
+    with pytest.raises(ValidationError, match="phrases_lengths"):
+        JobSettings(phrases_lengths=lengths)
+
+
+def test_the_phrases_delta_counts_where_there_are_phrases() -> None:
+    assert JobSettings(phrases_delta=1e-3)
+    with pytest.raises(ValidationError, match="for the phrases"):
+        JobSettings(phrases_delta=1e-3, phrases_epsilon=1.0)

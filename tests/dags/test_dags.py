@@ -34,7 +34,7 @@ def inputs_of(specs) -> dict[str, set[str]]:
 
 
 # The settings with which every step has something to do.
-KEPT = JobSettings(vocabulary_source="checkpoint+private", public_model="/a/bert")
+KEPT = JobSettings(phrases_epsilon=2.0, vocabulary_source="checkpoint+private", public_model="/a/bert")
 
 
 def upstream_of(dag) -> dict[str, set[str]]:
@@ -70,7 +70,7 @@ def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
 
 
 def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
-    settings = SweepSettings()
+    settings = SweepSettings(phrases_epsilon=2.0)
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
     upstream = upstream_of(dags["dp_sweep"])
     for task, inputs in inputs_of(steps).items():
@@ -84,7 +84,7 @@ def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
 
 
 def test_the_points_of_a_sweep_share_everything_before_the_private_training():
-    settings = SweepSettings()
+    settings = SweepSettings(phrases_epsilon=2.0)
     fronts = [
         {
             name: spec.output

@@ -97,7 +97,8 @@ def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_what_only_looks_at_a_release_changes_no_manifest(kind: str, checkout: Path) -> None:
-    files = [checkout / f"{name}.py" for name in LEAVES_ALONE]
+    shaping = {"dp_core/audit/canaries"} if kind == "phrases" else set()  # it plants them
+    files = [checkout / f"{name}.py" for name in LEAVES_ALONE if name not in shaping]
     assert not any(changed_by(files, kind, checkout))
 
 
