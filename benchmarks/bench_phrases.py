@@ -1,13 +1,13 @@
 """What released phrases are worth: how many come out, and what a model learns of text from them.
 
     python benchmarks/bench_phrases.py --corpus demo|noteevents [--lengths 3,5] [--per-unit 300]
-        [--epsilon 4] [--updates 200,600,1800]
+        [--epsilon 4] [--updates 600,1800]
 
 Releases a vocabulary and phrases, writes text, trains from the public model on it, and measures MLM
-accuracy on private units that were held out of everything. `--nonprivate` trains on the private
-rows without privacy instead, for the same number of updates: the whole gain. Writes a line of
-benchmarks/results/phrases.json. The noise has a known seed: for measuring only. `noteevents` reads
-real text through CONFIDE_DATA (noteevents_format, wikitext-2).
+accuracy on private units that were held out of everything; with `--updates ""` it only releases.
+`--nonprivate` trains on the private rows without privacy instead, for the same number of updates:
+the whole gain. Writes a line of benchmarks/results/phrases.json. The noise has a known seed: for
+measuring only. `noteevents` reads real text through CONFIDE_DATA (noteevents_format, wikitext-2).
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--updates", default="600,1800")
     parser.add_argument("--nonprivate", action="store_true")
+    parser.add_argument("--public-updates", type=int, default=0, help="0: as in the preset")
     parser.add_argument("--work", type=Path, help="keeps what was made, to go on from there")
     asked = parser.parse_args()
     own = SETTINGS[asked.corpus]
@@ -160,13 +161,22 @@ def main() -> None:
                 len(above & set(released)) / max(1, len(above)), 3
             )
         print(json.dumps(line), flush=True)
+        if not asked.updates:
+            write(line, told)
+            return
         stores = Stores(wordpiece.load(folder), own["length"], folder)
         held_out = stores.of("held", private(held=True), own["rows"])
         public = units_of(open_corpus(folder / "public"), PrivacyUnit.DOCUMENT, 1)
         public_rows = stores.of("public rows", public, ALL)
         size = tokenizer.get_vocab_size()
         start: AnyModel = fresh(config_of(ArchitectureConfig(), size, own["length"]), SEED)
-        start = train(start, public_rows, own["public"], own["rate"], folder / "c public")
+        start = train(
+            start,
+            public_rows,
+            asked.public_updates or own["public"],
+            own["rate"],
+            folder / "c public",
+        )
         if asked.nonprivate:
             rows = stores.of("train", private(held=False), own["rows"])
         else:
