@@ -13,6 +13,10 @@ from dp_core.errors import ConfideError
 # name -> (module, one line of help): so that the list needs no import of any command
 COMMANDS = {
     "run": ("tasks.commands.run", "Run a whole job or sweep on this machine, without Airflow."),
+    "advise": (
+        "tasks.commands.advise",
+        "What a budget can buy at a corpus's size, and the plan for it.",
+    ),
     "epsilon": ("tasks.commands.epsilon", "ε of a DP-SGD training, by PLD and by RDP."),
     "calibrate": ("tasks.commands.calibrate", "The noise for a privacy target."),
     "paper-table": ("tasks.commands.paper_table", "The paper's figures beside what is true."),

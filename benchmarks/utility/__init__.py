@@ -1,1 +1,1 @@
-"""How much of what private text could give a private training keeps: cells, runs, shares, figure."""
+"""How much of the non-private gain a private training keeps: cells, runs, shares, figure."""

@@ -1,16 +1,18 @@
 """Measures the share of the non-private gain that private training keeps. Hours; goes on.
 
-    python -m benchmarks.utility [--only WORDS] [--units N …] [--seeds N …] [--epsilons ε …] [--quick]
+    python -m benchmarks.utility [--only WORDS] [--units N …] [--seeds N …] [--epsilons ε …]
 
 Answers go to benchmarks/results/utility.jsonl, a line each as soon as it is there; started again,
 what is done is left out. At the end (or with --aggregate alone) shares and intervals go to
 benchmarks/results/utility.json and the figure to docs/figures. `CONFIDE_DATA` names the folder of
-real text; without it, only made-up notes are measured.
+real text; without it, only made-up notes are measured. --quick takes minutes, and asks whether the
+harness works; --list says what is left to do.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -18,8 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from benchmarks.utility.cells import CORPORA, EPSILONS, SEEDS, cells
+from benchmarks.utility.cells import ADVISABLE, CORPORA, EPSILONS, FIGURED, SEEDS, cells
+from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
+from benchmarks.utility.shares import aggregate, curves
 
 
 def main() -> int:
@@ -45,7 +49,23 @@ def main() -> int:
         runner.run(cell)
         line = results.lines[cell.key]
         print(f"{cell.key}: {line['dp']} in {line['seconds']:.0f} s", flush=True)
+    _write(results, told, name)
     return 0
+
+
+def _write(results: Results, told: argparse.Namespace, name: str) -> None:
+    """Write shares, figure and, of a whole measurement, the curve that advice goes by."""
+    rows = aggregate(results.lines)
+    body = {"rows": rows, "cells": sorted(key for key in results.lines if key.count("/") > 2)}
+    (told.results / f"{name}.json").write_text(
+        json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+    )
+    draw(rows, told.figures / f"{name}.svg", FIGURED)
+    draw(rows, told.figures / f"{name}.png", FIGURED)
+    if told.quick or not told.curve:
+        return
+    found = curves(results.lines, ADVISABLE, "benchmarks/results/utility.jsonl")
+    told.curve.write_text(json.dumps([one.to_json() for one in found], indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -60,6 +80,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--aggregate", action="store_true", help="from what is done; run nothing")
     parser.add_argument("--home", type=Path, default=ROOT / ".confide-utility")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
+    parser.add_argument("--curve", type=Path, help="write advice's curve there: MEASURED of it")
     return parser.parse_args()
 
 

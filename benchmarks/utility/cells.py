@@ -66,7 +66,7 @@ _BESIDE_NOTES = {
 }
 CORPORA: dict[str, Corpus] = {
     "made-up": Corpus(MADE_UP_UNITS),
-    "made-up, causal": Corpus(MADE_UP_UNITS, {"model_kind": "gpt2"}),
+    "made-up causal": Corpus(MADE_UP_UNITS, {"model_kind": "gpt2"}),
     "noteevents_format": Corpus(
         (_REAL["declared_units"],),
         _REAL,
@@ -114,9 +114,14 @@ RECIPES: dict[str, Recipe] = {
     "β₂ 0.999": Recipe({"beta2": 0.999}),
     "growing batches": Recipe({"batch_size": 512, "first_batch_size": 128}),
     "all together": Recipe(
-        {"learning_rate": 6e-3, "examples_per_step": 4, "clipping": "automatic"}, advised=True
+        {"learning_rate": 6e-3, "examples_per_step": 4, "clipping": "automatic"},
+        advised=True,
     ),
 }
+
+# What the figure shows; and what `confide advise` can name (batch, updates, σ): its curve is theirs.
+FIGURED = (REFERENCE, "advised", "all together")  # before and after
+ADVISABLE = (REFERENCE, "advised", "batch 64", "batch 1024")
 
 # Hours become minutes: whether the harness works, not what it measures.
 QUICK: dict[str, Any] = {

@@ -22,7 +22,7 @@ from tasks.protocol import (
     StepSpec,
     dp_bert_steps,
 )
-from tasks.releases.advice import PrivacyBudget, Spending, calibrated
+from tasks.releases.advice import PrivacyBudget, Spending, advised, calibrated
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.step import run_step
@@ -47,7 +47,7 @@ class Results:
         """Keep a line, on the disk before this returns."""
         self.lines[key] = {"key": key, **line}
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        cut = self._file.exists() and not self._file.read_bytes()[-1:] in (b"", b"\n")
+        cut = self._file.exists() and self._file.read_bytes()[-1:] not in (b"", b"\n")
         with self._file.open("a") as out:
             out.write(("\n" if cut else "") + json.dumps(self.lines[key], ensure_ascii=False))
             out.write("\n")
@@ -89,8 +89,6 @@ class Runner:
         budget = PrivacyBudget(cell.epsilon, Spending.of(settings).delta)
         settings = _affordable(settings, cell.epsilon)
         if RECIPES[cell.recipe].advised:
-            from tasks.releases.advice import advised
-
             return advised(settings, budget).settings
         return calibrated(settings, budget)
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, curve_fit
+from scipy.special import expit
 from scipy.stats import t as student
 
 from dp_core.errors import BadInput, ConfideError
@@ -71,6 +72,7 @@ def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, del
         BadInput: no σ up to a million reaches it.
     """
 
+    @functools.cache
     def above(log_sigma: float) -> float:
         return math.log(max(epsilon_pld(event_of(math.exp(log_sigma)), delta), 1e-12) / epsilon)
 
@@ -243,7 +245,7 @@ class Expected:
 
 
 def _logistic(log_figure: NDArray[np.float64], middle: float, slope: float) -> NDArray[np.float64]:
-    return 1 / (1 + np.exp(slope * (log_figure - middle)))
+    return np.asarray(expit(slope * (middle - log_figure)))
 
 
 @dataclass(frozen=True)

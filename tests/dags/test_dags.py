@@ -34,7 +34,9 @@ def inputs_of(specs) -> dict[str, set[str]]:
 
 
 # The settings with which every step has something to do.
-KEPT = JobSettings(phrases_epsilon=2.0, vocabulary_source="checkpoint+private", public_model="/a/bert")
+KEPT = JobSettings(
+    phrases_epsilon=2.0, vocabulary_source="checkpoint+private", public_model="/a/bert"
+)
 
 
 def upstream_of(dag) -> dict[str, set[str]]:

@@ -1,0 +1,119 @@
+"""The figure: share of the non-private gain that is kept, against the number of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+
+COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8e5ea2", "#c98b1b", "#4c4c4c")
+MARKERS = "osD^vP"
+SHOWN = ("MLM accuracy on private text", "entity F1")
+
+
+def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] = ()) -> None:
+    """Draw made-up notes: a panel for each quantity and ε, a line for each recipe.
+
+    Args:
+        rows: of `aggregate`.
+        file: .svg or .png.
+        recipes: those that are drawn; none: all.
+    """
+    wanted = set(recipes)
+    shown = [r for r in rows if r["corpus"] == "made-up" and (not wanted or r["recipe"] in wanted)]
+    quantities = [q for q in SHOWN if any(r["quantity"] == q for r in shown)]
+    epsilons = sorted({r["epsilon"] for r in shown})
+    names = list(dict.fromkeys(r["recipe"] for r in shown))
+    units = sorted({r["units"] for r in shown})
+    with pyplot.rc_context({"font.size": 9, "svg.hashsalt": "utility", "svg.fonttype": "none"}):
+        figure, panels = pyplot.subplots(
+            max(1, len(quantities)),
+            max(1, len(epsilons)),
+            figsize=(1.2 + 2.3 * max(1, len(epsilons)), 0.9 + 2.2 * max(1, len(quantities))),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for i, quantity in enumerate(quantities):
+            for j, epsilon in enumerate(epsilons):
+                own = [r for r in shown if r["quantity"] == quantity and r["epsilon"] == epsilon]
+                _panel(panels[i, j], own, names, units)
+                if i == 0:
+                    panels[i, j].set_title(f"ε = {epsilon:g} in total", fontsize=9)
+                if i == len(quantities) - 1:
+                    panels[i, j].set_xlabel("patients")
+            panels[i, 0].set_ylabel(f"share of the gain kept\n{quantity}")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        for panel in panels.flat:
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                if label not in labels:
+                    handles.append(handle)
+                    labels.append(label)
+        if labels:
+            figure.legend(
+                handles,
+                labels,
+                loc="outside lower center",
+                ncols=min(4, len(labels)),
+                frameon=False,
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else None)
+        pyplot.close(figure)
+
+
+def _panel(panel: Axes, rows: list[Mapping[str, Any]], names: list[str], units: list[int]) -> None:
+    for edge in ("top", "right"):
+        panel.spines[edge].set_visible(False)
+    panel.axhline(0, color="#888888", linewidth=0.8)
+    panel.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
+    for k, name in enumerate(names):
+        own = sorted((r for r in rows if r["recipe"] == name), key=lambda r: r["units"])
+        if not own:
+            continue
+        x, y = [r["units"] for r in own], [r["share"] for r in own]
+        colour = COLOURS[k % len(COLOURS)]
+        panel.plot(
+            x,
+            y,
+            color=colour,
+            marker=MARKERS[k % len(MARKERS)],
+            markersize=4,
+            linewidth=1.3,
+            label=name,
+        )
+        spread = [r for r in own if r["low"] is not None]
+        if spread:
+            panel.fill_between(
+                [r["units"] for r in spread],
+                [r["low"] for r in spread],
+                [r["high"] for r in spread],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+            panel.vlines(
+                [r["units"] for r in spread],
+                [r["low"] for r in spread],
+                [r["high"] for r in spread],
+                color=colour,
+                linewidth=0.8,
+            )
+    panel.set_xscale("log")
+    panel.set_xticks(units)
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k"))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    lowest = min((min(r["share"], r["low"] or 0.0) for r in rows), default=0.0)
+    panel.set_ylim(min(panel.get_ylim()[0], -0.15, lowest - 0.05), 1.1)
+    panel.grid(axis="y", color="#e5e5e5", linewidth=0.6)
+    panel.set_axisbelow(True)

@@ -1,0 +1,204 @@
+"""`confide advise`: what a budget can buy at a corpus's size, before anything is spent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dp_core.errors import BadInput
+from tasks.commands.output import as_json, write_json, write_pairs, write_table
+from tasks.commands.settings import SettingsOptions, settings_options, settings_told
+from tasks.commands.training_options import check_epsilon
+from tasks.protocol import JobSettings
+
+if TYPE_CHECKING:
+    from tasks.releases.advice import Advice, Outlook
+
+
+@click.command("advise")
+@settings_options
+@click.option("--epsilon", type=float, help="ε of everything that the run releases, together.")
+@click.option("--delta", type=float, help="δ of the same, in total; below 1/units.")
+@click.option(
+    "--write",
+    "written",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the settings there, for `confide run --settings`.",
+)
+@as_json
+def command(
+    options: SettingsOptions,
+    epsilon: float | None,
+    delta: float | None,
+    written: Path | None,
+    as_json: bool,
+) -> None:
+    """Say which batch, noise and vocabulary make most of a budget, and what to expect of it.
+
+    Starts from the same settings as `confide run`: declared_units is the size, epochs the compute.
+    Without --epsilon and --delta, the budget is what these settings cost now. Reads nothing
+    private and charges nothing.
+    """
+    from tasks.releases.advice import PrivacyBudget, Spending, advised
+
+    settings = settings_told(JobSettings, options)
+    if epsilon is not None:
+        check_epsilon(epsilon)
+    now = Spending.of(settings)
+    budget = PrivacyBudget(
+        now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
+    )
+    advice = advised(settings, budget)
+    if written is not None:
+        _write(advice, written)
+    if as_json:
+        write_json(to_json(advice))
+        return
+    _show(advice)
+    if written is not None:
+        click.echo(f"Written: {written}  (confide run --settings {written})")
+
+
+def to_json(advice: Advice) -> dict[str, Any]:
+    """Return the advice as plain JSON data."""
+    from tasks.releases.advice import how_it_is_known
+
+    settings, spending = advice.settings, advice.spending
+    return {
+        "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
+        "unit": settings.unit,
+        "declared_units": settings.declared_units,
+        "plan": {
+            "batch_size": settings.batch_size,
+            "first_batch_size": settings.first_batch_size or None,
+            "updates": settings.updates,
+            "epochs": settings.epochs,
+            "examples_per_step": settings.examples_per_step,
+            "noise_multiplier": settings.noise_multiplier,
+            "noise_to_signal": spending.noise_to_signal,
+            "epsilon": spending.epsilon,
+            "delta": spending.delta,
+        },
+        "split": _split(advice),
+        "expected": [_case(outlook) for outlook in advice.outlook],
+        "beats_public_only": all(
+            one.beats_public_only for one in advice.outlook[0].expected.values()
+        ),
+        "verdict": advice.verdict,
+        "known_from": how_it_is_known(),
+        "settings": advice.changes,
+    }
+
+
+def _split(advice: Advice) -> list[dict[str, Any]]:
+    """Return each release with its own ε and δ; by themselves they add up to more than the total.
+
+    What is released beside vocabulary and training (phrases, private labels) stands here as well.
+    """
+    from dp_core.privacy.accounting import epsilon_pld
+
+    spending = advice.spending
+    parts = [
+        {
+            "release": release.event.title,
+            "epsilon": epsilon_pld(release.event, release.delta),
+            "delta": release.delta,
+        }
+        for release in spending.alongside
+    ]
+    training = spending.training
+    own = epsilon_pld(training.event(), training.delta)
+    return [*parts, {"release": "DP pre-training", "epsilon": own, "delta": training.delta}]
+
+
+def _case(outlook: Outlook) -> dict[str, Any]:
+    case = outlook.case
+    return {
+        "case": case.name,
+        "declared_units": case.declared_units,
+        "epsilon_training": case.epsilon,
+        "noise_multiplier": case.noise_multiplier,
+        "noise_to_signal": case.figure,
+        "share_of_gain": {
+            name: {
+                "share": one.share,
+                "low": one.low,
+                "high": one.high,
+                "measured": one.measured,
+            }
+            for name, one in outlook.expected.items()
+        },
+    }
+
+
+def _show(advice: Advice) -> None:
+    settings, spending = advice.settings, advice.spending
+    write_pairs(
+        f"{settings.declared_units:,} units ({settings.unit}), ε ≤ {advice.budget.epsilon:.4g}, "
+        f"δ ≤ {advice.budget.delta:.3g} for everything together",
+        {
+            "batch, expected units": settings.batch_size,
+            "updates": settings.updates,
+            "passes over the units": settings.epochs,
+            "noise multiplier σ": settings.noise_multiplier,
+            "ε in total, as charged": spending.epsilon,
+            "δ in total": spending.delta,
+        },
+    )
+    write_table(
+        "Where it goes (by themselves: composed they come to the total)",
+        ["release", "ε", "δ"],
+        [[part["release"], part["epsilon"], part["delta"]] for part in _split(advice)],
+    )
+    quantities = list(advice.outlook[0].expected)
+    write_table(
+        "What to expect: share of the gain without privacy that is kept, and 95% interval",
+        ["", "units", "ε of training", "σ", *quantities],
+        [_row(outlook) for outlook in advice.outlook],
+    )
+    from tasks.releases.advice import how_it_is_known
+
+    click.echo(how_it_is_known())
+    if not all(one.measured for o in advice.outlook for one in o.expected.values()):
+        click.echo("* beyond what was measured: the curve goes on there by itself.")
+    click.echo(advice.verdict)
+    if advice.changes:
+        click.echo("To run it:  confide run … " + _as_words(advice.changes))
+    else:
+        click.echo("The settings are the advised ones already.")
+
+
+def _row(outlook: Outlook) -> list[object]:
+    case = outlook.case
+    shares = [
+        f"{_percent(one.share)} ({_percent(one.low)} … {_percent(one.high)})"
+        + ("" if one.measured else " *")
+        for one in outlook.expected.values()
+    ]
+    return [case.name, f"{case.declared_units:,}", case.epsilon, case.noise_multiplier, *shares]
+
+
+def _percent(share: float) -> str:
+    return f"{min(share, 1.0):.0%}" if share > 0 else "0%"
+
+
+def _as_words(changes: dict[str, Any]) -> str:
+    return " ".join(f"--set {name}={value}" for name, value in changes.items())
+
+
+def _write(advice: Advice, file: Path) -> None:
+    """Write what differs from the defaults, whole or not at all.
+
+    Raises:
+        BadInput: it cannot be written there.
+    """
+    settings = advice.settings.model_dump(mode="json", exclude_defaults=True)
+    try:
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise BadInput(f"cannot be written ({reason})", where=f"--write {file}") from None

@@ -1,0 +1,188 @@
+"""Noise beside signal, the batch that is chosen by it, and the curve of what it was worth."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.privacy import advice
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+
+
+def plan_of(batch: float = 50, steps: int = 40, sigma: float = 1.0, units: int = 1000, **fields):
+    return ExecutionPlan.poisson(
+        unit=PrivacyUnit.PATIENT, declared_units=units, clip_norm=1.0, noise_multiplier=sigma,
+        delta=1e-6, expected_batch=batch, steps=steps, **fields,
+    )  # fmt: skip
+
+
+def test_the_figure_is_the_deviation_of_the_mean_update_by_simulation():
+    """Of the mean of T noised sums over B, drawn many times; few updates raise it as told."""
+    plan = plan_of(batch=50, steps=40, sigma=3.0)
+    draws = np.random.default_rng(1).normal(0, 3.0, size=(20_000, 40)) / 50
+    simulated = float(draws.mean(axis=1).std())
+    raised = 1 + advice.HALF_LEARNED / 40
+    assert advice.noise_to_signal(plan) == pytest.approx(simulated * raised, rel=0.03)
+
+
+def test_the_figure_of_a_schedule_weighs_each_phase_by_its_own_batch():
+    plan = replace(plan_of(), schedule=(BatchPhase(10, 20), BatchPhase(30, 50)), noise_multiplier=2)
+    by_hand = math.sqrt(10 * (2 / 20) ** 2 + 30 * (2 / 50) ** 2) / 40
+    assert advice.noise_to_signal(plan) == pytest.approx(by_hand * (1 + advice.HALF_LEARNED / 40))
+
+
+def test_a_learned_clip_norm_raises_it_as_it_raises_the_noise():
+    plain = plan_of()
+    adaptive = replace(plain, adaptive=AdaptiveClipping(0.5, count_noise=0.6))
+    ratio = adaptive.gradient_noise_multiplier()
+    assert ratio > 1.5
+    assert advice.noise_to_signal(adaptive) == pytest.approx(ratio * advice.noise_to_signal(plain))
+
+
+@pytest.mark.parametrize(("rate", "steps", "epsilon"), [(0.05, 40, 0.3), (0.3, 5, 8), (1, 1, 60)])
+def test_rough_noise_is_the_calibrated_noise_to_three_digits(rate, steps, epsilon):
+    def event_of(sigma):
+        return PoissonGaussian(((rate, sigma, steps),))
+
+    exact = noise_for(event_of, epsilon, 1e-6)
+    assert advice.rough_noise(event_of, epsilon, 1e-6) == pytest.approx(exact, rel=3e-3)
+
+
+def test_what_no_noise_reaches_is_said():
+    with pytest.raises(BadInput, match="no noise reaches"):
+        advice.rough_noise(lambda s: PoissonGaussian(((1.0, min(s, 1.0), 9),)), 0.5, 1e-6)
+
+
+def test_batches_are_powers_of_two_and_everything_at_once():
+    assert advice.batches_to_try(100, 1e9) == (8, 16, 32, 64, 100)
+    assert advice.batches_to_try(100, 20) == (8, 16, 20)  # no more than the whole run may draw
+    assert advice.batches_to_try(10, 100) == (8, 10)
+    assert advice.batches_to_try(64, 64) == (8, 16, 32, 64)
+
+
+def test_the_outlook_falls_with_units_and_with_epsilon():
+    cases = {case.name: case for case in advice.outlook(plan_of())}
+    own = cases["as planned"]
+    assert own.figure == advice.noise_to_signal(plan_of())
+    assert cases["half the units"].declared_units == 500
+    assert cases["twice the units"].declared_units == 2000
+    assert cases["twice the units"].figure < own.figure < cases["half the units"].figure
+    assert (
+        cases["twice the ε of training"].figure
+        < own.figure
+        < cases["half the ε of training"].figure
+    )
+
+
+def test_a_case_keeps_epsilon_and_passes():
+    (case,) = (c for c in advice.outlook(plan_of()) if c.name == "twice the units")
+    event = PoissonGaussian(((50 / 2000, case.noise_multiplier, 80),))  # 2 passes as before
+    own = epsilon_pld(plan_of().event(), 1e-6)
+    assert epsilon_pld(event, 1e-6) == pytest.approx(own, rel=0.01)
+    assert case.epsilon == own
+    twice = plan_of(units=2000, steps=80, sigma=case.noise_multiplier)
+    assert case.figure == pytest.approx(advice.noise_to_signal(twice))
+
+
+def test_a_case_whose_delta_would_give_a_unit_away_is_left_out():
+    plan = replace(plan_of(units=60), delta=1 / 100)
+    names = [case.name for case in advice.outlook(plan)]
+    assert "twice the units" not in names
+    assert "half the units" in names
+
+
+def test_half_the_units_draw_no_batch_beyond_them():
+    plan = plan_of(batch=1000, steps=12)
+    (half,) = (c for c in advice.outlook(plan) if c.name == "half the units")
+    wanted = plan_of(batch=500, steps=12, units=500, sigma=half.noise_multiplier)
+    assert half.figure == pytest.approx(advice.noise_to_signal(wanted))
+
+
+def test_zipf_coverage_by_adding_up_every_rank():
+    n, threshold, counted = 6000, 150, 128
+    ranks = np.arange(1, advice.ENGLISH_WORDS + 1)
+
+    def distinct(k):
+        return float(np.minimum(1, k / ranks).sum())
+
+    low, high = 1e-3, 1e3
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if distinct(middle) < counted else (low, middle)
+    released = np.minimum(1, low / ranks) >= threshold / n
+    by_hand = float((1 / ranks[released]).sum() / (1 / ranks).sum())
+    assert advice.zipf_coverage(threshold, n, counted) == pytest.approx(by_hand, abs=0.05)
+
+
+def test_zipf_coverage_falls_with_the_threshold_to_nothing():
+    found = [advice.zipf_coverage(c, 1000, 64) for c in (1, 10, 100, 999, 1000, 5000)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] <= 1
+    assert found[-2:] == [0.0, 0.0]
+
+
+# --- the curve
+
+FIGURES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
+
+
+def curve_of(shares) -> advice.GainCurve:
+    return advice.GainCurve("F1", FIGURES, tuple(shares), "made up here")
+
+
+def test_the_fit_finds_the_curve_that_made_the_points():
+    truth = [1 / (1 + (f / 3e-4) ** 1.5) for f in FIGURES]
+    curve = curve_of(truth)
+    assert curve.expected(3e-4).share == pytest.approx(0.5, abs=1e-4)
+    wide = curve.expected(6e-4)
+    assert wide.share == pytest.approx(1 / (1 + 2**1.5), abs=1e-4)
+    assert wide.high - wide.low < 1e-3
+
+
+def test_the_interval_is_that_of_a_prediction():
+    """Points with noise of 0.1: of new ones with the same noise, 95% lie within."""
+    rng = np.random.default_rng(5)
+    hits = []
+    for _ in range(300):
+        noised = [1 / (1 + (f / 3e-4) ** 1.5) + rng.normal(0, 0.1) for f in FIGURES]
+        found = curve_of(noised).expected(4e-4)
+        new = 1 / (1 + (4 / 3) ** 1.5) + rng.normal(0, 0.1)
+        hits.append(found.low <= new <= found.high)
+    assert 0.90 < np.mean(hits) < 0.99
+
+
+def test_what_lies_beyond_the_measured_figures_says_so():
+    curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
+    assert curve.expected(1e-4).measured
+    assert not curve.expected(9e-5).measured
+    assert not curve.expected(1.7e-3).measured
+
+
+def test_a_budget_beats_public_text_only_if_the_whole_interval_does():
+    assert advice.Expected(0.3, 0.01, 0.6, True).beats_public_only
+    assert not advice.Expected(0.3, 0.0, 0.6, True).beats_public_only
+
+
+def test_too_few_points_make_no_curve():
+    with pytest.raises(BadInput, match="too few"):
+        advice.GainCurve("F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
+
+
+def test_a_curve_is_read_as_it_was_written():
+    curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
+    assert advice.curves_from_json(json.loads(json.dumps([curve.to_json()]))) == (curve,)
+
+
+def test_the_measured_curves_fall():
+    for curve in advice.measured_curves():
+        shares = [curve.expected(f).share for f in np.geomspace(1e-5, 1e-2, 20)]
+        assert shares == sorted(shares, reverse=True)
+        assert curve.source
