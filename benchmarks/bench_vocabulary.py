@@ -29,7 +29,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CONFIDE_TRACKING"] = "http://127.0.0.1:9"  # no tracker is needed
 
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public
 from tasks.report.results import totals
@@ -59,8 +58,8 @@ def real_text(data: Path) -> dict[str, Any]:
     return preset | {
         "private_path": str(data / "noteevents_format" / "NOTEEVENTS_derived.csv.xz"),
         "public_path": str(data / "wikitext-2" / "train.txt.xz"),
-        "entities_train": str(next((data / "ner_bc5cdr").glob("*train*.tsv"))),
-        "entities_test": str(next((data / "ner_bc5cdr").glob("*test*.tsv"))),
+        "entities_train": str(data / "ner_bc5cdr" / "train.tsv"),
+        "entities_test": str(data / "ner_bc5cdr" / "test.tsv"),
         "max_examples_per_unit": 8,
     }
 
@@ -72,7 +71,7 @@ def measured(settings: JobSettings, left_out: tuple[str, ...]) -> dict[str, Any]
         deployment.prepare()
         ledger = Ledger.open(deployment.ledger)
         if settings.private_format != "synthetic":
-            ledger.register_dataset(settings.private_dataset, PrivacyUnit.PATIENT, None, None)
+            ledger.register_made_up(settings.private_dataset)  # public: it has no budget
             for path in (settings.private_path, settings.public_path, settings.entities_train,
                          settings.entities_test):  # fmt: skip
                 declare_public(path, deployment, known_private=True)
