@@ -201,6 +201,13 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
         return
     for one in found:
         show_cost(job, one)
+    if settings.vocabulary_source == "nonprivate":
+        click.echo(
+            "The vocabulary is of exact private counts: nothing made with it has a finite ε, and"
+            " all of it stays with the operator."
+        )
+    elif not settings.releases_private_words:
+        click.echo("The vocabulary costs nothing (ε 0): it is made of public text alone.")
 
 
 @command.command("withdraw")

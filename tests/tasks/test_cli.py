@@ -157,6 +157,24 @@ def test_what_made_up_data_cost_is_told_before_anything_is_registered(
     assert code == 2 and "confide ledger register" in err
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("public", "costs nothing (ε 0)"), ("nonprivate", "finite ε"), ("public+private", "")],
+)
+def test_a_vocabulary_that_is_not_charged_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    deployment: Deployment,
+    source: str,
+    said: str,
+) -> None:
+    words = ["ledger", "cost", "--set", f"vocabulary_source={source}"]
+    told = confide(monkeypatch, capsys, *words)[1]
+    assert said in told and ("The vocabulary" in told) is bool(said)
+    found = json.loads(confide(monkeypatch, capsys, *words, "--json")[1])
+    assert found["new_releases"] == (1 if said else 2)
+
+
 def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deployment: Deployment
 ) -> None:
