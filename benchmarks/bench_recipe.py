@@ -67,13 +67,13 @@ FRONT = (
 class Recipe:
     """What a training is told; `training` are settings of `TrainingConfig`."""
 
-    batch: int = 512
-    updates: int = 71
+    batch: int = 256
+    updates: int = 141
     rows: int = 4
     maskings: int = 1
     clipping: str = "flat"
     patients: int = 6000
-    training: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 4e-3})
+    training: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 6e-3})
 
     @property
     def rows_read(self) -> int:
@@ -92,22 +92,27 @@ RECIPES = {
     "before, four rows": BEFORE.but(rows=4),
     "base": BASE,
     "base, one row": BASE.but(rows=1),
+    "base, two rows of twice the updates": BASE.but(rows=2, updates=282),
+    "base, batches twice as large, half the updates": BASE.but(batch=512, updates=71),
     "base, eight rows": BASE.but(rows=8),
     "base, sixteen rows": BASE.but(rows=16),
     "base, two maskings": BASE.but(maskings=2),
     "base, four maskings": BASE.but(maskings=4),
-    "base, learning rate halved": BASE.but(training={"learning_rate": 2e-3}),
-    "base, learning rate doubled": BASE.but(training={"learning_rate": 8e-3}),
+    "base, learning rate halved": BASE.but(training={"learning_rate": 3e-3}),
+    "base, learning rate doubled": BASE.but(training={"learning_rate": 12e-3}),
     "base, exponential average": BASE.but(training={"averaging": "exponential"}),
     "base, exponential average, constant rate": BASE.but(
         training={"averaging": "exponential", "decay_power": 0.0}
     ),
     "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
     "base, mean of the last third": BASE.but(training={"averaging": "tail", "average_share": 0.33}),
-    "base, DP-AdamBC, floor 0.1": BASE.but(training={"noise_floor": 0.1, "learning_rate": 1e-3}),
+    "base, DP-AdamBC, floor 0.1": BASE.but(training={"noise_floor": 0.1, "learning_rate": 15e-4}),
     "base, DP-AdamBC, floor 1": BASE.but(training={"noise_floor": 1.0}),
-    "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 4e-2}),
+    "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 6e-2}),
     "base, automatic clipping": BASE.but(clipping="automatic"),
+    "batches of 1,024, one row": Recipe(1024, 282, 1, training={"learning_rate": 2e-3}),
+    "batches of 1,024, one row, learning rate tripled": Recipe(1024, 282, 1),
+    "batches of 1,024, four rows": Recipe(1024, 282, 4),
     "60,000: before": BEFORE.but(patients=60_000),
     "60,000: base": MANY,
     "60,000: base, eight rows": MANY.but(rows=8),
