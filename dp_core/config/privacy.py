@@ -236,7 +236,7 @@ class PrivacyConfig(UnitConfig):
     """DP-SGD (Abadi et al. 2016): clipping, sampling and noise of every update, and δ."""
 
     noise_multiplier: NoiseMultiplier = setting(
-        1.0,
+        0.875,
         PRIVACY,
         "Noise multiplier σ",
         "Effective noise of one update, in units of the clip norm; more noise, less ε.",

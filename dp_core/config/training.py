@@ -54,7 +54,7 @@ class OptimizerConfig(Config):
     """AdamW (Loshchilov and Hutter 2019) and the course of its learning rate."""
 
     learning_rate: LearningRate = setting(
-        2e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training, of AdamW."
+        6e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training, of AdamW."
     )
     warmup: float = setting(
         0.1,
@@ -280,10 +280,11 @@ class BatchConfig(Config):
         le=1 << 24,
     )
     examples_per_step: int = setting(
-        1,
+        4,
         MORE_TRAINING,
         "Examples per unit and step",
-        "Rows of a sampled unit that one step reads; they are clipped together.",
+        "Rows of a sampled unit that one step reads, at most those that are kept; their gradients "
+        "are averaged and clipped together.",
         ge=1,
         le=256,
     )

@@ -309,7 +309,7 @@ class JobSettings(
     """Everything `dp_bert` can be told. The defaults are the demo."""
 
     epochs: float = setting(
-        12.0,
+        6.0,
         TRAINING,
         "Epochs",
         "Passes over the declared units in DP pre-training.",

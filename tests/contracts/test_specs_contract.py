@@ -149,6 +149,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "clipping": {"clipping": "automatic"},
         "whole_words": {"whole_words": True},
         "first_batch_size": {"first_batch_size": 64},
+        "averaging": {"averaging": "tail"},
         "beta1": {"beta1": 0.8},
         "beta2": {"beta2": 0.9},
         "vocabulary_source": {"vocabulary_source": "public"},

@@ -189,7 +189,7 @@ def test_the_settings_are_shown_as_they_would_be(
     words = ["run", "dp_sweep", "--show-settings", *given]
     found = json.loads(confide(*words, "--json")[1])
     assert set(found) == set(SweepSettings.model_fields)
-    assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 12)
+    assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 6)
     assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)
     sections = [one["section"] for one in found.values()]
     assert sections == sorted(sections)
