@@ -146,6 +146,8 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
         "engine": {"engine": "naive"},
         "precision": {"precision": "bfloat16"},
+        "trained_parameters": {"trained_parameters": "lora"},
+        "lora_targets": {"lora_targets": "mlp"},
         "clipping": {"clipping": "automatic"},
         "whole_words": {"whole_words": True},
         "first_batch_size": {"first_batch_size": 64},
