@@ -134,7 +134,8 @@ def main() -> None:
         for part, documents in zip(
             ("private", "public"), corpora(asked.corpus, asked.patients), strict=True
         ):
-            if not (folder / part).exists():
+            wanted = part == "private" or asked.updates
+            if wanted and not (folder / part).exists():
                 write_corpus(documents, folder / part)
 
         def private(*, held: bool) -> Iterator[Unit]:
