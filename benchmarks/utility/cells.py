@@ -119,7 +119,7 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 
-# What the figure shows; and what `confide advise` can name (batch, updates, σ): its curve is theirs.
+# What the figure shows; and what `confide advise` can name, of which its curve is made.
 FIGURED = (REFERENCE, "advised", "all together")  # before and after
 ADVISABLE = (REFERENCE, "advised", "batch 64", "batch 1024")
 

@@ -32,7 +32,12 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.mechanisms import MechanismEvent, ThresholdedHistogram, compose
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PoissonGaussian,
+    ThresholdedHistogram,
+    compose,
+)
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import JobSettings, PretrainSpec, budget_of_run
 from tasks.releases.plans import PlannedRelease, planned_release, training_plan
@@ -280,14 +285,19 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
     """
     budget.check(settings.declared_units)
     start = _sharing_delta(settings, budget.delta)
-    options = [s for s in _splits(start, budget) if _is_possible(s, budget)]
-    if not options:
-        calibrated(start, budget)  # says why
-        raise BadInput("no plan keeps the budget", where="--epsilon", fix="Ask for a larger ε.")
-    left = [_left_for_training(s, budget) for s in options]
-    best = least(range(len(options)), lambda i: -_worth(options[i], left[i]))
-    chosen = _with_best_batch(options[best], left[best])
-    return Advice(calibrated(chosen, budget), budget, settings)
+    compared = []
+    for split in _splits(start, budget):
+        left = _left_for_training(split, budget)
+        if left is not None:
+            compared.append((split, left))
+    if not compared:
+        raise BadInput(
+            f"ε={budget.epsilon:g} is too small: the releases beside the training spend it alone",
+            where="--epsilon",
+            fix="Ask for a larger ε, or train on public text alone.",
+        )
+    split, left = least(compared, lambda one: -_worth(*one))
+    return Advice(calibrated(_with_best_batch(split, left), budget), budget, settings)
 
 
 def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
@@ -310,23 +320,32 @@ def _vocabulary(spending: Spending) -> ThresholdedHistogram | None:
     return next((e for e in events if isinstance(e, ThresholdedHistogram)), None)
 
 
-def _is_possible(settings: JobSettings, budget: PrivacyBudget) -> bool:
-    spending = Spending.of(settings)
-    beside = spending.beside()
-    return beside is None or epsilon_pld(beside, spending.delta) < budget.epsilon
+def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | None:
+    """Return about which ε a training may have beside the rest; None: the rest spends it all.
 
-
-def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float:
-    """Return the ε that a training may have beside the rest: it hardly depends on its batch."""
+    It hardly depends on the batch. In place of a histogram stands a Gaussian of as much noise: to
+    compare plans, not to charge them.
+    """
     spending = Spending.of(settings)
-    delta, beside = spending.delta, spending.beside()
+    beside = [_as_gaussian(release.event) for release in spending.alongside]
 
     def composed(sigma: float) -> MechanismEvent:
-        event = spending.training_event(sigma)
-        return event if beside is None else compose(beside, event)
+        return compose(*beside, spending.training_event(sigma))
 
-    sigma = rough_noise(composed, budget.epsilon, delta)
-    return epsilon_pld(spending.training_event(sigma), delta)
+    composed(1.0)  # parts that do not compose are a fault of the settings, not of the budget
+    try:
+        sigma = rough_noise(composed, budget.epsilon, spending.delta)
+    except BadInput:
+        return None
+    return epsilon_pld(spending.training_event(sigma), spending.delta)
+
+
+def _as_gaussian(event: MechanismEvent) -> MechanismEvent:
+    if not isinstance(event, ThresholdedHistogram):
+        return event
+    return PoissonGaussian.single(
+        1.0, event.sigma / math.sqrt(event.words_per_unit), 1, unit=event.unit
+    )
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:

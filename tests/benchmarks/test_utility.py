@@ -1,0 +1,224 @@
+"""The utility benchmark: what is done is not done again, and shares of the gain add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.utility import cells as told
+from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
+from benchmarks.utility.figure import draw
+from benchmarks.utility.runs import Results, Runner
+from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
+from dp_core.errors import BadInput
+from tasks.protocol import JobSettings, StepSpec
+
+FIRST = Cell("made-up", 2000, 1, 3.0, REFERENCE)
+
+
+def reference(seed: int = 1, public: float = 0.2, best: float = 0.6) -> dict:
+    return {
+        "corpus": "made-up", "units": 2000, "seed": seed, "vocabulary": "v",
+        "public": {"f1": public, "mlm_accuracy_private": 0.1, "perplexity_private": 90.0},
+        "nonprivate": {"f1": best, "mlm_accuracy_private": 0.5, "perplexity_private": 10.0},
+    }  # fmt: skip
+
+
+def line(f1: float, seed: int = 1, vocabulary: str = "v", **more) -> dict:
+    return {
+        "corpus": "made-up", "units": 2000, "seed": seed, "epsilon": 3.0, "recipe": REFERENCE,
+        "reference": f"made-up/2000/{seed}", "vocabulary": vocabulary, "noise_to_signal": 1e-3,
+        "dp": {"f1": f1, "mlm_accuracy_private": 0.2, "perplexity_private": 30.0}, **more,
+    }  # fmt: skip
+
+
+def test_a_share_is_the_part_of_the_way_from_public_only_to_no_privacy():
+    assert share_of("f1", line(0.3), reference()) == pytest.approx(0.25)
+    assert share_of("mlm_accuracy_private", line(0.3), reference()) == pytest.approx(0.25)
+    lost = share_of("f1", line(0.1), reference())
+    assert lost == pytest.approx(-0.25)  # worse than public text only is shown as such
+    way = math.log(90 / 30) / math.log(90 / 10)
+    assert share_of("perplexity_private", line(0.3), reference()) == pytest.approx(way)
+
+
+def test_accuracies_with_two_vocabularies_are_not_compared():
+    other = line(0.3, vocabulary="w")
+    assert share_of("mlm_accuracy_private", other, reference()) is None
+    assert share_of("perplexity_private", other, reference()) is None
+    assert share_of("f1", other, reference()) == pytest.approx(0.25)
+
+
+def test_where_there_is_no_gain_there_is_no_share():
+    assert share_of("f1", line(0.3), reference(public=0.6, best=0.605)) is None
+    assert share_of("f1", line(0.3), reference(public=0.6, best=0.5)) is None
+
+
+def test_the_interval_is_student_s():
+    found = mean_of([0.2, 0.3, 0.4])
+    reach = 4.302653 * 0.1 / math.sqrt(3)  # t of 2 degrees of freedom, from a table
+    assert found.mean == pytest.approx(0.3)
+    assert (found.low, found.high) == pytest.approx((0.3 - reach, 0.3 + reach))
+    assert mean_of([0.2]).low is None
+
+
+def test_cells_are_gathered_over_their_seeds_and_nothing_else():
+    lines = {
+        "made-up/2000/1": reference(1),
+        "made-up/2000/2": reference(2),
+        "a": line(0.3, 1),
+        "b": line(0.5, 2),
+        "c": line(0.6, 1, epsilon=8.0),
+        "d": line(0.6, 3),  # its reference is not there yet
+    }
+    rows = {(r["epsilon"], r["quantity"]): r for r in aggregate(lines)}
+    three = rows[3.0, "entity F1"]
+    assert (three["share"], three["seeds"]) == (pytest.approx(0.5), 2)
+    assert three["low"] < 0.25 < 0.75 < three["high"]
+    assert rows[8.0, "entity F1"]["share"] == pytest.approx(1.0)
+    assert rows[8.0, "entity F1"]["low"] is None
+
+
+def test_the_curve_is_made_of_what_can_be_advised_on_alone():
+    lines = {"made-up/2000/1": reference(1)}
+    for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
+        lines[f"a{i}"] = line(0.5 - i / 10, noise_to_signal=figure)
+        lines[f"b{i}"] = line(0.6, noise_to_signal=figure, recipe="learning rate ×3")
+    found = {curve.quantity: curve for curve in curves(lines, (REFERENCE,), "a test")}
+    assert found["entity F1"].figures == (1e-4, 2e-4, 4e-4, 8e-4)
+    assert found["entity F1"].shares == pytest.approx((0.75, 0.5, 0.25, 0.0))
+    assert curves({"made-up/2000/1": reference(1), "a": line(0.3)}, (REFERENCE,), "") == []
+
+
+def test_a_line_that_was_cut_off_is_measured_again_and_others_stay(tmp_path: Path):
+    file = tmp_path / "lines.jsonl"
+    Results(file).add("one", {"f1": 0.5})
+    with file.open("a") as out:
+        out.write('{"key": "two", "f')  # the process ended here
+    results = Results(file)
+    assert list(results.lines) == ["one"]
+    results.add("two", {"f1": 0.6})
+    assert Results(file).lines == {
+        "one": {"key": "one", "f1": 0.5},
+        "two": {"key": "two", "f1": 0.6},
+    }
+
+
+class Recorded(Runner):
+    """A runner whose steps do nothing but say that they ran."""
+
+    def __init__(self, home: Path, results: Results) -> None:
+        super().__init__(home, results)
+        self.ran: list[tuple[str, str]] = []
+
+    def settings(self, cell: Cell) -> JobSettings:
+        return JobSettings.model_validate(cell.settings())
+
+    def _step(self, run: str, task: str, spec: StepSpec):
+        self.ran.append((task, spec.digest()))
+        metric = type("Metric", (), {"name": "f1", "value": 0.5})()
+        return type("Result", (), {"metrics": [metric, metric]})()
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
+
+
+def test_a_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Recorded):
+    for recipe in (REFERENCE, "automatic clipping"):
+        for epsilon in (3.0, 8.0):
+            runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
+    trained = [task for task, _ in runner.ran if task.startswith("nonprivate")]
+    assert trained == ["nonprivate_pretraining", "nonprivate_finetuning"]
+    assert [task for task, _ in runner.ran].count("dp_finetuning") == 4
+    assert not [task for task, _ in runner.ran if "exposure" in task or task == "report"]
+
+
+def test_what_is_done_is_not_run_again(runner: Recorded, tmp_path: Path):
+    runner.run(FIRST)
+    again = Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
+    again.run(FIRST)
+    assert runner.ran
+    assert not again.ran
+
+
+def test_recipes_share_what_is_public_and_the_corpus(runner: Recorded):
+    runner.run(FIRST)
+    runner.run(Cell("made-up", 2000, 1, 3.0, "automatic clipping"))
+    public = {spec for task, spec in runner.ran if task == "public_pretraining"}
+    private = {spec for task, spec in runner.ran if task == "dp_pretraining"}
+    assert (len(public), len(private)) == (1, 2)
+
+
+def test_the_noise_is_calibrated_to_the_cell_s_epsilon(tmp_path: Path):
+    from tasks.releases.advice import Spending
+
+    runner = Runner(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
+    for epsilon in (1.0, 8.0):
+        settings = runner.settings(Cell("made-up", 2000, 1, epsilon, REFERENCE))
+        spending = Spending.of(settings)
+        assert 0.99 * epsilon < spending.epsilon <= epsilon
+        assert spending.delta == pytest.approx(1.1e-6)
+        assert settings.vocabulary_epsilon == (0.333 if epsilon == 1 else 2.0)
+
+
+def test_every_recipe_is_settings_of_the_job():
+    for name in RECIPES:
+        JobSettings.model_validate(Cell("made-up", 2000, 1, 3.0, name).settings())
+
+
+def test_cells_are_chosen_by_what_their_keys_hold():
+    assert {cell.units for cell in cells()} >= {2000, 6000, 20_000, 60_000}
+    chosen = cells(only=f"made-up/,{REFERENCE}", units=[6000], seeds=[2], epsilons=[8.0])
+    assert [cell.key for cell in chosen] == [f"made-up/6000/2/8/{REFERENCE}"]
+    assert cells()[0].recipe == REFERENCE
+    assert len({cell.key for cell in cells()}) == len(cells())
+
+
+def test_quick_cells_are_small_and_made_up():
+    quick = cells(quick=True)
+    assert {cell.units for cell in quick} == {told.QUICK_UNITS}
+    assert not [cell for cell in quick if CORPORA[cell.corpus].files]
+    assert quick[0].settings(quick=True)["public_steps"] == told.QUICK["public_steps"]
+
+
+def test_real_text_is_asked_for_by_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
+    with pytest.raises(BadInput, match="CONFIDE_DATA, private_path"):
+        Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
+    corpus = CORPORA["noteevents_format"]
+    for file in corpus.files.values():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    made = Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
+    assert made["private_path"] == str((tmp_path / corpus.files["private_path"]).resolve())
+    assert "synthetic_patients" not in made
+    JobSettings.model_validate(made)
+
+
+@pytest.mark.parametrize("rows", [[], aggregate({"made-up/2000/1": reference(), "a": line(0.3)})])
+def test_the_figure_is_drawn_of_whatever_is_there(rows, tmp_path: Path):
+    draw(rows, tmp_path / "figures" / "share.svg")
+    text = (tmp_path / "figures" / "share.svg").read_text()
+    assert ("patients" in text) == bool(rows)
+
+
+def test_the_command_aggregates_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from benchmarks.utility import __main__ as command
+
+    results = Results(tmp_path / "results" / "utility.jsonl")
+    results.add("made-up/2000/1", reference())
+    results.add("made-up/2000/1/3/shipped", line(0.3))
+    monkeypatch.setattr(
+        "sys.argv",
+        ["utility", "--aggregate", "--home", str(tmp_path / "home"), "--results",
+         str(tmp_path / "results"), "--figures", str(tmp_path / "figures")],
+    )  # fmt: skip
+    assert command.main() == 0
+    body = json.loads((tmp_path / "results" / "utility.json").read_text())
+    assert body["cells"] == ["made-up/2000/1/3/shipped"]
+    assert len(body["rows"]) == 3
+    assert (tmp_path / "figures" / "utility.png").stat().st_size > 1000
