@@ -163,8 +163,6 @@ def _show(advice: Advice) -> None:
     from tasks.releases.advice import how_it_is_known
 
     click.echo(how_it_is_known())
-    if not all(one.measured for o in advice.outlook for one in o.expected.values()):
-        click.echo("* beyond what was measured: the curve goes on there by itself.")
     click.echo(advice.verdict)
     if advice.changes:
         click.echo("To run it:  confide run … " + _as_words(advice.changes))
@@ -173,17 +171,11 @@ def _show(advice: Advice) -> None:
 
 
 def _row(outlook: Outlook) -> list[object]:
+    from tasks.releases.advice import in_words
+
     case = outlook.case
-    shares = [
-        f"{_percent(one.share)} ({_percent(one.low)} … {_percent(one.high)})"
-        + ("" if one.measured else " *")
-        for one in outlook.expected.values()
-    ]
+    shares = [in_words(one) for one in outlook.expected.values()]
     return [case.name, f"{case.declared_units:,}", case.epsilon, case.noise_multiplier, *shares]
-
-
-def _percent(share: float) -> str:
-    return f"{min(share, 1.0):.0%}" if share > 0 else "0%"
 
 
 def _as_words(changes: dict[str, Any]) -> str:

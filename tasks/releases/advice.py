@@ -262,12 +262,22 @@ def verdict(expected: Mapping[str, Expected]) -> str:
     return f"This budget should beat training on public text only, by {share:.0%} of the gain."
 
 
+def in_words(expected: Expected) -> str:
+    """Return a share of the gain and its interval; what lies below nothing is shown as nothing."""
+    share, low, high = (
+        f"{min(max(value, 0.0), 1.0):.0%}"
+        for value in (expected.share, expected.low, expected.high)
+    )
+    return f"{share} ({low} … {high})" + ("" if expected.measured else " *")
+
+
 def how_it_is_known() -> str:
     """Return, in one sentence, what expectations rest on."""
     first = measured_curves()[0]
     return (
         f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
-        "of a small model. They are not a promise: real notes share less with each other."
+        "of a small model. They are not a promise: real notes share less with each other. "
+        "* is beyond what was measured."
     )
 
 

@@ -23,6 +23,7 @@ from tasks.protocol import (
     StepResult,
     SweepReportSpec,
 )
+from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.statements import as_releases, statement_of
@@ -81,7 +82,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         curves=tuple(
             curve for kind in kinds for curve in _curves(kind, results[f"{kind}_pretraining"])
         ),
-        training=tuple(_training_facts(dp)),
+        training=(*_training_facts(dp), *_outlook_facts(spec)),
         vocabulary=tuple(_vocabulary_facts(results)),
         phrases=tuple(_phrase_facts(results["phrases"])) if "phrases" in results else (),
     )
@@ -290,6 +291,17 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
         if (value := values.get(name)) is not None:
             yield Fact(words, value.value, value.label, "at the end of training")
+
+
+def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
+    """Yield what the budget was to be expected to buy, and what others would: of settings alone."""
+    plan = Spending.of(JobSettings.model_validate(spec.settings)).training
+    for number, outlook in enumerate(outlook_of(plan)):
+        name = f"Share of the gain to be expected, {outlook.case.name}"
+        words = "; ".join(
+            f"{quantity} {in_words(expected)}" for quantity, expected in outlook.expected.items()
+        )
+        yield Fact(name, words, Label.PUBLIC, "" if number else how_it_is_known())
 
 
 def _vocabulary_facts(results: Results) -> Iterator[Fact]:

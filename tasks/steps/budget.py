@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dp_core.labels import Public
+from dp_core.privacy.advice import measured_curves, noise_to_signal
 from dp_core.privacy.statement import total_epsilon
-from tasks.protocol import BudgetSpec
+from tasks.protocol import BudgetSpec, PretrainSpec
+from tasks.releases.advice import how_it_is_known, verdict
 from tasks.releases.charge import register_plan
 from tasks.releases.declarations import record_sources
-from tasks.releases.plans import planned_release
+from tasks.releases.plans import planned_release, training_plan
 from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.log import log
 
 
 def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
@@ -27,6 +30,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
         if total is not None:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))
+    _advise(spec)
     return StepOutput(
         outputs={},
         facts={
@@ -41,3 +45,13 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
             ]
         },
     )
+
+
+def _advise(spec: BudgetSpec) -> None:
+    """Say what the run's one private pre-training lets one expect, by its settings alone."""
+    trainings = [one for one in spec.charged if isinstance(one, PretrainSpec)]
+    if len(trainings) != 1:  # a sweep's points are compared by their figures
+        return
+    figure = noise_to_signal(training_plan(trainings[0]))
+    expected = {curve.quantity: curve.expected(figure) for curve in measured_curves()}
+    log(f"{verdict(expected)} {how_it_is_known()} confide advise says which settings do better.")
