@@ -26,6 +26,7 @@ LEAST_NOISE = 0.01  # below it ε is in the thousands
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
 LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
+MechanismName = Literal["elimination", "weighted", "policy", "mad", "mad2r", "gaussian", "paper"]
 ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
 
 NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
@@ -113,6 +114,15 @@ class VocabularyConfig(UnitConfig):
         "are kept, with released private words added (charged) or without (ε 0). nonprivate: from "
         "exact private counts; nothing made with it has a finite ε, and all of it is the "
         "operator's.",
+    )
+    vocabulary_mechanism: MechanismName = setting(
+        "elimination",
+        MORE_PRIVACY,
+        "Vocabulary: mechanism",
+        "How words are released at the same ε and δ. elimination: rounds that add up, released and "
+        "hopeless words left out, most words; weighted, policy (one process), mad, mad2r, gaussian "
+        "(noised counts): to compare with; paper: Hoory et al.'s N = 256, σ = 200, C = 982.5, "
+        "charged at its true δ whatever ε, δ and words per unit say.",
     )
     vocabulary_epsilon: float = setting(
         2.0,

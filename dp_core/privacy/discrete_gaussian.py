@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -161,6 +162,35 @@ def discrete_gaussian(
         drawn.append(accepted)
         missing -= len(accepted)
     return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+
+
+_COARSE, _FACTOR, _FINE = 1024, 256, 1280
+
+
+def lattice_deviation(levels: int) -> float:
+    """Return S, the deviation in places of what `lattice_gaussian` draws at so many levels."""
+    square = _COARSE**2
+    for _ in range(levels):
+        square = _FACTOR**2 * square + _FINE**2
+    return math.sqrt(square)
+
+
+def lattice_gaussian(
+    levels: int, size: int, seed: PrivacySeed, context: bytes
+) -> NDArray[np.int64]:
+    """Return `size` draws of the discrete Gaussian N_ℤ(0, S²), S = `lattice_deviation(levels)`.
+
+    A value is 256·x + y, x from the level before and y from N_ℤ(0, 1280²): few distinct values have
+    to be decided, however fine the lattice. Its law is N_ℤ(0, S²) within a factor 1 ± 10⁻²⁰⁰ at
+    every integer: summing x out leaves a Gaussian sum over ℤ whose deviation is at least
+    (1/1024² + 256²/1280²)^(−1/2) > 4.99, which by Poisson summation is off by at most
+    4·exp(−2π²·4.99²) from what it is on average (as in `convolution_slack`).
+    """
+    drawn = discrete_gaussian(float(_COARSE), size, seed, context + b" coarse")
+    for level in range(levels):
+        purpose = context + f" level {level}".encode()
+        drawn = _FACTOR * drawn + discrete_gaussian(float(_FINE), size, seed, purpose)
+    return drawn
 
 
 def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np.int64]:

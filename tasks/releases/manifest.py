@@ -26,7 +26,7 @@ from tasks.runtime.deployment import CHECKOUT
 # which rows, which weights and which seed go where.
 ENTRIES = {
     "vocabulary": (
-        "dp_core.vocabulary.dp_histogram",
+        "dp_core.vocabulary.partition_selection",
         "dp_core.data.privacy_units",
         "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
     ),
@@ -52,6 +52,7 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
     "dp_core.vocabulary.calibration",
+    "dp_core.vocabulary.mechanism_choice",
 )
 # Lines of other steps' making that say which rows and which first weights a training gets.
 SHARED = dict.fromkeys(("pretrain", "select"), ("tasks.steps.training_inputs",))

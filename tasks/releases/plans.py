@@ -22,7 +22,8 @@ from dp_core.privacy.execution_plan import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
-from dp_core.vocabulary.calibration import HistogramPlan, calibrate
+from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.partition_selection import PartitionSelection
 from tasks.protocol import (
     FinetuneSpec,
     PhrasesSpec,
@@ -67,9 +68,9 @@ def _planned(
     spec: VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec,
 ) -> PlannedRelease:
     if isinstance(spec, VocabularySpec):
-        plan = histogram_plan(spec)
+        plan = vocabulary_plan(spec)
         event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
-        assert event is not None  # noqa: S101 - a histogram is converted to every relation
+        assert event is not None  # noqa: S101 - a selection is converted to every relation
         delta = event.stated_delta(plan.delta)
         unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
         return PlannedRelease(spec.dataset, unit, declared, event, delta)
@@ -125,10 +126,15 @@ def _selection(spec: SelectSpec) -> PlannedRelease:
     return PlannedRelease(first.dataset, first.unit, first.declared_units, event, spec.delta)
 
 
-def histogram_plan(spec: VocabularySpec) -> HistogramPlan:
-    """Return σ and threshold of a vocabulary's histogram: those that release most."""
+def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
+    """Return the mechanism that releases a vocabulary's words, calibrated.
+
+    Raises:
+        PlanError: the mechanism is the paper's, and has no guarantee for so many units.
+    """
     config = spec.config
-    return calibrate(
+    return selection_plan(
+        config.vocabulary_mechanism,
         config.vocabulary_epsilon,
         config.vocabulary_delta,
         config.words_per_unit,

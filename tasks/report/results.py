@@ -311,11 +311,10 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
     free = "" if vocabulary.result.releases else "ε 0: no private text was read for it"
     yield Fact("Source", facts["source"], Label.PUBLIC, free)
     yield Fact("Tokens |V|", facts["vocabulary_size"], label)
-    if "threshold" in facts:
+    if "mechanism" in facts:
         yield Fact("Words released", facts["words_released"], label)
         yield Fact("Public words for which nothing is spent", facts["words_known"], Label.PUBLIC)
-        yield Fact("σ of the histogram", facts["sigma"], Label.PUBLIC, "in counts")
-        yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+        yield Fact("Released by", facts["mechanism"], Label.PUBLIC)
         yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
     if (distinct := values.get("distinct_words")) is not None:
         yield Fact("Distinct words before noise", distinct.value, distinct.label)

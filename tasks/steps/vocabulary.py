@@ -12,7 +12,7 @@ import hmac
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.dp_histogram import release, set_counts
+from dp_core.vocabulary.partition_selection import item_sets
 from dp_core.vocabulary.subwords import (
     KINDS,
     document_counts,
@@ -36,7 +36,7 @@ from dp_core.vocabulary.subwords import (
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest
-from tasks.releases.plans import histogram_plan, planned_release
+from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import (
     checkpoint_at,
     corpus_at,
@@ -147,11 +147,12 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     config = spec.config
     corpus = corpus_at(context, spec.corpus_uri, "private")
     units = private_units(corpus)
-    plan, planned = histogram_plan(spec), planned_release(spec)
+    plan, planned = vocabulary_plan(spec), planned_release(spec)
+    event = plan.event()
     content = manifest(
         kind="vocabulary",
         corpus=corpus.facts["digest"],
-        plan=asdict(plan),
+        plan={"class": type(plan).__name__, "event": event.to_json(), "epsilon": plan.epsilon},
         # Other words excluded are other counts, which must never meet the same noise.
         excluded=hashlib.sha256("\n".join(sorted(words.known)).encode()).hexdigest(),
         subwords=spec.subwords,
@@ -159,24 +160,20 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
-    counts = set_counts(
-        iter_units(corpus.folder, PrivacyUnit(config.unit), config.words_per_unit),
-        config.words_per_unit,
+    split = KINDS[spec.subwords].split
+    texts = iter_units(corpus.folder, PrivacyUnit(config.unit), config.words_per_unit)
+    shard = item_sets(
+        ((unit.unit_id, (w for text in unit.texts for w in split(text))) for unit in texts),
+        plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
         declared_units=config.declared_units,
         exclude=words.known,
-        split=KINDS[spec.subwords].split,
     )
-    noised = release(counts, plan, charged.seed, content)
-    record = charged.settle(counts_released(noised))
-    words.released = noised
-    words.facts = {
-        "sigma": plan.sigma,
-        "threshold": plan.threshold,
-        "words_per_unit": config.words_per_unit,
-    }
-    context.measure("distinct_words", Operator(len(counts)))
-    context.measure("words_released", Dp(len(noised)))
+    words.released = plan.release([shard], charged.seed, content)
+    record = charged.settle(counts_released(words.released))
+    words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
+    context.measure("distinct_words", Operator(len(shard.items)))
+    context.measure("words_released", Dp(len(words.released)))
     context.measure("vocabulary_epsilon", Public(record.epsilon))
     context.measure("vocabulary_delta", Public(record.delta))
 

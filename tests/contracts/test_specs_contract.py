@@ -145,6 +145,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "jsonl_fields": {"jsonl_fields": "note,id,subject"},
         "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
         "engine": {"engine": "naive"},
+        "vocabulary_mechanism": {"vocabulary_mechanism": "weighted"},
         "precision": {"precision": "bfloat16"},
         "trained_parameters": {"trained_parameters": "lora"},
         "lora_targets": {"lora_targets": "mlp"},

@@ -129,7 +129,7 @@ def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
     answer = budget.run(spec, context)
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.PLANNED] * 2
-    assert [r["release"] for r in answer.facts["planned"]] == ["word histogram", "DP training"]
+    assert [r["release"] for r in answer.facts["planned"]] == ["partition selection", "DP training"]
     spent = ledger.remaining("notes").spent
     budget.run(spec, context)  # a retry
     budget.run(spec, bench_of(deployment, run="triggered again"))

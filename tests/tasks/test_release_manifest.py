@@ -32,7 +32,8 @@ TRAINING = [
 ]  # fmt: skip
 SHAPES = {
     "vocabulary": [
-        "vocabulary/dp_histogram", "data/tokens", "data/privacy_units", "vocabulary/byte_level",
+        "vocabulary/dp_histogram", "vocabulary/partition_selection",
+        "data/tokens", "data/privacy_units", "vocabulary/byte_level",
         "privacy/discrete_gaussian", "privacy/seed_store",
     ],
     "phrases": [
@@ -48,7 +49,8 @@ LEAVES_ALONE = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
-    "dp_core/vocabulary/calibration", "dp_core/data/readers/jsonl",
+    "dp_core/vocabulary/calibration", "dp_core/vocabulary/mechanism_choice",
+    "dp_core/data/readers/jsonl",
 ]  # fmt: skip
 
 

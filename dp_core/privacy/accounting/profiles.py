@@ -341,6 +341,44 @@ class HistogramProfile(Profile):
         return gaussian(math.sqrt(self.words_per_unit) / self.sigma)
 
 
+@dataclass(frozen=True)
+class NewItemsProfile(Profile):
+    """Gaussian noise on the items that others hold, and a coin for those that one unit brings.
+
+    While no item that the unit alone holds is released, the outputs are post-processing of
+    adaptively composed Gaussians with `mu` in all. A new item passes only if *its own noise* is
+    large, which has probability at most `coin` for all of them, whatever weights the unit gives
+    them; that noise has the same law on both sides. Given noise with which none passes:
+
+      with:    coin + (1 − coin)·δ_G(ε − ln(1 − coin); μ),
+      without: δ_G(ε + ln(1 − coin); μ)   (docs/proofs.md, "Items that one unit brings").
+    """
+
+    mu: float
+    coin: float
+
+    def directions(self, epsilon: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return (with, without) at each ε, from above."""
+        eps = np.asarray(epsilon, dtype=np.float64)
+        if self.coin >= 1:
+            return np.ones_like(eps), np.ones_like(eps)
+        stay = math.log1p(-self.coin)
+        hidden = gaussian_delta(eps - stay, self.mu)
+        return self.coin + (1 - self.coin) * hidden, gaussian_delta(eps + stay, self.mu)
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at ε: the worse of the two directions."""
+        return float(max(side[0] for side in self.directions([epsilon])))
+
+    def reach(self) -> float:
+        """Return the loss 12 standard deviations out."""
+        return gaussian(self.mu).reach()
+
+    def rdp_estimate(self, orders: Floats) -> Floats:
+        """Return the curve of the Gaussians."""
+        return gaussian(self.mu).rdp(orders)
+
+
 def lone_word_blocks(words_per_unit: int) -> list[tuple[int, int]]:
     """Return the (first, last) ℓ of each block; every ℓ by itself where N is small."""
     width = math.ceil(words_per_unit / _BLOCKS)
