@@ -303,6 +303,8 @@ class Weighted(PartitionSelection):
         """Return the released items, each with an estimate of how many units hold it."""
         self.check(shards)
         items = sorted(set().union(*(shard.items for shard in shards)))
+        if not items:
+            return {}
         index = {item: i for i, item in enumerate(items)}
         places = [np.array([index[i] for i in s.items], np.int64) for s in shards]
         live = np.ones(len(items), np.bool_)

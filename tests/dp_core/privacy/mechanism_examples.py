@@ -22,6 +22,7 @@ from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NeighboringRelation,
     PhraseRounds,
+    NoisedWeights,
     PoissonGaussian,
     PrivacyUnit,
     RandomCountSelection,
@@ -35,6 +36,7 @@ Law = dict[tuple[int, ...], float]
 PATIENT = PrivacyUnit.PATIENT
 HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
 PHRASES = PhraseRounds((ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2, 3), unit=PATIENT)
+WEIGHTS = NoisedWeights("weighted", 2, 1, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
 POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 
@@ -81,6 +83,7 @@ EXAMPLES: list[MechanismEvent] = [
     ShuffledGaussian(1.5, 2),
     HISTOGRAM,
     PHRASES,
+    WEIGHTS,
     ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
     ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3),
     Composed((POISSON, HISTOGRAM), unit=PATIENT),
@@ -229,6 +232,19 @@ def gaussian_truth(mu: float, epsilon: float) -> float:
     return either_way({mu: 1.0}, {0.0: 1.0}, 1.0, epsilon)
 
 
+def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
+    """Return the worst δ of a unit's two items, with a continuous Gaussian of the same deviation.
+
+    Both are held by all others, or one is: then the other, of weight 1/√2, is released or not; or
+    the unit has one item, of weight 1, that nobody else has.
+    """
+    deviation = math.hypot(256 * 1024, 1280)
+    shared = gaussian_truth(scale / deviation, epsilon)
+    passes = norm.sf((threshold - scale / math.sqrt(2)) / deviation)
+    half = gaussian_truth(scale / math.sqrt(2) / deviation, epsilon - math.log1p(-passes))
+    return max(shared, passes + (1 - passes) * half, norm.sf((threshold - scale) / deviation))
+
+
 # Each with the most by which the claim may pass the truth, as a factor.
 TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
@@ -242,6 +258,7 @@ TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (ShuffledGaussian(1.5, 2), lambda e: gaussian_truth(math.sqrt(2) / 1.5, e), 1.01),
     (HISTOGRAM, lambda e: max(histogram_truth(2, 1.6, 4, e)), 1.06),
     (PHRASES, lambda e: rounds_truth(1.6, 4, e), 1.6),
+    (WEIGHTS, lambda e: weights_truth(200_000, 1_900_000, e), 1.02),
     (ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
      lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3), lambda e: gaussian_truth(1.0, e), math.inf),

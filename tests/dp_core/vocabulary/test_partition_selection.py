@@ -89,13 +89,8 @@ def held_to_the_norm(
     assert length <= plan.what.norm(0)
     bound = min(plan.what.largest, 1 / math.sqrt(max(1, len(new)))) * plan.what.scales[0] + 1
     assert all(w <= bound for w in new)
-    assert all(w == 0 for i, w in with_unit.items() if i in gone and not isinstance_policy(plan))
+    assert all(w == 0 for i, w in with_unit.items() if i in gone)
     return length, max(new, default=0) * math.sqrt(max(1, len(new)))
-
-
-def isinstance_policy(plan: Weighted) -> bool:
-    """The policy has one round: nothing is gone in it."""
-    return plan.what.rule == "policy"
 
 
 class ConformanceOfWeights:
@@ -121,20 +116,8 @@ class ConformanceOfWeights:
                     for gone in self.gone():
                         length, _ = held_to_the_norm(low, list(others), unit, gone)
                         largest = max(largest, length)
-        # and the bound is no more than the mechanism needs, but for a tenth
-        assert largest >= 0.9 * low.what.norm(0)
-
-    @settings(max_examples=80, deadline=None)
-    @given(
-        st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1, max_size=8), max_size=10),
-        st.sets(st.sampled_from("abcdefghxyz"), min_size=1, max_size=8),
-        st.sets(st.sampled_from("abcdefgh"), max_size=3),
-    )
-    def test_norm_on_the_lattice(self, others: Held, unit: set[str], gone: set[str]) -> None:
-        plan = bare(self.name, 5, 1 << (28 if _SHAPES[self.name].sums_are_rounded else 12), 1)
-        held_to_the_norm(
-            plan, others, unit, frozenset(gone) if self.name != "policy" else frozenset()
-        )
+        # and the bound is not far above what the mechanism needs
+        assert largest >= 0.85 * low.what.norm(0)
 
     def test_shards_are_merged(self) -> None:
         rng = np.random.default_rng(1)
@@ -175,11 +158,13 @@ class ConformanceOfWeights:
         n, draws = 3, 4000
         event = _calibrated(self.name, 6.0, 0.02, n, draws)
         plan = claiming_nothing(event, draws)
-        shard = shard_of([{f"p{i}", f"q{i}", f"r{i}"} for i in range(draws)], n)
+        # The worst number of such items is all where each may weigh most, and one otherwise here.
+        letters = "pqr" if self.name == "elimination" else "p"
+        shard = shard_of([{f"{x}{i}" for x in letters} for i in range(draws)], n)
         released = len({item[1:] for item in plan.release([shard], SEED, b"x")})
         assert binom.sf(released - 1, draws, event.coin) > 1e-6
         if len(event.scales) == 2:  # with more rounds the bound is not reached
-            assert binom.cdf(released, draws, event.coin / 3) > 1 - 1e-3
+            assert binom.sf(released - 1, draws, event.coin / 3) < 1e-6
         lower = replace(event, checks=tuple((a, b, c - c // 3) for a, b, c in event.checks))
         freely = len({i[1:] for i in claiming_nothing(lower, draws).release([shard], SEED, b"x")})
         assert binom.sf(freely - 1, draws, event.coin) < 1e-6
@@ -225,11 +210,6 @@ class TestWeighted(ConformanceOfWeights):
 class TestPolicy(ConformanceOfWeights):
     name = "policy"
 
-    def test_estimates_of_counts(self) -> None:
-        """Weights end at the level: only the last round's count says anything."""
-        with pytest.raises(AssertionError):
-            super().test_estimates_of_counts()
-
 
 class TestMad(ConformanceOfWeights):
     name = "mad"
@@ -241,6 +221,18 @@ class TestMad2r(ConformanceOfWeights):
 
 class TestElimination(ConformanceOfWeights):
     name = "elimination"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(_SHAPES)),
+    st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1, max_size=8), max_size=10),
+    st.sets(st.sampled_from("abcdefghxyz"), min_size=1, max_size=8),
+    st.sets(st.sampled_from("abcdefgh"), max_size=3),
+)
+def test_norm_on_the_lattice(name: str, others: Held, unit: set[str], gone: set[str]) -> None:
+    plan = bare(name, 5, 1 << (28 if _SHAPES[name].sums_are_rounded else 12), 1)
+    held_to_the_norm(plan, others, unit, frozenset() if name == "policy" else frozenset(gone))
 
 
 # --- noise
