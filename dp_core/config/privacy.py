@@ -24,6 +24,7 @@ RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 LEAST_UNITS = 10  # fewer are not hidden by anything
 LEAST_NOISE = 0.01  # below it ε is in the thousands
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
+MOST_BANDS = 64  # of correlated noise; more gain little and take as many buffers
 LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "weighted", "policy", "mad", "mad2r", "gaussian", "paper"]
@@ -292,12 +293,53 @@ class PrivacyConfig(UnitConfig):
         ge=0,
         le=1 << 26,
     )
+    noise_bands: int = setting(
+        1,
+        MORE_PRIVACY,
+        "Correlated noise: bands",
+        "1: every update has noise of its own (DP-SGD). b above 1: banded matrix factorisation; a "
+        "part of the units in turn is drawn from, noise partly cancels over b updates, and σ is "
+        "that of one column. 0: what disturbs training least at the ε that σ has with 1, at most "
+        f"{MOST_BANDS}; 1 where batches are cut, grow, or have a clip norm that is learned.",
+        ge=0,
+        le=MOST_BANDS,
+    )
+
+    @model_validator(mode="after")
+    def _correlated_noise_is_proven(self) -> Self:
+        if self.noise_bands > 1 and self.sampling != "poisson":
+            raise ValueError("noise_bands: correlated noise is proven for poisson sampling alone")
+        if self.noise_bands > 1 and self.clipping == "adaptive":
+            raise ValueError("noise_bands: correlated noise needs a clip norm that stays the same")
+        return self
 
     @model_validator(mode="after")
     def _sampling_has_its_cap(self) -> Self:
         if (self.sampling == "truncated-poisson") != (self.batch_cap > 0):
             raise ValueError("batch_cap belongs to truncated-poisson sampling, and to no other")
         return self
+
+
+def refuse_many_bands(config: PrivacyConfig, batch: int, first_batch: int, updates: int) -> None:
+    """Refuse correlated noise that a training of this size cannot have.
+
+    Args:
+        config: with `noise_bands`.
+        batch: expected units of an update; `first_batch` of the first, or 0.
+        updates: of the whole run.
+
+    Raises:
+        ValueError: batches that grow, that no part of the units can fill, or too few updates.
+    """
+    bands = config.noise_bands
+    if bands <= 1:
+        return
+    if first_batch:
+        raise ValueError("noise_bands: correlated noise needs batches of one expected size")
+    if bands * batch > config.declared_units:
+        raise ValueError(f"noise_bands: batch_size is above declared_units / {bands}, one part")
+    if bands > updates:
+        raise ValueError(f"noise_bands: more than the {updates} updates")
 
 
 class SelectionConfig(Config):

@@ -8,6 +8,7 @@ subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and its te
 | ----------------- | ------------------------------------------- | ----------------- |
 | Poisson           | PLD of the subsampled Gaussian              | add or remove one |
 | truncated Poisson | PLD mixture with the probability of the cut | add or remove one |
+| cyclic Poisson    | PLD of every b-th update's Gaussian         | add or remove one |
 
 Batches are a function of seed and step, so training can be resumed at any step. Every draw is from
 Philox4x64 under a key of its own: the first 16 bytes of HMAC-SHA256(seed; "sampling", stream,
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from dp_core.errors import PlanError
 from dp_core.privacy.mechanisms import (
+    CyclicPoissonGaussian,
     MechanismEvent,
     Phases,
     PoissonGaussian,
@@ -64,6 +66,11 @@ class SamplingLaw(ABC):
     def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
         """Return the mechanism that noised sums over these batches are."""
 
+    @property
+    def separation(self) -> int:
+        """The fewest updates from one in which a unit takes part to its next."""
+        return 1
+
     def largest_batch(self, declared_units: int) -> int | None:
         """Return the most units that one update can have; None where only chance bounds it.
 
@@ -83,17 +90,8 @@ class PoissonSampling(SamplingLaw):
     kind: ClassVar[str] = "poisson"
 
     def draw(self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int) -> Indices:
-        """Return the sorted indices of the units drawn. Time: O(n_units)."""
-        rate = Fraction(sampling_rate)
-        if rate >= 1:
-            return np.arange(n_units, dtype=np.int64)
-        threshold = np.uint64(rate.numerator * _WORD // rate.denominator)
-        words = _words(seed, "poisson", step)
-        chosen = [
-            start + np.flatnonzero(words(min(_CHUNK, n_units - start)) < threshold)
-            for start in range(0, n_units, _CHUNK)
-        ]
-        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+        """Return the sorted indices of the units drawn."""
+        return _poisson(n_units, sampling_rate, _words(seed, "poisson", step))
 
     def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
         """Return the Poisson-subsampled Gaussian mechanism."""
@@ -131,8 +129,53 @@ class TruncatedPoissonSampling(SamplingLaw):
         return min(self.cap, declared_units)
 
 
+@dataclass(frozen=True)
+class CyclicPoissonSampling(SamplingLaw):
+    """Poisson sampling from one part of the units after the other (Choquette-Choo et al. 2023).
+
+    Every unit is dealt, by an independent secret coin, to one of b parts for the whole run. Update
+    t draws from part t mod b, each unit at b times the sampling rate: a unit takes part at most
+    once in b updates, which is what noise of b bands asks for.
+
+    Attributes:
+        parts: b.
+    """
+
+    kind: ClassVar[str] = "cyclic-poisson"
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise PlanError(f"{self.parts} is below 1", where="plan.sampling.parts")
+
+    @property
+    def separation(self) -> int:
+        """The number of parts."""
+        return self.parts
+
+    def draw(self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int) -> Indices:
+        """Return the sorted indices of the units drawn from the part whose turn it is."""
+        rate = self._rate_within(sampling_rate)
+        drawn = _poisson(n_units, rate, _words(seed, "poisson", step))
+        turn: Indices = drawn[self.parts_of(seed, n_units)[drawn] == step % self.parts]
+        return turn
+
+    def parts_of(self, seed: PrivacySeed, n_units: int) -> Indices:
+        """Return the part of each unit, (n_units,): it depends on nothing but the unit's coin."""
+        words = _words(seed, "parts", 0)(n_units) >> np.uint64(32)
+        return (words * np.uint64(self.parts) >> np.uint64(32)).astype(np.int64)
+
+    def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
+        """Return the mechanism of every b-th update, at the rate within a part."""
+        within = tuple((self._rate_within(rate), sigma, steps) for rate, sigma, steps in phases)
+        return CyclicPoissonGaussian(self.parts, within, unit=unit)
+
+    def _rate_within(self, sampling_rate: float) -> float:
+        return min(1.0, self.parts * sampling_rate)  # above 1 by rounding alone: plans refuse more
+
+
 SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
-    law.kind: law for law in (PoissonSampling, TruncatedPoissonSampling)
+    law.kind: law for law in (PoissonSampling, TruncatedPoissonSampling, CyclicPoissonSampling)
 }
 
 
@@ -173,6 +216,21 @@ class BatchSampler:
     def batch(self, step: int) -> Indices:
         """Return the sorted indices of the units of update `step` (from 0); may be empty."""
         return self.law.draw(self.seed, self.n_units, self.sampling_rate(step), step)
+
+
+def _poisson(
+    n_units: int, sampling_rate: float, words: Callable[[int], NDArray[np.uint64]]
+) -> Indices:
+    """Return the sorted indices of the units whose word is below the rate. Time: O(n_units)."""
+    rate = Fraction(sampling_rate)
+    if rate >= 1:
+        return np.arange(n_units, dtype=np.int64)
+    threshold = np.uint64(rate.numerator * _WORD // rate.denominator)
+    chosen = [
+        start + np.flatnonzero(words(min(_CHUNK, n_units - start)) < threshold)
+        for start in range(0, n_units, _CHUNK)
+    ]
+    return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
 
 
 def _words(seed: PrivacySeed, stream: str, step: int) -> Callable[[int], NDArray[np.uint64]]:

@@ -19,12 +19,14 @@ import numpy as np
 from dp_core.config.privacy import LEAST_NOISE, ClippingEngine, refuse_large_delta
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
+from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
 if TYPE_CHECKING:  # what a run costs is told without TensorFlow and Numba
     from dp_core.nn.layers import Tensor, Variables
     from dp_core.privacy.clipping.book_keeping import ClippedSum, UnitLosses
+    from dp_core.privacy.correlated_noise import PastNoise
     from dp_core.privacy.noise_addition import UpdateNoise
 
 ClippingStyle = Literal["flat", "automatic"]
@@ -279,6 +281,7 @@ class ExecutionPlan:
         clipping: style of clipping.
         engine: how clipped sums are computed.
         adaptive: how C is learned from noised counts; None keeps it.
+        strategy: by which the noise of the updates is correlated; independent with one band.
 
     Raises:
         PlanError: a part is impossible, or parts contradict each other.
@@ -297,6 +300,7 @@ class ExecutionPlan:
     engine: ClippingEngine = "book-keeping"
     adaptive: AdaptiveClipping | None = None
     maskings_per_example: int = 1
+    strategy: ToeplitzStrategy = INDEPENDENT
     _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -305,6 +309,7 @@ class ExecutionPlan:
         self._check_numbers()
         ends = itertools.accumulate(phase.steps for phase in self.schedule)
         object.__setattr__(self, "_ends", tuple(ends))
+        self._check_strategy()
         self.clipper()
         self.gradient_noise_multiplier()  # refuses a count that takes all of the noise
 
@@ -370,20 +375,29 @@ class ExecutionPlan:
         """Return the clipper of a run, before its first update."""
         return Clipper(self.clip_norm, self.clipping, self.engine, self.adaptive)
 
-    def noise(self, seed: PrivacySeed, manifest: bytes, step: int, clipper: Clipper) -> UpdateNoise:
-        """Return the noise on the clipped sum of one update, of deviation σC.
+    def noise(
+        self,
+        seed: PrivacySeed,
+        manifest: bytes,
+        step: int,
+        clipper: Clipper,
+        past: PastNoise | None = None,
+    ) -> UpdateNoise:
+        """Return the noise on the clipped sum of one update: of deviation σC where it has one band.
 
         Args:
             seed: of the reservation; all noise is drawn from it.
             manifest: what the noise is drawn for.
             step: number of the update.
             clipper: at that update.
+            past: where a run keeps what correlated noise goes on from; it is made again where None.
         """
         from dp_core.privacy.noise_addition import UpdateNoise
 
         relation = self.relation
         multiplier = self.gradient_noise_multiplier() / relation.sensitivity_factor
-        return UpdateNoise(seed, manifest, step, multiplier, clipper.sensitivity(relation))
+        bound, strategy = clipper.sensitivity(relation), self.strategy
+        return UpdateNoise(seed, manifest, step, multiplier, bound, strategy, past)
 
     def event(self) -> MechanismEvent:
         """Return the mechanism that executing this plan is."""
@@ -435,6 +449,43 @@ class ExecutionPlan:
                 f"{self.declared_units} declared units: the sampling rate would pass 1",
                 "schedule",
             )
+
+    def _check_strategy(self) -> None:
+        """Refuse noise that is correlated beyond what is proven, and parts too small for a batch.
+
+        Raises:
+            PlanError: it is.
+        """
+        bands, separation = self.strategy.bands, self.sampling.separation
+        for phase in self.schedule:
+            _refuse_if(
+                phase.expected_batch * separation > self.declared_units,
+                f"expected batch {phase.expected_batch} is above one of {separation} parts of the "
+                f"{self.declared_units} declared units",
+                "sampling",
+            )
+        if bands == 1:
+            return
+        _refuse_if(
+            bands > separation,
+            f"noise of {bands} bands, but a unit may take part every {separation} updates",
+            "strategy",
+        )
+        _refuse_if(
+            self.adaptive is not None,
+            "correlated noise needs a clip norm that stays the same",
+            "clipping",
+        )
+        _refuse_if(
+            len(self.schedule) > 1,
+            "correlated noise needs batches of one expected size",
+            "schedule",
+        )
+        _refuse_if(
+            not self.strategy.is_calm(self.steps),
+            f"an update's noise would pass {LARGEST_UPDATE:g} times that of DP-SGD",
+            "strategy",
+        )
 
 
 def _refuse_if(wrong: bool, what: str, where: str) -> None:

@@ -43,6 +43,7 @@ from dp_core.privacy.mechanism_event import (
 __all__ = [
     "Composed",
     "ConvertedRelation",
+    "CyclicPoissonGaussian",
     "FixedSizeGaussian",
     "Gaussian",
     "MechanismEvent",
@@ -186,6 +187,56 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
 
     def _batches(self) -> str:
         return f"Poisson samples cut to {self.cap} units"
+
+
+@dataclass(frozen=True)
+class CyclicPoissonGaussian(_PhasedGaussian):
+    """Noise of at most b bands on Poisson samples from b parts of the units, taken in turn.
+
+    A unit lies in one part, so of n updates ⌈n/b⌉ at most may draw it, each with the rate q within
+    the part. Each of them is one Gaussian mechanism over the b updates that its row of the strategy
+    reaches, whatever the others released meanwhile, and these stretches are disjoint: together
+    they are ⌈n/b⌉ Poisson-subsampled Gaussians of noise multiplier σ (Choquette-Choo et al. 2023,
+    arXiv:2306.08153, Theorem 4; docs/proofs.md, "Correlated noise", for parts drawn by coins).
+
+    Attributes:
+        cycle: b, the number of parts.
+        phases: (sampling rate q within a part, noise multiplier σ for columns of norm 1, updates).
+    """
+
+    kind = "cyclic_poisson_gaussian"
+    assumed = (
+        "each unit was dealt to one part by an independent secret coin, and entered each batch of "
+        "its part by another",
+        "the noise of an update was correlated with earlier ones by a matrix that has no more bands"
+        " than there are parts, and columns of norm at most 1",
+        *_TRAINING,
+    )
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    cycle: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        whole = type(self.cycle) is int and self.cycle >= 1
+        self.require(whole, "cycle must be a whole number, 1 or more")
+        self._check_rates()
+
+    def _turns(self, updates: int) -> int:
+        """Return the most updates of a phase that may draw one unit."""
+        return -(-updates // self.cycle)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the step of each phase, as often as one part has its turn."""
+        return [SelfComposed(self._step(q, 1 / s), self._turns(n)) for q, s, n in self.phases]
+
+    def _rates(self) -> Phases:
+        return tuple((rate, sigma, self._turns(n)) for rate, sigma, n in self.phases)
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        return SubsampledGaussian(rate_or_batch, mu)
+
+    def _batches(self) -> str:
+        return f"Poisson samples from {self.cycle} parts in turn, noise correlated over updates"
 
 
 @dataclass(frozen=True)

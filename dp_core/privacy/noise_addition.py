@@ -53,7 +53,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -63,7 +63,11 @@ from numpy.typing import NDArray
 
 from dp_core.errors import PlanError
 from dp_core.nn.layers import Tensor
+from dp_core.privacy.matrix_factorization import INDEPENDENT, ToeplitzStrategy
 from dp_core.privacy.seed_store import PrivacySeed
+
+if TYPE_CHECKING:
+    from dp_core.privacy.correlated_noise import PastNoise
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.int32]
@@ -75,6 +79,7 @@ _Compiled = TypeVar("_Compiled", bound=Callable[..., Any])
 DEVIATION = 1 << 28  # lattice steps in a standard deviation, S
 _SMOOTHING = 4.0  # τ of the module's docstring, in steps
 _ROUNDING = 1.5  # steps by which neighbours' rounded values may differ more than the sums did
+PAST_BITS = 4  # correlated noise goes on from earlier noise rounded to 2⁴ steps
 _LARGEST = 2.0**51  # steps: a sum beyond is cut to it, which brings neighbours no further apart
 
 _BLOCK = 1 << 18  # values of one stream of a key
@@ -106,7 +111,7 @@ _ZEROS = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the strea
 
 @dataclass(frozen=True)
 class UpdateNoise:
-    """The noise of one update: independent Gaussian noise on every value of every parameter.
+    """The noise of one update: Gaussian, on every value of every parameter, independent of others'.
 
     Attributes:
         seed: of the reservation; all noise is drawn from it.
@@ -114,6 +119,8 @@ class UpdateNoise:
         t: number of the update.
         noise_multiplier: σ of the whole update, in units of the clip norm.
         clip_norm: bound on what one unit adds to the sum.
+        strategy: correlates the updates' noise; σ is that of columns of norm 1.
+        past: what correlated noise goes on from; None makes it again from the first update.
     """
 
     seed: PrivacySeed = field(repr=False)
@@ -121,6 +128,8 @@ class UpdateNoise:
     t: int
     noise_multiplier: float
     clip_norm: float
+    strategy: ToeplitzStrategy = INDEPENDENT
+    past: PastNoise | None = field(default=None, repr=False, compare=False)
 
     @property
     def deviation(self) -> float:
@@ -161,7 +170,12 @@ def _noised_vectors(
     sums: Mapping[str, Vector], noise: UpdateNoise, divisor: float
 ) -> dict[str, Vector]:
     values = sum(array.size for array in sums.values())
-    scale = lattice_scale(noise.noise_multiplier, noise.clip_norm, values)
+    scale = lattice_scale(noise.noise_multiplier, noise.clip_norm, values, noise.strategy)
+    past = None
+    if noise.strategy.bands > 1:
+        from dp_core.privacy.correlated_noise import PastNoise
+
+        past = noise.past or PastNoise()
     keys = {name: noise.key(name) for name in sums}
     means = {name: aligned_bytes(array.nbytes).view(np.float32) for name, array in sums.items()}
     blocks = deque((name, j) for name in sums for j in range(-(-sums[name].size // _BLOCK)))
@@ -173,7 +187,11 @@ def _noised_vectors(
             except IndexError:  # all are taken
                 return
             block = slice(j * _BLOCK, (j + 1) * _BLOCK)
-            noised_mean(sums[name][block], keys[name], j, scale, divisor, means[name][block])
+            total, mean = sums[name][block], means[name][block]
+            if past is None:
+                noised_mean(total, keys[name], j, scale, divisor, mean)
+            else:
+                past.add(noise, name, j, total, scale, divisor, mean)
 
     workers = max(1, min(os.cpu_count() or 1, len(blocks)))
     with ThreadPoolExecutor(workers) as threads:
@@ -189,19 +207,31 @@ def _tensor(array: Vector) -> Tensor:
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
-def lattice_scale(noise_multiplier: float, sensitivity: float, values: int) -> float:
+def lattice_scale(
+    noise_multiplier: float,
+    sensitivity: float,
+    values: int,
+    strategy: ToeplitzStrategy = INDEPENDENT,
+) -> float:
     """Return how many lattice steps a unit of the sum has, so that `DEVIATION` is its noise.
+
+    With correlated noise it is that of z, and neighbours differ by what a unit's sum is in all rows
+    of the strategy that it reaches.
 
     Args:
         noise_multiplier: σ, of the continuous Gaussian that is accounted.
         sensitivity: the most by which neighbouring sums differ, in ℓ₂ norm.
         values: how many values d the sum has, over all parameters.
+        strategy: of the plan.
 
     Raises:
         PlanError: rounding d values to any lattice would take more noise than σ.
     """
     real = math.sqrt(DEVIATION**2 - _SMOOTHING**2)
-    scale = (real / noise_multiplier - _ROUNDING * math.sqrt(values)) / sensitivity
+    root = math.sqrt(values)
+    later = (1 + abs(c) * (1 << PAST_BITS) for c in strategy.values[1:])  # rounding of the past
+    left = real / noise_multiplier - root * math.hypot(*later)
+    scale = (left / strategy.norm - _ROUNDING * root) / sensitivity
     if not (0 < scale < math.inf):
         raise PlanError(
             f"a noise multiplier of {noise_multiplier:g} on {values} values is beyond what noise "
@@ -447,12 +477,12 @@ def decide(value: int, coin: Sequence[int]) -> bool:
 # --- compiled
 
 
-def _compiled(function: _Compiled) -> _Compiled:
+def compiled(function: _Compiled) -> _Compiled:
     """Compile for this processor, at the first call; other threads run while it is at work."""
     return cast(_Compiled, numba.njit(function, nogil=True))
 
 
-@_compiled
+@compiled
 def _add_settled(
     words: Words,
     slots: Words,
@@ -478,7 +508,7 @@ def _add_settled(
     return count
 
 
-@_compiled
+@compiled
 def _draw_settled(words: Words, slots: Words, drawn: Integers, unsettled: Words) -> int:
     """Set drawn = noise; return how many values are the remainder's; put them in `unsettled`."""
     memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
@@ -493,7 +523,18 @@ def _draw_settled(words: Words, slots: Words, drawn: Integers, unsettled: Words)
     return count
 
 
-@_compiled
+@compiled
+def add_noise(
+    total: Vector, noise: NDArray[np.float64], scale: float, factor: float, out: Vector
+) -> None:
+    """Set out = (round(total · scale) + noise) · factor, the noise being whole numbers."""
+    for i in range(total.size):
+        whole = np.rint(np.float64(total[i]) * scale)
+        whole = min(max(whole, -_LARGEST), _LARGEST) + noise[i]
+        out[i] = np.float32(whole * factor)
+
+
+@compiled
 def _add_tail(
     total: Vector, unsettled: Words, tail: Integers, scale: float, factor: float, out: Vector
 ) -> None:
@@ -504,7 +545,7 @@ def _add_tail(
         out[unsettled[i]] = np.float32(whole * factor)
 
 
-@_compiled
+@compiled
 def _fill(words: Words, half: int, start: int, slots: Words, entries: Words, noise: Words) -> None:
     """Set noise to that of the values of a half from number `start`; see `_append_unsettled`.
 
@@ -526,7 +567,7 @@ def _fill(words: Words, half: int, start: int, slots: Words, entries: Words, noi
         noise[i] = _i(magnitude ^ _i(word >> _i(31)))  # m, or −1 − m
 
 
-@_compiled
+@compiled
 def _append_unsettled(noise: Words, start: int, unsettled: Words, count: int) -> int:
     """Append the numbers of values that are the remainder's; return how many there are now."""
     for early in range(0, noise.size, _GROUP):
@@ -542,7 +583,7 @@ def _append_unsettled(noise: Words, start: int, unsettled: Words, count: int) ->
     return count
 
 
-@_compiled
+@compiled
 def _reject(
     words: NDArray[np.uint64],
     at: int,

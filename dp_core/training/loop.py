@@ -24,6 +24,7 @@ from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
+from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import (
@@ -89,6 +90,7 @@ class PrivateUpdates:
     plan: ExecutionPlan
     seed: PrivacySeed = field(repr=False)
     manifest: bytes = field(repr=False)
+    _past: PastNoise = field(default_factory=PastNoise, init=False, repr=False, compare=False)
 
     @property
     def updates(self) -> int:
@@ -119,7 +121,7 @@ class PrivateUpdates:
         """Add the plan's noise to the clipped sum and divide by the expected batch."""
         clipper, batch = trainer.clipper, self.plan.expected_batch(step)
         assert clipper is not None  # noqa: S101 - narrows the type
-        noise = self.plan.noise(self.seed, self.manifest, step, clipper)
+        noise = self.plan.noise(self.seed, self.manifest, step, clipper, self._past)
         trainer.apply_update(step=step, learning_rate=learning_rate, divisor=batch, noise=noise)
         if self.plan.adaptive:
             count = trainer.take_count_within()

@@ -38,6 +38,7 @@ from dp_core.config.privacy import (
     VocabularyConfig,
     WrittenTextConfig,
     refuse_large_delta,
+    refuse_many_bands,
 )
 from dp_core.config.training import (
     LEAST_GROWING,
@@ -431,6 +432,7 @@ class JobSettings(
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
         if self.first_batch_size and self.updates < LEAST_GROWING:
             raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        refuse_many_bands(self, self.batch_size, self.first_batch_size, self.updates)
         masked = {
             "whole_words": self.whole_words,
             "maskings_per_example": self.maskings_per_example > 1,

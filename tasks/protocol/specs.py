@@ -28,6 +28,7 @@ from dp_core.config.privacy import (
     UnitName,
     VocabularyConfig,
     WrittenTextConfig,
+    refuse_many_bands,
 )
 from dp_core.config.training import (
     LEAST_GROWING,
@@ -251,6 +252,9 @@ class TrainingSpec(StepSpec, RunConfig):
     def _batches_have_time_to_grow(self) -> Self:
         if self.batches.first_batch_size and self.updates < LEAST_GROWING:
             raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        if self.plan:
+            batches = self.batches
+            refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
         return self
 
 

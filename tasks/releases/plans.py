@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dp_core.config.privacy import PrivacyConfig, refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.phrases import calibration as phrases
+from dp_core.privacy.accounting.noise_bands import least_error, with_bands
 from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
@@ -176,7 +177,7 @@ def training_plan(
     adaptive = None
     if plan.clipping == "adaptive":
         adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
-    return ExecutionPlan(
+    made = ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.declared_units,
         sampling=_sampling(plan),
@@ -191,6 +192,7 @@ def training_plan(
         engine=plan.engine,
         adaptive=adaptive,
     )
+    return with_bands(made, plan.noise_bands) if plan.noise_bands else least_error(made)
 
 
 def _sampling(plan: PrivacyConfig) -> SamplingLaw:
