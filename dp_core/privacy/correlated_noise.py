@@ -14,11 +14,11 @@ of the data and of what was released, plus independent noise z_t: the lattice me
 `noise_addition`, adaptively composed. Rounding y is no approximation of it. Neighbours, whose
 sums differ by D in one update of every b at most, have M that differ by CD, and in each of the
 b − 1 rows after such an update by less than 2ᵏ|cᵢ| + 1 more a value: that is all that rounding
-costs, and `lattice_scale` pays for it by noise (1.1·10⁻⁴ of it for 10⁶ values at σ = 1 and 8 bands).
+costs, and `lattice_scale` pays for it by noise (1.1·10⁻⁴ of it for 10⁶ values, σ = 1, 8 bands).
 The whole argument, with sampling, is in docs/proofs.md, "Correlated noise".
 
 y stays within 32 + k bits: it is sub-Gaussian of deviation 4·S at most (`is_calm`), and is cut at
-128·S, which changes it with probability below 10⁻²²⁰.
+128·S, which changes it with probability below 10⁻²¹⁸.
 
 *Memory and resuming.* b − 1 earlier p are kept, four bytes a value each, and never written: who
 reads them beside a released model has its raw sums. After a resume they are made again from the

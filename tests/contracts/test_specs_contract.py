@@ -247,6 +247,12 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
     [
         ({"sampling": "truncated-poisson"}, "batch_cap"),
         ({"batch_cap": 10}, "batch_cap"),
+        ({"noise_bands": 65}, "noise_bands"),
+        ({"noise_bands": 2, "sampling": "truncated-poisson", "batch_cap": 300}, "poisson sampling"),
+        ({"noise_bands": 2, "clipping": "adaptive"}, "clip norm that stays the same"),
+        ({"noise_bands": 2, "first_batch_size": 64}, "batches of one expected size"),
+        ({"noise_bands": 24}, "above declared_units / 24"),
+        ({"noise_bands": 20, "epochs": 0.1}, "noise_bands: more than the"),
         ({"first_batch_size": 1000}, "above batch_size"),
         ({"delta": 1e-3}, "declared_units"),
         ({"weight_decay": 10, "public_learning_rate": 1}, "public_learning_rate: weight_decay"),

@@ -11,10 +11,12 @@ from release_examples import bench_of
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.noise_bands import least_error
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import (
+    CyclicPoissonGaussian,
     MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
@@ -111,6 +113,24 @@ def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] == epsilon_pld(plan.event(), plan.delta)
     assert isinstance(plan_until(plan, 3).event(), kind)
+
+
+def test_bands_make_sampling_noise_and_charge_of_a_training() -> None:
+    plans = {
+        bands: training_plan(steps_of(noise_bands=bands, epochs=20)["dp_pretraining"])
+        for bands in (0, 1, 4)
+    }
+    alone, four, chosen = plans[1], plans[4], plans[0]
+    assert alone.strategy.bands == alone.sampling.separation == 1
+    assert four.strategy.bands == four.sampling.separation == 4
+    assert four.event() == CyclicPoissonGaussian(
+        4, ((4 * 256 / 6000, 0.7, four.steps),), unit=PrivacyUnit.PATIENT
+    )
+    assert chosen == least_error(alone)
+    assert chosen.strategy.bands > 1
+    assert epsilon_pld(chosen.event(), alone.delta) <= epsilon_pld(alone.event(), alone.delta)
+    halfway = epsilon_pld(plan_until(four, four.steps // 2).event(), four.delta)
+    assert halfway < epsilon_pld(four.event(), four.delta)
 
 
 def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:

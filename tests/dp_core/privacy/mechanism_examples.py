@@ -17,6 +17,7 @@ from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
     ConvertedRelation,
+    CyclicPoissonGaussian,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
@@ -78,6 +79,7 @@ class LaplaceProfile(Profile):
 EXAMPLES: list[MechanismEvent] = [
     POISSON,
     TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
+    CyclicPoissonGaussian(3, ((0.2, 1.0, 4),), unit=PATIENT),
     FixedSizeGaussian(4, ((2, 1.5, 1),), unit=PrivacyUnit.EXAMPLE),
     Gaussian(2.0, 3),
     ShuffledGaussian(1.5, 2),
@@ -249,6 +251,8 @@ def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
 TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    (CyclicPoissonGaussian(3, ((0.2, 1.0, 4),)), lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
+    (CyclicPoissonGaussian(2, ((0.2, 1.0, 6),)), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
     (TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
      lambda e: truncated_truth(4, 1, 0.5, 1.0, e), math.inf),
     *((FixedSizeGaussian(4, ((batch, 1.5, 1),)),

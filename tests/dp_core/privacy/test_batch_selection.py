@@ -16,6 +16,7 @@ from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.batch_selection import (
     SAMPLING_LAWS,
     BatchSampler,
+    CyclicPoissonSampling,
     PoissonSampling,
     SamplingLaw,
     TruncatedPoissonSampling,
@@ -23,6 +24,7 @@ from dp_core.privacy.batch_selection import (
 )
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.mechanisms import (
+    CyclicPoissonGaussian,
     MechanismEvent,
     PoissonGaussian,
     PrivacyUnit,
@@ -103,12 +105,17 @@ class SamplingLawConformance:
         assert not is_rate(taken, 0.2)
         assert not is_rate(taken, 0.45)
 
+    def coins(self, taken: Inclusions, seed: PrivacySeed) -> Inclusions:
+        """Return the inclusions at those updates that a unit can be in: the same number of each."""
+        return taken
+
     @pytest.mark.statistical
     def test_units_are_independent_of_each_other_of_the_past_and_of_other_seeds(self) -> None:
-        taken = inclusions(sampler(self.law, 40, 0.3), 4000)
+        taken = self.coins(inclusions(sampler(self.law, 40, 0.3), 4000), SEED)
         assert units_are_independent(taken)
         assert is_independent(taken[1:], taken[:-1])
-        assert is_independent(taken, inclusions(sampler(self.law, 40, 0.3, OTHER), 4000))
+        others = self.coins(inclusions(sampler(self.law, 40, 0.3, OTHER), 4000), OTHER)
+        assert is_independent(taken, others)
 
     def test_an_empty_batch_is_a_batch(self) -> None:
         assert len(sampler(self.law, 0, 0.5).batch(0)) == 0
@@ -135,7 +142,8 @@ class SamplingLawConformance:
         sizes = [len(here.sampler(SEED, 100).batch(t)) for t in range(80)]
         assert abs(np.mean(sizes[:40]) - 5) < 5 * math.sqrt(5 / 40)
         assert abs(np.mean(sizes[40:]) - 12) < 5 * math.sqrt(12 / 40)
-        assert [p[0] for p in here.event().phases] == [0.05, 0.12]  # type: ignore[attr-defined]
+        within = [p[0] / self.law.separation for p in here.event().phases]  # type: ignore[attr-defined]
+        assert within == pytest.approx([0.05, 0.12], rel=1e-15)
 
     def test_the_declared_bound_admits_as_many_units_and_not_one_more(self) -> None:
         here = plan(self.law, 10)
@@ -152,6 +160,11 @@ class SamplingLawConformance:
         largest = self.law.largest_batch(100)
         sizes = [len(sampler(self.law, 100, 0.9).batch(t)) for t in range(200)]
         assert largest is None or max(sizes) == largest
+
+    def test_no_unit_takes_part_more_often_than_it_says(self) -> None:
+        taken = inclusions(sampler(self.law, 30, 0.3), 60)
+        apart = [int(d) for unit in taken.T for d in np.diff(np.flatnonzero(unit))]
+        assert min(apart) == self.law.separation
 
     def test_it_is_kept_and_read(self) -> None:
         assert sampling_law(**self.law.to_json()) == self.law
@@ -219,6 +232,56 @@ class TestTruncatedPoisson(SamplingLawConformance):
             TruncatedPoissonSampling(0)
 
 
+class TestCyclicPoisson(SamplingLawConformance):
+    law = CyclicPoissonSampling(2)
+    event = CyclicPoissonGaussian(2, ((0.2, 1.0, 50),), unit=PrivacyUnit.PATIENT)
+    digest = "18e5089985a549ab"
+
+    def coins(self, taken: Inclusions, seed: PrivacySeed) -> Inclusions:
+        parts = self.law.parts_of(seed, taken.shape[1])
+        other = np.stack([taken[1 - part :: 2, i] for i, part in enumerate(parts)])
+        assert not other.any()  # a unit takes part when its part has its turn
+        return np.stack([taken[part::2, i] for i, part in enumerate(parts)]).T
+
+    @pytest.mark.statistical
+    def test_parts_are_coins_that_no_other_unit_and_no_number_of_units_changes(self) -> None:
+        law = CyclicPoissonSampling(3)
+        parts = law.parts_of(SEED, 30_000)
+        assert np.array_equal(law.parts_of(SEED, 29_999), parts[:-1])
+        assert stats.chisquare(np.bincount(parts, minlength=3)).pvalue > 1e-4
+        pairs = np.bincount(3 * parts[:-1] + parts[1:], minlength=9)
+        assert stats.chisquare(pairs).pvalue > 1e-4
+        dealt = np.arange(30_000) % 3  # what a unit more would shift for all after it
+        assert stats.chisquare(np.bincount(3 * dealt[:-1] + dealt[1:], minlength=9)).pvalue < 1e-9
+        assert abs(np.corrcoef(parts, law.parts_of(OTHER, 30_000))[0, 1]) < 0.03
+
+    @pytest.mark.statistical
+    def test_a_part_is_drawn_from_at_the_rate_that_is_charged_whatever_its_size(self) -> None:
+        law = CyclicPoissonSampling(4)
+        here = plan(law, 10, schedule=(BatchPhase(4000, 10),))
+        (charged,) = [rate for rate, _, _ in here.event().phases]  # type: ignore[attr-defined]
+        assert charged == 0.4
+        for declared in (20, 90):
+            taken = inclusions(here.sampler(SEED, declared), 4000)
+            parts = law.parts_of(SEED, declared)
+            own = np.stack([taken[part::4, i] for i, part in enumerate(parts)])
+            assert is_rate(own, 0.4)
+            assert not is_rate(own, 0.1) and not is_rate(own, 0.6)
+
+    def test_one_part_is_poisson_sampling(self) -> None:
+        poisson, cyclic = (
+            plan(law, 10).sampler(SEED, 90) for law in (PoissonSampling(), CyclicPoissonSampling(1))
+        )
+        assert all(np.array_equal(poisson.batch(t), cyclic.batch(t)) for t in range(9))
+
+    def test_a_batch_that_no_part_can_fill_is_refused(self) -> None:
+        plan(CyclicPoissonSampling(10), 10)
+        with pytest.raises(PlanError, match="above one of 11 parts of the 100 declared"):
+            plan(CyclicPoissonSampling(11), 10)
+        with pytest.raises(PlanError, match="below 1"):
+            CyclicPoissonSampling(0)
+
+
 @dataclasses.dataclass(frozen=True)
 class FixedSize(SamplingLaw):
     """A law that is not Poisson's: right rate, but every batch has 12 of 40 units."""
@@ -247,7 +310,7 @@ def test_the_tests_see_samplers_that_are_not_poisson() -> None:
 @pytest.mark.parametrize(
     "written,message",
     [
-        ({"kind": "shuffled"}, "'shuffled' is not one of poisson, truncated-poisson"),
+        ({"kind": "shuffled"}, "'shuffled' is not one of poisson, truncated-poisson, cyclic"),
         ({"kind": "poisson", "cap": 3}, "other parameters than these: cap"),
         ({"kind": "truncated-poisson"}, "other parameters than these: none"),
     ],

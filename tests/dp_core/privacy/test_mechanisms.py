@@ -14,6 +14,7 @@ from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
     ConvertedRelation,
+    CyclicPoissonGaussian,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
@@ -139,6 +140,9 @@ def test_the_claim_lies_above_what_brute_force_finds(
         lambda: PoissonGaussian.single(0.5, 1.0, 0),
         lambda: TruncatedPoissonGaussian(0, 1, ((0.5, 1.0, 1),)),
         lambda: TruncatedPoissonGaussian(10, 0, ((0.5, 1.0, 1),)),
+        lambda: CyclicPoissonGaussian(0, ((0.5, 1.0, 1),)),
+        lambda: CyclicPoissonGaussian(1.5, ((0.5, 1.0, 1),)),  # type: ignore[arg-type]
+        lambda: CyclicPoissonGaussian(2, ((1.5, 1.0, 1),)),
         lambda: FixedSizeGaussian(0, ((1, 1.0, 1),)),
         lambda: FixedSizeGaussian(10, ((11, 1.0, 1),)),
         lambda: FixedSizeGaussian(10, ((1.5, 1.0, 1),)),

@@ -5,13 +5,18 @@ from typing import Any
 import pytest
 
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
+from dp_core.privacy.batch_selection import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
     ExecutionPlan,
     growing_batches,
 )
+from dp_core.privacy.matrix_factorization import power_strategy
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,
@@ -167,5 +172,8 @@ def test_the_digest_knows_every_field() -> None:
     digests = {plan(**change).digest() for change in changes} | {base.digest()}
     digests.add(with_sampling(TruncatedPoissonSampling(300)).digest())
     digests.add(with_sampling(TruncatedPoissonSampling(301)).digest())
-    assert len(digests) == len(changes) + 3
+    cyclic = CyclicPoissonSampling(4)
+    digests.add(with_sampling(cyclic).digest())
+    digests.add(with_sampling(cyclic, strategy=power_strategy(4, 0.5)).digest())
+    assert len(digests) == len(changes) + 5
     json.dumps(base.to_json())

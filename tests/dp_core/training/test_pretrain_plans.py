@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dp_core.errors import BadInput, Unfinished
+from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, growing_batches
 from dp_core.privacy.seed_store import PrivacySeed
@@ -192,6 +193,21 @@ def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_p
         assert stopped.value.exit_code == 75
     last = config_of(checkpoint_every=2, keep_checkpoints=5, time_box_minutes=1e5)
     assert same(whole, train(plan, config=last))
+
+
+def test_correlated_noise_goes_on_in_the_same_bits_after_a_stop(
+    train, plan_of, config_of, tmp_path
+):
+    """Of the noise nothing is stored: a resumed run makes it again from the seed."""
+    plan = with_bands(plan_of(steps=5), 3)
+    whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
+    for _ in range(3):
+        with pytest.raises(Unfinished):
+            train(plan, config=config_of(time_box_minutes=1e-9))
+    assert same(whole, train(plan))
+    assert not same(whole, train(plan_of(steps=5), checkpoints=LocalFolder(tmp_path / "alone")))
+    names = LocalFolder(tmp_path / "whole").names()
+    assert names and not any("past" in name for name in names)
 
 
 def test_a_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):

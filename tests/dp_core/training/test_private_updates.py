@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.execution_plan import AdaptiveClipping, noised_count
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
@@ -47,6 +48,16 @@ def test_every_update_gets_the_noise_of_its_own_number(plan_of):
         for t in range(3)
     ]
     assert norms == [plan.clip_norm] * 3
+
+
+def test_correlated_noise_goes_on_from_one_past_in_all_updates(plan_of):
+    plan = with_bands(plan_of(), 2)
+    told, _ = carry_out(plan, 3)
+    noises = [what["noise"] for what in told]
+    assert [noise.strategy for noise in noises] == [plan.strategy] * 3
+    assert noises[0].past is noises[1].past is noises[2].past is not None
+    other, _ = carry_out(plan, 1)
+    assert other[0]["noise"].past is not noises[0].past
 
 
 def test_the_clip_norm_is_learned_from_the_noised_count(plan_of):

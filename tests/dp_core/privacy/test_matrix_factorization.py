@@ -1,0 +1,213 @@
+"""Banded strategies: sensitivity over all participations, error, and the choice of bands."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from numpy.typing import NDArray
+from scipy.linalg import toeplitz
+
+from dp_core.errors import PlanError
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.noise_bands import least_error, prefix_error, with_bands
+from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.matrix_factorization import (
+    INDEPENDENT,
+    ToeplitzStrategy,
+    least_error_strategy,
+    power_strategy,
+)
+from dp_core.privacy.mechanisms import CyclicPoissonGaussian
+
+Matrix = NDArray[np.float64]
+
+
+def dense(strategy: ToeplitzStrategy, n: int) -> Matrix:
+    column = np.zeros(n)
+    column[: strategy.bands] = strategy.values[:n]
+    return np.asarray(toeplitz(column, np.zeros(n)))
+
+
+def plan(**changes: Any) -> ExecutionPlan:
+    usual: dict[str, Any] = {
+        "unit": "patient",
+        "declared_units": 6000,
+        "expected_batch": 256,
+        "steps": 282,
+        "noise_multiplier": 1.0,
+        "clip_norm": 1.0,
+        "delta": 1e-6,
+    }
+    return ExecutionPlan.poisson(**(usual | changes))
+
+
+STRATEGIES = [
+    INDEPENDENT,
+    power_strategy(3, 0.5),
+    least_error_strategy(4, 9),
+    ToeplitzStrategy.of(np.array([1.0, -0.7, 0.3])),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
+def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_columns(
+    strategy: ToeplitzStrategy,
+) -> None:
+    """By brute force over every pattern and sign; one update closer and it is further."""
+    n, b = 9, strategy.bands
+    matrix = dense(strategy, n)
+    worst = dict.fromkeys((b - 1, b), 0.0)
+    for pattern in itertools.product((0, 1, -1), repeat=n):
+        u = np.array(pattern, np.float64)
+        at = np.flatnonzero(u)
+        for apart in worst:
+            if len(at) and (len(at) == 1 or np.diff(at).min() >= apart):
+                moved = float(np.linalg.norm(matrix @ u)) / math.sqrt(len(at))
+                worst[apart] = max(worst[apart], moved)
+    assert worst[b] == pytest.approx(strategy.norm, rel=1e-12)
+    assert b == 1 or worst[b - 1] > strategy.norm * 1.01
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
+def test_noise_and_error_are_those_of_the_dense_matrix(strategy: ToeplitzStrategy) -> None:
+    inverse = np.linalg.inv(dense(strategy, 40))
+    np.testing.assert_allclose(strategy.noising(40), inverse[:, 0], atol=1e-12)
+    sums = np.tril(np.ones((40, 40))) @ inverse
+    error = math.sqrt((sums**2).sum() / 40) * np.linalg.norm(strategy.values)
+    assert strategy.prefix_error(40) == pytest.approx(error, rel=1e-12)
+
+
+def test_one_band_is_dp_sgd() -> None:
+    assert INDEPENDENT.prefix_error(99) == pytest.approx(math.sqrt(50))
+    assert least_error_strategy(1, 50) is INDEPENDENT
+    assert with_bands(plan(), 1) == plan()
+
+
+# of google-deepmind/jax-privacy 2.0.0 in jax 0.10.2, made by
+# tests/dp_core/privacy/golden/jax_privacy_figures.py
+JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
+JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
+JAX_EPSILON = {
+    (0.08, 2.1743, 2000, 8): 2.999802,
+    (0.1707, 1.6038, 282, 4): 5.456281,
+    (0.3, 1.2, 101, 3): 10.456776,
+}
+
+
+@pytest.mark.parametrize(("size", "figures"), JAX_SQUARE_ROOT.items(), ids=str)
+def test_the_square_roots_error_and_sensitivity_are_those_of_jax_privacy(
+    size: tuple[int, int], figures: tuple[float, float]
+) -> None:
+    (updates, bands), (error, sensitivity) = size, figures
+    root = power_strategy(bands, 0.5)
+    assert root.prefix_error(updates) == pytest.approx(error, rel=2e-5)
+    used = np.zeros(updates)
+    used[::bands] = 1  # every b-th update, the last of which has fewer rows left
+    moved = float(np.linalg.norm(dense(root, updates) @ used))
+    assert moved == pytest.approx(sensitivity, rel=2e-5)
+    assert moved <= root.norm * math.sqrt(math.ceil(updates / bands))
+
+
+@pytest.mark.parametrize(("size", "error"), JAX_OPTIMISED.items(), ids=str)
+def test_the_least_error_is_nearly_that_of_jax_privacys_optimiser(
+    size: tuple[int, int], error: float
+) -> None:
+    updates, bands = size
+    found = least_error_strategy(bands, updates)
+    assert found.bands == bands
+    assert found.prefix_error(updates) < error * 1.002
+    assert found.prefix_error(updates) < power_strategy(bands, 0.5).prefix_error(updates) * 0.95
+
+
+@pytest.mark.parametrize(("parameters", "epsilon"), JAX_EPSILON.items(), ids=str)
+def test_epsilon_is_that_of_jax_privacys_event(
+    parameters: tuple[float, float, int, int], epsilon: float
+) -> None:
+    rate, sigma, updates, bands = parameters
+    event = CyclicPoissonGaussian(bands, ((rate, sigma, updates),))
+    assert epsilon_pld(event, 1e-6) == pytest.approx(epsilon, rel=2e-3)
+
+
+def test_epsilon_is_that_of_dp_accountings_subsampled_gaussians() -> None:
+    event = CyclicPoissonGaussian(4, ((0.3, 1.3, 50),))
+    step = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.3))
+    library = PLDAccountant().compose(dpa.SelfComposedDpEvent(step, 13))  # ⌈50 / 4⌉
+    assert epsilon_pld(event, 1e-5) == pytest.approx(library.get_epsilon(1e-5), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("updates", "turns", "epsilon", "ratios"),
+    [
+        (2000, 20, 3.0, {4: 0.93, 16: 0.97}),
+        (2000, 4, 8.0, {2: 0.80, 8: 0.53}),
+    ],
+)
+def test_the_square_roots_gain_at_equal_epsilon_is_that_of_the_design(
+    updates: int, turns: int, epsilon: float, ratios: dict[int, float]
+) -> None:
+    """At δ = 1e-7, σ of every number of bands calibrated by PLD."""
+
+    def error(bands: int) -> float:
+        def event(sigma: float) -> CyclicPoissonGaussian:
+            return CyclicPoissonGaussian(bands, ((turns * bands / updates, sigma, updates),))
+
+        sigma = noise_for(event, epsilon, 1e-7)
+        return sigma * power_strategy(bands, 0.5).prefix_error(updates)
+
+    alone = error(1)
+    assert {bands: round(error(bands) / alone, 2) for bands in ratios} == ratios
+
+
+@pytest.mark.parametrize(
+    ("changes", "bands", "least"),
+    [
+        ({"noise_multiplier": 0.999}, 4, 0.85),
+        ({"noise_multiplier": 0.8, "steps": 400, "expected_batch": 20}, 16, 0.57),
+        ({"expected_batch": 4000}, 1, 1.0),  # no part can fill a batch
+        ({"steps": 1}, 1, 1.0),
+    ],
+)
+def test_the_number_of_bands_is_the_one_of_least_error_and_never_costs_more(
+    changes: dict[str, Any], bands: int, least: float
+) -> None:
+    alone = plan(**changes)
+    chosen = least_error(alone)
+    assert chosen.strategy.bands == bands == chosen.sampling.separation
+    assert prefix_error(chosen) / prefix_error(alone) == pytest.approx(least, abs=0.02)
+    spent = epsilon_pld(alone.event(), 1e-6)
+    assert spent * 0.99 < epsilon_pld(chosen.event(), 1e-6) <= spent
+    if bands > 1:
+        assert least_error.__wrapped__(alone) == chosen
+
+
+def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
+    grown = dataclasses.replace(plan(), schedule=(BatchPhase(20, 64), BatchPhase(262, 256)))
+    cut = dataclasses.replace(plan(), sampling=TruncatedPoissonSampling(300))
+    learned = plan(adaptive=AdaptiveClipping(0.5, 5.0))
+    for other in (grown, cut, learned):
+        assert least_error(other) is other
+    eight = with_bands(plan(), 8)
+    for changes, reason in (
+        ({"adaptive": AdaptiveClipping(0.5, 5.0)}, "a clip norm that stays the same"),
+        ({"schedule": grown.schedule}, "batches of one expected size"),
+        ({"sampling": CyclicPoissonSampling(7)}, "may take part every 7 updates"),
+        ({"sampling": plan().sampling}, "may take part every 1 updates"),
+        ({"strategy": ToeplitzStrategy.of(np.array([1.0, 0.99]))}, "4 times that of DP-SGD"),
+    ):
+        with pytest.raises(PlanError, match=reason):
+            dataclasses.replace(eight, **changes)
+
+
+@pytest.mark.parametrize("wrong", [(), (1 << 15,), (1 << 16, 0.5), (1 << 16, 64 << 16)])
+def test_impossible_coefficients_are_refused(wrong: Any) -> None:
+    with pytest.raises(PlanError, match=r"plan\.strategy"):
+        ToeplitzStrategy(wrong)
