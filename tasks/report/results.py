@@ -279,7 +279,9 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     yield Fact("Expected batch, units", batch, Label.PUBLIC, divided)
     yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "how batches are drawn")
     yield Fact("Sampling rate", share, Label.PUBLIC, "share of the declared units in an update")
-    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC)
+    bands = len(plan["strategy"]["coefficients"])
+    of = f"of one column: the noise has {bands} bands" if bands > 1 else ""
+    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC, of)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
     yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
     yield Fact(
