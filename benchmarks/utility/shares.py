@@ -108,10 +108,23 @@ def aggregate(lines: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def _gains(lines: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, float]:
+    """Return what each reference gains by private text without privacy."""
+    found = {}
+    for key, line in lines.items():
+        ends = [_value(metric, line.get(model, {})) for model in ("public", "nonprivate")]
+        if None not in ends:
+            found[key] = float(ends[1] or 0) - float(ends[0] or 0)
+    return found
+
+
 def curves(
     lines: Mapping[str, Mapping[str, Any]], recipes: Iterable[str], source: str
 ) -> list[GainCurve]:
     """Return what a figure is worth, of the made-up notes: a point for each training.
+
+    Shares of a small gain do not compare with those of a large one: where even a training without
+    privacy gains less than half of the most (too few notes, too few updates), there is no point.
 
     Args:
         lines: of the runs.
@@ -120,11 +133,12 @@ def curves(
     """
     wanted, found = set(recipes), []
     for metric in ("mlm_accuracy_private", "f1"):
-        points = []
+        points, gains = [], _gains(lines, metric)
+        most = max(gains.values(), default=0.0)
         for line in lines.values():
             if line["corpus"] != "made-up" or line.get("recipe") not in wanted:
                 continue
-            if line["reference"] not in lines:
+            if gains.get(line["reference"], -1.0) < most / 2:
                 continue
             share = share_of(metric, line, lines[line["reference"]])
             if share is not None:

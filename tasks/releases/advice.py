@@ -247,19 +247,20 @@ def outlook_of(plan: ExecutionPlan) -> tuple[Outlook, ...]:
 
 def verdict(expected: Mapping[str, Expected]) -> str:
     """Return whether a training can be expected to beat public text alone, in plain words."""
-    if not any(one.beats_public_only for one in expected.values()):
+    first = next(iter(expected.values()))
+    if all(one.is_hopeless for one in expected.values()):
         return (
             "This budget cannot be expected to beat training on public text only: train on public "
             "text alone, which costs nothing, or find more units or a larger ε."
         )
     if not all(one.beats_public_only for one in expected.values()):
-        losing = ", ".join(n for n, one in expected.items() if not one.beats_public_only)
         return (
-            f"This budget may not beat training on public text only: of {losing}, what it keeps "
-            "cannot be told from nothing."
+            f"This budget may beat training on public text only, by {first.share:.0%} of the gain, "
+            "but the measured trainings are too few, or spread too much, to be sure of it."
         )
-    share = next(iter(expected.values())).share
-    return f"This budget should beat training on public text only, by {share:.0%} of the gain."
+    return (
+        f"This budget should beat training on public text only, by {first.share:.0%} of the gain."
+    )
 
 
 def in_words(expected: Expected) -> str:

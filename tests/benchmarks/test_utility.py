@@ -92,6 +92,16 @@ def test_the_curve_is_made_of_what_can_be_advised_on_alone():
     assert curves({"made-up/2000/1": reference(1), "a": line(0.3)}, (REFERENCE,), "") == []
 
 
+def test_shares_of_a_small_gain_make_no_curve():
+    small = reference(2, public=0.2, best=0.39)
+    lines = {"made-up/2000/1": reference(1), "made-up/2000/2": small}
+    for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
+        lines[f"a{i}"] = line(0.5 - i / 10, noise_to_signal=figure)
+        lines[f"b{i}"] = line(0.35, 2, noise_to_signal=figure / 3)
+    (found,) = [c for c in curves(lines, (REFERENCE,), "a test") if c.quantity == "entity F1"]
+    assert found.figures == (1e-4, 2e-4, 4e-4, 8e-4)
+
+
 def test_a_line_that_was_cut_off_is_measured_again_and_others_stay(tmp_path: Path):
     file = tmp_path / "lines.jsonl"
     Results(file).add("one", {"f1": 0.5})

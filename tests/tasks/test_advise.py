@@ -107,6 +107,20 @@ def test_more_units_and_more_epsilon_never_have_more_noise(told):
         assert by_name[worse].case.figure > own.case.figure
 
 
+def test_calibration_keeps_the_budget_with_everything_in_it():
+    """Over all releases, at odd budgets: composed from the events themselves."""
+    from dp_core.privacy.accounting import epsilon_pld
+    from dp_core.privacy.mechanisms import compose
+
+    found = calibrated(SMALL, PrivacyBudget(5.0, 7.77e-6))
+    spending = Spending.of(found)
+    (vocabulary,) = spending.alongside
+    delta = found.delta + found.vocabulary_delta
+    assert delta <= 7.77e-6
+    total = epsilon_pld(compose(vocabulary.event, spending.training.event()), delta)
+    assert 0.99 * 5.0 < total <= 5.0
+
+
 def test_calibration_is_monotone_in_epsilon():
     sigmas = [
         calibrated(SMALL, PrivacyBudget(epsilon, 1e-5)).noise_multiplier for epsilon in (4, 6, 12)
@@ -219,3 +233,19 @@ def test_a_noise_that_no_setting_takes_is_refused(monkeypatch):
     monkeypatch.setattr(advice, "noise_for", lambda *arguments: 1000.1)
     with pytest.raises(BadInput, match="takes 1000 at most: nothing"):
         calibrated(SMALL, BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("share", "low", "said"),
+    [
+        (0.2, 0.01, "should beat training on public text only, by 20% of the gain"),
+        (0.2, 0.0, "may beat"),
+        (0.05, -0.3, "may beat"),
+        (0.049, -0.3, "cannot be expected to beat"),
+        (0.049, 0.01, "cannot be expected to beat"),
+    ],
+)
+def test_the_verdict_is_plain(share, low, said):
+    from dp_core.privacy.advice import Expected
+
+    assert said in advice.verdict({"F1": Expected(share, low, 0.6, True)})
