@@ -20,6 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -80,12 +81,19 @@ def public_words(folder: Path) -> set[str]:
         return {word for line in file for word in split_words(line)}
 
 
-def measured(shard: ItemSets, words: int, seeds: int, noted: dict[str, str | int]) -> list[dict]:
+def measured(
+    shard: ItemSets,
+    words: int,
+    seeds: int,
+    noted: dict[str, str | int],
+    mechanisms: Iterable[str],
+    epsilons: Iterable[float],
+) -> list[dict]:
     """Return a row for each mechanism and ε."""
     true = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
     rows = []
-    for mechanism in MECHANISMS:
-        for epsilon in EPSILONS:
+    for mechanism in mechanisms:
+        for epsilon in epsilons:
             plan = selection_plan(mechanism, epsilon, DELTA, words, declared_units=DECLARED)
             released, errors, seconds = [], [], []
             for seed in range(seeds):
@@ -115,7 +123,7 @@ def aggregation(units: list[tuple[str, list[str]]], words: int) -> dict[str, flo
     set_counts((Unit(u, mine) for u, mine in units), words, _KEY)
     plain = time.process_time() - start
     start = time.process_time()
-    split = ((u, (w for text in mine for w in split_words(text))) for u, mine in units)
+    split = ((u, chain.from_iterable(map(split_words, mine))) for u, mine in units)
     item_sets(split, words, _KEY)
     sets = time.process_time() - start
     return {"set_counts_seconds": round(plain, 2), "item_sets_seconds": round(sets, 2)}
@@ -127,7 +135,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--words-per-unit", type=int, default=128)
     parser.add_argument("--corpora", default="made-up,noteevents_format,pmc_rct_articles")
+    parser.add_argument("--mechanisms", default=",".join(MECHANISMS))
+    parser.add_argument("--epsilons", default=",".join(str(e) for e in EPSILONS))
     options = parser.parse_args()
+    mechanisms = options.mechanisms.split(",")
+    epsilons = [float(e) for e in options.epsilons.split(",")]
     data = os.environ.get("CONFIDE_DATA")
     folder = Path(data) if data else None
     public = public_words(folder) if folder else set()
@@ -163,7 +175,7 @@ def main() -> None:
                 r
                 for r in said["rows"]
                 if [r[k] for k in ("corpus", "words_per_unit", "public_words")] != same
-            ] + measured(shard, words, options.seeds, noted)
+            ] + measured(shard, words, options.seeds, noted, mechanisms, epsilons)
             RESULTS.write_text(json.dumps(said, indent=1) + "\n")
 
 

@@ -17,7 +17,7 @@ What is drawn is what `event()` says, and the accounting reads nothing else.
 from __future__ import annotations
 
 import abc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -103,8 +103,9 @@ def item_sets(
     """
     if items_per_unit < 1:
         raise BadInput(f"{items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more.")
-    public = exclude if isinstance(exclude, (set, frozenset, dict)) else frozenset(exclude)
-    numbers: dict[str, int] = {}
+    public = frozenset(exclude)
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__  # an item met first gets the next number
     members: list[int] = []
     starts, order = [0], []
     for count, (unit_id, items) in enumerate(units, 1):
@@ -114,11 +115,13 @@ def item_sets(
                 where="declared_units",
                 fix="Declare a higher bound, from public knowledge.",
             )
-        distinct: Iterable[str] = {item for item in items if item not in public}
-        if len(distinct) > items_per_unit:  # type: ignore[arg-type]
+        distinct: Collection[str] = set(items)
+        if public:
+            distinct = {item for item in distinct if item not in public}
+        if len(distinct) > items_per_unit:
             # Sorted: the order of a set differs between processes.
             distinct = bounded_sample(sorted(distinct), items_per_unit, unit_id, key)
-        members.extend(numbers.setdefault(item, len(numbers)) for item in distinct)
+        members.extend(map(numbers.__getitem__, distinct))
         starts.append(len(members))
         order.append(digest64(key, "order of units", unit_id))
     return ItemSets(

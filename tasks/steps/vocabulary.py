@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     split = KINDS[spec.subwords].split
     texts = iter_units(corpus.folder, PrivacyUnit(config.unit), config.words_per_unit)
     shard = item_sets(
-        ((unit.unit_id, (w for text in unit.texts for w in split(text))) for unit in texts),
+        ((unit.unit_id, chain.from_iterable(map(split, unit.texts))) for unit in texts),
         plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
         declared_units=config.declared_units,
