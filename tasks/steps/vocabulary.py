@@ -102,7 +102,8 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             "subwords": spec.subwords,
             "vocabulary_size": tokenizer.get_vocab_size(),
             "words_known": len(words.known),
-            "words_released": len(words.released),
+            # Facts are fit for publication: how many exact words there are is not.
+            "words_released": 0 if context.exact_vocabulary else len(words.released),
             **words.facts,
             "digest": _digest(tokenizer, context),
         },

@@ -283,6 +283,7 @@ def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) 
     first = done["vocabulary"]
     assert [r.epsilon for r in first.releases] == [float("inf")]
     plain = subwords.vocabulary_digest(subwords.load(job.folder("vocabulary")))
+    assert first.facts["words_released"] == 0
     assert first.facts["digest"] != plain  # keyed: who guesses the words cannot confirm it
     after = [t for t in done if t not in ("budget", "private_corpus", "public_corpus")]
     assert {"canaries", "public_store", "public_pretraining", "dp_pretraining"} < set(after)
