@@ -101,7 +101,6 @@ class Runner:
             "corpus": cell.corpus,
             "units": cell.units,
             "seed": cell.seed,
-            "vocabulary": steps["vocabulary"].digest(),
             **models,
             "seconds": round(time.monotonic() - started, 1),
         }
@@ -119,7 +118,6 @@ class Runner:
             "epsilon": cell.epsilon,
             "recipe": cell.recipe,
             "reference": cell.reference,
-            "vocabulary": steps["vocabulary"].digest(),
             "epsilon_spent": spending.epsilon,
             "delta": spending.delta,
             "noise_to_signal": spending.noise_to_signal,
@@ -144,15 +142,15 @@ class Runner:
 
     def _measured(
         self, run: str, steps: Mapping[str, StepSpec], models: tuple[str, ...]
-    ) -> dict[str, dict[str, float]]:
-        """Run what the models need; return their figures."""
+    ) -> dict[str, Any]:
+        """Run what the models need; return their figures, and the digest of their vocabulary."""
         wanted = {f"{model}_{step}" for model in models for step in ("pretraining", "finetuning")}
         results = {
             task: self._step(run, task, spec)
             for task, spec in steps.items()
             if task in wanted or (not task.endswith(("_finetuning", "_exposure")) and _front(task))
         }
-        return {
+        figures = {
             model: {
                 metric.name: metric.value
                 for task in (f"{model}_pretraining", f"{model}_finetuning")
@@ -162,6 +160,7 @@ class Runner:
             }
             for model in models
         }
+        return {"vocabulary": results["vocabulary"].facts["digest"], **figures}
 
     def _step(self, run: str, task: str, spec: StepSpec) -> StepResult:
         context = RunContext(run_key=run, run_name=run, task=task)

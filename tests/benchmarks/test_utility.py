@@ -129,7 +129,7 @@ class Recorded(Runner):
     def _step(self, run: str, task: str, spec: StepSpec):
         self.ran.append((task, spec.digest()))
         metric = type("Metric", (), {"name": "f1", "value": 0.5})()
-        return type("Result", (), {"metrics": [metric, metric]})()
+        return type("Result", (), {"metrics": [metric, metric], "facts": {"digest": "v"}})()
 
 
 @pytest.fixture
@@ -153,6 +153,9 @@ def test_what_is_done_is_not_run_again(runner: Recorded, tmp_path: Path):
     again.run(FIRST)
     assert runner.ran
     assert not again.ran
+    kept = again._results.lines
+    assert kept[FIRST.key]["vocabulary"] == kept[FIRST.reference]["vocabulary"] == "v"
+    assert kept[FIRST.key]["dp"] == {"f1": 0.5}
 
 
 def test_recipes_share_what_is_public_and_the_corpus(runner: Recorded):
