@@ -377,6 +377,16 @@ class ThresholdedHistogram(MechanismEvent):
         self.require(self.noise == "discrete-gaussian", f"unknown noise {self.noise!r}")
 
     @property
+    def mu(self) -> float:
+        """μ of the Gaussian on words that others hold too."""
+        return math.sqrt(self.words_per_unit) / self.sigma
+
+    @property
+    def units_to_pass(self) -> float:
+        """How many units must hold a word so that it passes half of the time."""
+        return self.threshold
+
+    @property
     def profile(self) -> HistogramProfile:
         """The privacy profile of the release."""
         return HistogramProfile(self.words_per_unit, self.sigma, int(self.threshold))
@@ -510,6 +520,16 @@ class NoisedWeights(MechanismEvent):
             passes = np.minimum(tail.bounds(threshold - places)[1], 1 - 1e-16)
             total += float(np.max(-np.expm1(t * np.log1p(-passes))))
         return min(1.0, total)
+
+    @property
+    def units_to_pass(self) -> float:
+        """How many units of N items must hold one so that it passes half of the time, at most.
+
+        Fewer may do: a unit of fewer items gives each more, and so do later rounds.
+        """
+        first, last, threshold = self.checks[-1]
+        weight = min(self.largest, 1 / math.sqrt(self.items_per_unit))
+        return threshold / (weight * sum(self.scales[first : last + 1]))
 
     @property
     def profile(self) -> NewItemsProfile:

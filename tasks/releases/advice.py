@@ -34,6 +34,7 @@ from dp_core.privacy.advice import (
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
+    NoisedWeights,
     PoissonGaussian,
     ThresholdedHistogram,
     compose,
@@ -326,9 +327,9 @@ def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
     ]
 
 
-def _vocabulary(spending: Spending) -> ThresholdedHistogram | None:
+def _vocabulary(spending: Spending) -> ThresholdedHistogram | NoisedWeights | None:
     events = (release.event for release in spending.alongside)
-    return next((e for e in events if isinstance(e, ThresholdedHistogram)), None)
+    return next((e for e in events if isinstance(e, ThresholdedHistogram | NoisedWeights)), None)
 
 
 def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | None:
@@ -352,11 +353,9 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
 
 
 def _as_gaussian(event: MechanismEvent) -> MechanismEvent:
-    if not isinstance(event, ThresholdedHistogram):
+    if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
-    return PoissonGaussian.single(
-        1.0, event.sigma / math.sqrt(event.words_per_unit), 1, unit=event.unit
-    )
+    return PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
@@ -381,8 +380,9 @@ def _with_best_batch(settings: JobSettings, epsilon: float) -> JobSettings:
 def _worth(settings: JobSettings, epsilon: float) -> float:
     """Return what the training keeps, times the words that it can read: to compare splits."""
     spending = Spending.of(_roughly_noised(settings, epsilon))
-    histogram = _vocabulary(spending)
+    vocabulary = _vocabulary(spending)
     words = 1.0
-    if histogram is not None:
-        words = zipf_coverage(histogram.threshold, settings.declared_units, settings.words_per_unit)
+    if vocabulary is not None:
+        needed = vocabulary.units_to_pass
+        words = zipf_coverage(needed, settings.declared_units, settings.words_per_unit)
     return measured_curves()[0].expected(spending.noise_to_signal).share * words
