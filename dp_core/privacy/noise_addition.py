@@ -133,8 +133,12 @@ class UpdateNoise:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise on each value of the sum, σC: a public number."""
-        return self.noise_multiplier * self.clip_norm
+        """Standard deviation of the noise on each value of this update's sum: a public number.
+
+        σC, or more where it is correlated: later updates take a part of it back.
+        """
+        own = self.strategy.norm * float(np.linalg.norm(self.strategy.noising(self.t + 1)))
+        return self.noise_multiplier * self.clip_norm * own
 
     def key(self, name: str) -> Bytes:
         """Return the key (32,) of a parameter's noise. It is secret."""

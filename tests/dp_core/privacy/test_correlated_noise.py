@@ -165,6 +165,16 @@ def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
         assert not independent(undone(other))
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("strategy", [INDEPENDENT, FOUR])
+def test_an_update_knows_how_much_noise_each_value_of_it_has(strategy: ToeplitzStrategy) -> None:
+    """What an optimiser subtracts from its second moment is the variance that was drawn."""
+    noise = released(6, strategy, 40_000)
+    for t, drawn in enumerate(noise):
+        said = UpdateNoise(SEED, b"m", t, SIGMA, CLIP, strategy).deviation
+        assert drawn.std() == pytest.approx(said, rel=0.02)
+
+
 def independent(rows: NDArray[np.float64]) -> bool:
     """Test that no two rows correlate (Bonferroni over all pairs)."""
     pairs = list(itertools.combinations(range(len(rows)), 2))
