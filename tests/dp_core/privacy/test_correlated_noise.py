@@ -202,16 +202,17 @@ def test_noise_is_made_again_wherever_a_run_goes_on(monkeypatch: pytest.MonkeyPa
 
 def test_what_is_kept_is_of_one_seed_manifest_and_strategy() -> None:
     past = PastNoise()
-    for seed, manifest, strategy in (
+    cases = (
         (SEED, b"m", FOUR),
         (PrivacySeed.fixed(2), b"m", FOUR),
         (SEED, b"n", FOUR),
         (SEED, b"m", power_strategy(4, 0.5)),
         (SEED, b"m", power_strategy(3, 0.5)),
-    ):
+    )
+    for t, (seed, manifest, strategy) in enumerate(cases, 4):  # each would go on from the last
         made = []
         for kept in (past, None):
-            noise = UpdateNoise(seed, manifest, 4, SIGMA, CLIP, strategy, kept)
+            noise = UpdateNoise(seed, manifest, t, SIGMA, CLIP, strategy, kept)
             made.append(noised_means({"w": tf.zeros(50)}, noise, DIVISOR)["w"].numpy())
         np.testing.assert_array_equal(*made)
 
