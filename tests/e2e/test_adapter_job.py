@@ -79,7 +79,7 @@ def test_adapters_are_trained_charged_and_exported_merged_or_alone(
         monkeypatch.setattr(sys, "argv", ["confide", "export", *words, "--uri", private.output])
         assert cli.main() == 0, "".join(capfd.readouterr())
     names = {f.relative_to(whole).as_posix() for f in whole.rglob("*")}
-    assert {"config.json", "model.safetensors", "PRIVACY.md", "vocab.txt"} <= names
+    assert {"config.json", "model.safetensors", "PRIVACY.md", "vocab.json"} <= names
     assert not [name for name in names if "adapter" in name]  # or it would be applied twice
     names = {f.name for f in alone.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "PRIVACY.md"} <= names

@@ -90,9 +90,9 @@ def test_no_other_split_is_worth_more(told):
     for share in advice.VOCABULARY_SHARES:
         own = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
         spending = Spending.of(calibrated(own, BUDGET))
-        (histogram,) = (release.event for release in spending.alongside)
+        (vocabulary,) = (release.event for release in spending.alongside)
         kept = measured_curves()[0].expected(spending.noise_to_signal).share
-        worth[own.vocabulary_epsilon] = kept * zipf_coverage(histogram.threshold, 400, 16)
+        worth[own.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
     assert worth[told.settings.vocabulary_epsilon] >= 0.99 * max(worth.values())
 
 
@@ -171,7 +171,10 @@ def test_the_command_reads_nothing_and_writes_settings_that_run(tmp_path: Path, 
     found = confide("advise", *asked)
     assert found["plan"]["epsilon"] <= 5
     assert found["plan"]["delta"] <= 1e-5
-    assert [part["release"] for part in found["split"]] == ["word histogram", "DP pre-training"]
+    assert [part["release"] for part in found["split"]] == [
+        "partition selection",
+        "DP pre-training",
+    ]
     assert found["expected"][0]["case"] == "as planned"
     assert "made-up notes" in found["known_from"]
     assert not found["beats_public_only"]  # 300 units at ε = 5

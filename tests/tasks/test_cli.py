@@ -296,7 +296,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
     ("words", "said"),
     [
         (["run", "--set", "epochs=-1"], "epochs"),
-        (["run", "--set", "nonsense=1"], "unknown setting. Names: confide run --show-settings"),
+        (["run", "--set", "xyzzy=1"], "unknown setting. Names: confide run --show-settings"),
         (["run", "--set", "noise_multiplyer=1"], "Did you mean noise_multiplier?"),
         (["run", "--set", "selection=random-count"], "selection: belongs to dp_sweep"),
         (["run", "--set", "device=xpu"], "settings: device: must be cpu, mock-tpu:N"),

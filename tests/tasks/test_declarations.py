@@ -435,4 +435,4 @@ def test_every_step_opens_its_sources_through_one_door() -> None:
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
         if open_source.__name__ in file.read_text()
     }
-    assert openers == {"corpus", "entities", "pretrain"}
+    assert openers == {"checkpoint", "corpus", "entities", "pretrain"}

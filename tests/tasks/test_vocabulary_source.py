@@ -235,7 +235,7 @@ def test_a_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, ber
     assert [t for t in theirs if t in kept[5:]] == kept[5:] and set(kept) == set(theirs)
     new = tokens[len(theirs) :]
     assert new and not set(new) & set(theirs)
-    assert [e.title for e in job.charges] == ["word histogram"]
+    assert [e.title for e in job.charges] == ["partition selection"]
     assert result.releases
 
     spec = job.steps["public_pretraining"].model_copy(update={"updates": 1})

@@ -123,9 +123,9 @@ def test_the_lattice_is_for_all_values_of_the_model_together(monkeypatch):
     asked = []
     exact = module.lattice_scale
 
-    def told(sigma, clip, values):
+    def told(sigma, clip, values, strategy):
         asked.append((sigma, clip, values))
-        return exact(sigma, clip, values)
+        return exact(sigma, clip, values, strategy)
 
     monkeypatch.setattr(module, "lattice_scale", told)
     drawn(sigma=0.7, clip=0.2)
@@ -156,4 +156,6 @@ def test_an_error_in_a_thread_is_not_a_noise_of_zeros(monkeypatch):
 
 def test_what_is_printed_of_a_noise_does_not_hold_its_secret():
     shown = repr(UpdateNoise(SEED, b"m", 0, 1.5, 0.1))
-    assert shown == "UpdateNoise(t=0, noise_multiplier=1.5, clip_norm=0.1)"
+    assert shown == "UpdateNoise(t=0, noise_multiplier=1.5, clip_norm=0.1, " + (
+        "strategy=ToeplitzStrategy(coefficients=(65536,)))"
+    )
