@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import click
@@ -19,11 +20,13 @@ def group() -> None:
 @group.command()
 @settings_options
 def demo(options: SettingsOptions) -> None:
-    """Run the embedded job (or another) through Airflow and show what came out."""
+    """Run the preset `demo` (or another job) through Airflow and show what came out."""
     from tasks.commands.report import show
     from tasks.local.demo import run
     from tasks.protocol import JobSettings
 
+    if not (options.preset or options.file):
+        options = dataclasses.replace(options, preset="demo")
     started = time.monotonic()
     console = Console()
     deployment = Deployment.from_environment()

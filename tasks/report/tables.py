@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -471,12 +472,16 @@ def rich_table(table: Table) -> RichTable:
     return shown
 
 
+MODEL_NAME_WIDTH = 11  # characters of a line, so that four models fit
+
+
 def side_by_side(table: Table) -> RichTable:
     """Return the table turned over, a column for each row: few models fit 80 columns so."""
     shown = _frame(table)
     shown.add_column(table.headers[0].name, overflow="fold")
     for row in table.rows:
-        shown.add_column(row[0].text, justify="right", no_wrap=True)
+        name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
+        shown.add_column(name, justify="right", no_wrap=True)
     for column, header in enumerate(table.headers[1:], start=1):
         name = f"{header.name}, {header.unit}" if header.unit else header.name
         shown.add_row(name, *(_text(row[column]) for row in table.rows))

@@ -121,10 +121,6 @@ def _alike(found: Any, recorded: Any) -> bool:
 
 
 NEWER = {"phrase_rounds", "noised_weights", "cyclic_poisson_gaussian"}  # than what was recorded
-    "phrase_rounds",
-    "noised_weights",
-    "cyclic_poisson_gaussian",
-}  # than the ledgers that were recorded
 
 
 @pytest.mark.parametrize("version", range(2, CURRENT + 1))
