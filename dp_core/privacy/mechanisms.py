@@ -66,7 +66,7 @@ __all__ = [
 Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)
 _TRAINING = (
     "every row of a unit was clipped together with the unit's other rows",
-    "training noise and arithmetic are float32, the ε is that of real numbers",
+    "clipped gradients are summed in float32, and the ε is that of exact sums; noise is exact",
 )
 
 
