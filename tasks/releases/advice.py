@@ -278,7 +278,8 @@ def how_it_is_known() -> str:
     first = measured_curves()[0]
     return (
         f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
-        "of a small model. They are not a promise: real notes share less with each other. "
+        "of a small model, by gradients alone: what released phrases add is not counted. They are "
+        "not a promise: real notes share less with each other. "
         "* is beyond what was measured."
     )
 
