@@ -114,9 +114,12 @@ class Stack:
         return {task["task_id"]: task for task in found["task_instances"]}
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
-        """Return those of a run's tasks that work in containers."""
-        tasks = self.tasks(dag, run).items()
-        return {name: task for name, task in tasks if task["operator"] == "DockerStep"}
+        """Return those of a run's tasks that work in containers, but for what was not asked for."""
+        return {
+            name: task
+            for name, task in self.tasks(dag, run).items()
+            if task["operator"] == "DockerStep" and task["state"] != "skipped"
+        }
 
     def log(self, dag: str, run: str, task: str, attempt: int = 1) -> str:
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
@@ -173,7 +176,7 @@ class Stack:
     def outputs(self, dag: str, run: str) -> dict[str, str]:
         """Return where the steps of a run put their output, by task, as names in the bucket."""
         found = {}
-        for name, task in self.tasks(dag, run).items():
+        for name, task in self.steps(dag, run).items():
             lines = self.log(dag, run, name, task["try_number"]).splitlines()
             uris = [x.removeprefix("Output: gs://confide/") for x in lines if "Output: gs" in x]
             found |= {name: uris[-1]} if uris else {}

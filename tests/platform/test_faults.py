@@ -145,7 +145,7 @@ def test_each_release_was_paid_for_once(stack: Stack, run: str) -> None:
     assert {state for _, state, _ in entries} == {"settled"}
     # The third is no payment: it says that the operator trained without privacy.
     kinds = sorted(json.loads(event)["kind"] for _, _, event in entries)
-    assert kinds == ["poisson_gaussian", "thresholded_histogram", "unaccounted"]
+    assert kinds == ["noised_weights", "poisson_gaussian", "unaccounted"]
 
 
 def test_no_metric_was_lost_or_doubled(stack: Stack, run: str) -> None:
