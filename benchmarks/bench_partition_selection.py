@@ -1,182 +1,237 @@
-"""Items released by each mechanism of partition selection, at equal (ε, δ), unit and bound.
+"""Mechanisms of partition selection beside each other, at equal (ε, δ), unit and bound.
 
-    python -m benchmarks.bench_partition_selection            # made-up text, and CONFIDE_DATA's
-    python -m benchmarks.bench_partition_selection --seeds 1 --words-per-unit 1024
+    python -m benchmarks.bench_partition_selection             # all parts; CONFIDE_DATA's if named
+    python -m benchmarks.bench_partition_selection planted
 
-Corpora: `made-up`, sets of items by Zipf's law from the generator below; `pmc_rct_articles`, a unit
-an article; `noteevents_format`, a unit a patient. Each with every word counted, and with the words
-of `wikitext-2` taken as public: those are free, and left out. Also measured: how far the estimated
-counts are from the true ones, and the seconds that aggregation and release take beside those that
-`set_counts` and `release` of the plain histogram take.
+`released`: items released, and how far their estimated counts are off, on made-up sets of items
+(`made_up`; the 1,000 commonest taken as public, or counted) and on 4.2 million words of
+`pmc_rct_articles` in tuples of 256, the unit `example`. Rows that are there are kept.
+`planted`: how often what one unit alone
+holds is released, against δ. `throughput`: counting and release beside those of plain counts, in
+turns within one process; of these times only the ratios are figures. What vocabularies are made of
+released words: `bench_vocabulary.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import lzma
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.vocabulary_corpora import made_up, tuples, units
+from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.dp_histogram import set_counts
+from dp_core.vocabulary.dp_histogram import release
+from dp_core.vocabulary.hoory2021 import paper_parameters
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import ItemSets, item_sets
+from dp_core.vocabulary.subwords import document_counts
 
-RESULTS = Path(__file__).parent / "results" / "partition_selection.json"
-MECHANISMS = ("gaussian", "weighted", "policy", "mad", "mad2r", "elimination")
+RESULTS = ROOT / "benchmarks" / "results" / "partition_selection.json"
+MECHANISMS: tuple[MechanismName, ...] = (
+    "elimination", "policy", "weighted", "gaussian", "mad2r", "mad",
+)  # fmt: skip
 EPSILONS = (1.0, 3.0, 8.0)
 DELTA = 1e-6
-DECLARED = 6000
 _KEY = b"benchmark"
+TUPLES = "4.2M words in tuples of 256"
+_CORPORA = ((TUPLES, "counted"), ("made-up", "counted"), ("made-up", "left out"))
 
-Held = list[tuple[str, set[str]]]
-
-
-def made_up(units: int = 5000, items: int = 200_000, seed: int = 0) -> Held:
-    """Return sets of items: Zipf's law with exponent 1.1, log-normal lengths of about 250 words."""
-    rng = np.random.default_rng(seed)
-    mass = np.cumsum(1 / (np.arange(items) + 2.7) ** 1.1)
-    lengths = rng.lognormal(5.5, 0.8, units).astype(int) + 5
-    return [
-        (str(u), {f"w{i}" for i in np.searchsorted(mass, rng.random(n) * mass[-1])})
-        for u, n in enumerate(lengths)
-    ]
+Named = tuple[str, str, str, float]  # corpus, public items, mechanism, ε
 
 
-def texts(name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield (unit, texts) of a corpus in CONFIDE_DATA."""
-    if name == "pmc_rct_articles":
-        with lzma.open(folder / name / "articles.jsonl.xz", "rt", encoding="utf-8") as file:
-            for line in file:
-                article = json.loads(line)
-                yield article["doc_id"], [article["text"]]
-        return
-    csv.field_size_limit(1 << 30)
-    by_patient: dict[str, list[str]] = {}
-    path = folder / name / "NOTEEVENTS_derived.csv.xz"
-    with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            by_patient.setdefault(row["SUBJECT_ID"], []).append(row["TEXT"])
-    yield from by_patient.items()
+# --- items released
 
 
-def held_by(units: Iterable[tuple[str, list[str]]]) -> Held:
-    """Return each unit's distinct words."""
-    return [(unit, {w for text in mine for w in split_words(text)}) for unit, mine in units]
-
-
-def public_words(folder: Path) -> set[str]:
-    """Return the distinct words of wikitext-2."""
-    with lzma.open(folder / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as file:
-        return {word for line in file for word in split_words(line)}
-
-
-def measured(
-    shard: ItemSets,
-    words: int,
-    seeds: int,
-    noted: dict[str, str | int],
-    mechanisms: Iterable[str],
-    epsilons: Iterable[float],
-) -> list[dict]:
-    """Return a row for each mechanism and ε."""
-    true = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
-    rows = []
-    for mechanism in mechanisms:
-        for epsilon in epsilons:
-            plan = selection_plan(mechanism, epsilon, DELTA, words, declared_units=DECLARED)
-            released, errors, seconds = [], [], []
-            for seed in range(seeds):
-                start = time.process_time()
-                out = plan.release([shard], PrivacySeed.fixed(seed), b"benchmark")
-                seconds.append(time.process_time() - start)
-                released.append(len(out))
-                if out:
-                    off = [abs(n / true[item] - 1) for item, n in out.items()]
-                    errors.append(float(np.median(off)))
-            row = noted | {
+def released(seeds: int, folder: Path | None, there: set[Named]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each corpus, mechanism and ε, but for those that are there."""
+    wanted = [(m, e) for m in MECHANISMS for e in EPSILONS]
+    for corpus, public_items in _CORPORA:
+        missing = [w for w in wanted if (corpus, public_items, *w) not in there]
+        if not missing or (corpus == TUPLES and folder is None):
+            continue
+        if corpus == TUPLES:
+            assert folder is not None
+            declared = 20_000
+            shard = item_sets(tuples(units("pmc_rct_articles", folder), 256, 4_200_000), 256, _KEY)
+        else:
+            declared = 6000
+            free = {f"w{i}" for i in range(1000)} if public_items == "left out" else set[str]()
+            shard = item_sets(made_up(), 128, _KEY, exclude=free)
+        true = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
+        for mechanism, epsilon in missing:
+            plan = selection_plan(
+                mechanism, epsilon, DELTA, shard.items_per_unit, declared_units=declared
+            )
+            outs = [plan.release([shard], PrivacySeed.fixed(s), _KEY) for s in range(seeds)]
+            off = [np.median([abs(n / true[i] - 1) for i, n in out.items()]) for out in outs if out]
+            yield {
+                "corpus": corpus,
+                "public_items": public_items,
+                "units": shard.units,
+                "items_per_unit": shard.items_per_unit,
+                "declared_units": declared,
+                "delta": DELTA,
                 "mechanism": mechanism,
                 "epsilon": epsilon,
-                "items_released": round(float(np.mean(released)), 1),
-                "least_and_most": [min(released), max(released)],
-                "median_error_of_counts": round(float(np.mean(errors)), 3) if errors else None,
-                "release_seconds": round(min(seconds), 2),
+                "releases": seeds,
+                "items_released": round(float(np.mean([len(out) for out in outs])), 1),
+                "least_and_most": [min(map(len, outs)), max(map(len, outs))],
+                "median_error_of_counts": round(float(np.mean(off)), 3) if off else None,
             }
-            rows.append(row)
-            print(json.dumps(row), file=sys.stderr, flush=True)
-    return rows
 
 
-def aggregation(units: list[tuple[str, list[str]]], words: int) -> dict[str, float]:
-    """Return the seconds of processor that counting takes: plain, and as sets of items."""
-    start = time.process_time()
-    set_counts((Unit(u, mine) for u, mine in units), words, _KEY)
-    plain = time.process_time() - start
-    start = time.process_time()
-    split = ((u, chain.from_iterable(map(split_words, mine))) for u, mine in units)
-    item_sets(split, words, _KEY)
-    sets = time.process_time() - start
-    return {"set_counts_seconds": round(plain, 2), "item_sets_seconds": round(sets, 2)}
+# --- planted items
+
+
+def planted(
+    epsilon: float = 3.0, delta: float = 0.002, n: int = 16, draws: int = 10_000
+) -> Iterator[dict[str, Any]]:
+    """Yield how often a unit is given away by items that nobody else holds, against δ.
+
+    δ is large so that some thousands of draws can tell. Units hold one item of their own, or N:
+    whichever is released more often. Every release has 400 such units, and there are as many
+    releases as the draws take; a unit counts once.
+    """
+    in_one = 400
+    for mechanism in MECHANISMS:
+        plan = selection_plan(mechanism, epsilon, delta, n, declared_units=in_one)
+        given = 0
+        for own in (1, n):
+            held = [(str(u), [f"{u} {i}" for i in range(own)]) for u in range(in_one)]
+            shard = item_sets(held, n, _KEY)
+            outs = (
+                plan.release([shard], PrivacySeed.fixed(s), _KEY) for s in range(draws // in_one)
+            )
+            given = max(given, sum(len({item.split()[0] for item in out}) for out in outs))
+        yield _judged(mechanism, n, epsilon, delta, draws, given)
+    # Hoory et al.'s formulas at the same δ and N, and their own figures: N = 256, δ = 1e-9.
+    for sigma, claimed, words, many in ((20.0, delta, n, draws), (200.0, 1e-9, 256, 40_000)):
+        paper = paper_parameters(sigma, claimed, words)
+        given = _given_by_counts(paper.plan(), words, many)
+        name = f"the paper's σ = {sigma:g}, C = {paper.threshold:.1f}"
+        row = _judged(name, words, paper.epsilon, claimed, many, given)
+        yield row | {"true_delta": paper.plan().delta}
+
+
+def _given_by_counts(plan: Any, words: int, draws: int) -> int:
+    """Return how many of so many units, each with N words of its own, a histogram names."""
+    in_one = 1000
+    given = 0
+    for s in range(draws // in_one):
+        counts = {f"{u}x{i}": 1 for u in range(in_one) for i in range(words)}
+        out = release(counts, plan, PrivacySeed.fixed(s), _KEY)
+        given += len({word.split("x")[0] for word in out})
+    return given
+
+
+def _judged(
+    name: str, n: int, epsilon: float, delta: float, draws: int, given: int
+) -> dict[str, Any]:
+    test = binomtest(given, draws, delta, alternative="greater")
+    return {
+        "mechanism": name,
+        "items_per_unit": n,
+        "epsilon": round(epsilon, 4),
+        "delta": delta,
+        "draws": draws,
+        "given_away": given,
+        "at_most": round(delta * draws, 5),
+        "least_rate_95": float(f"{test.proportion_ci(0.95).low:.3g}"),  # exact (Clopper-Pearson)
+        "p_value": float(f"{test.pvalue:.3g}"),
+    }
+
+
+# --- throughput
+
+
+def throughput(folder: Path, turns: int = 3) -> Iterator[dict[str, Any]]:
+    """Yield megabytes and units a second of counting, and the seconds of each release."""
+    n, key = 512, _KEY
+    for name in ("noteevents_format",):
+        corpus = units(name, folder)
+        megabytes = sum(len(t.encode()) for u in corpus for t in u.texts) / 1e6
+
+        def sets(corpus: list[Unit] = corpus) -> ItemSets:
+            return item_sets(
+                ((u.unit_id, chain.from_iterable(map(split_words, u.texts))) for u in corpus),
+                n,
+                key,
+            )
+
+        shard = sets()
+        ways: dict[str, Callable[[], Any]] = {
+            "split only": lambda corpus=corpus: [split_words(t) for u in corpus for t in u.texts],
+            "plain counts": lambda corpus=corpus: document_counts(corpus, split_words),
+            "sets of items": sets,
+        }
+        for mechanism in MECHANISMS:
+            plan = selection_plan(mechanism, 3.0, DELTA, n, declared_units=1200)
+            ways[f"release: {mechanism}"] = lambda plan=plan, shard=shard: plan.release(
+                [shard], PrivacySeed.fixed(0), key
+            )
+        best = dict.fromkeys(ways, float("inf"))
+        for _ in range(turns):
+            for way, run in ways.items():
+                begun = time.process_time()
+                run()
+                best[way] = min(best[way], time.process_time() - begun)
+        for way, seconds in best.items():
+            yield {
+                "corpus": name,
+                "what": way,
+                "processor_seconds": round(seconds, 3),
+                "megabytes_a_second": round(megabytes / seconds, 1),
+                "units_a_second": round(len(corpus) / seconds),
+                "times_plain_counts": round(seconds / best["plain counts"], 2),
+            }
 
 
 def main() -> None:
-    """Measure, and write `results/partition_selection.json` (each bound N replaces its own)."""
+    """Measure; every row is in `results/partition_selection.json` as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--words-per-unit", type=int, default=128)
-    parser.add_argument("--corpora", default="made-up,noteevents_format,pmc_rct_articles")
-    parser.add_argument("--mechanisms", default=",".join(MECHANISMS))
-    parser.add_argument("--epsilons", default=",".join(str(e) for e in EPSILONS))
+    parts = ("released", "planted", "throughput")
+    parser.add_argument("part", nargs="?", choices=parts, help="one of the parts")
+    parser.add_argument("--seeds", type=int, default=3, help="releases of each row of `released`")
     options = parser.parse_args()
-    mechanisms = options.mechanisms.split(",")
-    epsilons = [float(e) for e in options.epsilons.split(",")]
     data = os.environ.get("CONFIDE_DATA")
     folder = Path(data) if data else None
-    public = public_words(folder) if folder else set()
-    said = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": [], "aggregation": []}
-    words, names = options.words_per_unit, options.corpora.split(",")
-    for name in names:
-        if name != "made-up" and folder is None:
+    for part in parts:
+        if options.part not in (None, part) or (part == "throughput" and folder is None):
             continue
-        if name == "made-up":
-            held, free = made_up(), {f"w{i}" for i in range(1000)}
+        rows = _known().get(part, []) if part == "released" else []
+        found: Iterator[dict[str, Any]]
+        if part == "released":
+            there = {(r["corpus"], r["public_items"], r["mechanism"], r["epsilon"]) for r in rows}
+            found = released(options.seeds, folder, there)
+        elif part == "planted":
+            found = planted()
         else:
             assert folder is not None
-            units = list(texts(name, folder))
-            times = {"corpus": name, "words_per_unit": words, **aggregation(units, words)}
-            said["aggregation"] = [
-                r
-                for r in said["aggregation"]
-                if (r["corpus"], r["words_per_unit"]) != (name, words)
-            ] + [times]
-            held, free = held_by(units), public
-        for excluded in (False, True):
-            shard = item_sets(held, words, _KEY, exclude=free if excluded else frozenset())
-            noted: dict[str, str | int] = {
-                "corpus": name,
-                "units": shard.units,
-                "words_per_unit": words,
-                "public_words": "left out" if excluded else "counted",
-                "delta": DELTA,
-                "seeds": options.seeds,
-            }
-            same = [noted[k] for k in ("corpus", "words_per_unit", "public_words")]
-            said["rows"] = [
-                r
-                for r in said["rows"]
-                if [r[k] for k in ("corpus", "words_per_unit", "public_words")] != same
-            ] + measured(shard, words, options.seeds, noted, mechanisms, epsilons)
-            RESULTS.write_text(json.dumps(said, indent=1) + "\n")
+            found = throughput(folder)
+        for row in found:
+            rows.append(row)
+            print(part, json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
+            said = _known() | {part: rows}
+            RESULTS.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+
+
+def _known() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 if __name__ == "__main__":

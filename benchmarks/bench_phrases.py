@@ -1,13 +1,18 @@
 """What released phrases are worth: how many come out, and what a model learns of text from them.
 
-    python benchmarks/bench_phrases.py --corpus demo|noteevents [--lengths 3,5] [--per-unit 300]
-        [--epsilon 4] [--updates 600,1800]
+    python benchmarks/bench_phrases.py --corpus demo|noteevents [--lengths 2,3,5] [--per-unit 2000]
+        [--epsilon 4] [--mechanism elimination] [--updates 600,1800]
 
-Releases a vocabulary and phrases, writes text, trains from the public model on it, and measures MLM
-accuracy on private units that were held out of everything; with `--updates ""` it only releases.
-`--nonprivate` trains on the private rows without privacy instead, for the same number of updates:
-the whole gain. Writes a line of benchmarks/results/phrases.json. The noise has a known seed: for
-measuring only. `noteevents` reads real text through CONFIDE_DATA (noteevents_format, wikitext-2).
+Releases a vocabulary (from public text, with private words) and phrases, writes text, trains from
+the public model on it, and measures MLM accuracy on private units that were held out of everything;
+with `--updates ""` it only releases. `--epsilon` and `--lengths` may be several, the latter between
+slashes (2,3,5/3,5), then too. `--nonprivate` trains on the private rows without privacy instead,
+for the same number of updates: the whole gain. Writes a line of benchmarks/results/phrases.json.
+The noise has a known seed: for measuring only. `noteevents` reads real text through CONFIDE_DATA
+(noteevents_format, wikitext-2).
+
+A phrase is *common* if as many units hold it as plain counts of 300 phrases a unit in two rounds
+need at this ε and δ: the same set for every mechanism, lengths and bound.
 """
 
 from __future__ import annotations
@@ -19,11 +24,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain, product
 from pathlib import Path
+from typing import get_args
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dp_core.config.privacy import MechanismName
 from dp_core.config.training import ArchitectureConfig, TrainingConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.hashing import seed_key
@@ -36,25 +44,27 @@ from dp_core.models.parameters import AnyModel, fresh
 from dp_core.phrases.calibration import calibrate
 from dp_core.phrases.ngram_release import release_phrases
 from dp_core.phrases.text_generator import write_documents
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import OrdinaryUpdates, pretrain
-from dp_core.vocabulary import calibration, wordpiece
-from dp_core.vocabulary.dp_histogram import release, set_counts
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.partition_selection import item_sets
+from dp_core.vocabulary.subwords import document_counts, whole_words
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.steps.training_inputs import config_of
 
 RESULT = ROOT / "benchmarks" / "results" / "phrases.json"
 SETTINGS = {  # as in the demo, and in tasks/presets/real-text.json
-    "demo": {"words": 128, "epsilon_v": 2.0, "delta_v": 1e-7, "length": 32, "rows": 4,
-             "public": 900, "rate": 3e-3},
-    "noteevents": {"words": 512, "epsilon_v": 3.0, "delta_v": 1e-6, "length": 64, "rows": 32,
-                   "public": 1500, "rate": 2e-3},
+    "demo": {"units": 6000, "words": 128, "epsilon_v": 2.0, "delta_v": 1e-7, "length": 32,
+             "rows": 4, "public": 900, "rate": 3e-3},
+    "noteevents": {"units": 1200, "words": 512, "epsilon_v": 3.0, "delta_v": 1e-6, "length": 64,
+                   "rows": 32, "public": 1500, "rate": 2e-3},
 }  # fmt: skip
-HOLDOUT, SEED, WORDS_OF_A_DOCUMENT, ALL = 0.05, 1, 120, 1_000_000
+HOLDOUT, SEED, WORDS_OF_A_DOCUMENT, ALL, TOKENS = 0.05, 1, 120, 1_000_000, 4000
 
 
 def corpora(name: str, patients: int) -> tuple[Iterable[Document], Iterable[Document]]:
@@ -112,13 +122,41 @@ def train(model: AnyModel, store: TokenStore, updates: int, rate: float, place: 
     )  # fmt: skip
 
 
+def words_of(folder: Path, own: dict[str, float], private: Iterable[Unit]) -> dict[str, int]:
+    """Learn the tokens as the product does; return the words they were learned from."""
+    public = document_counts(public_units(folder), split_words)
+    known = whole_words(public, wordpiece.learn(public, TOKENS))
+    plan = selection_plan(
+        "elimination", own["epsilon_v"], own["delta_v"], int(own["words"]),
+        declared_units=int(own["units"]),
+    )  # fmt: skip
+    held = ((u.unit_id, chain.from_iterable(map(split_words, u.texts))) for u in private)
+    shard = item_sets(held, plan.items_per_unit, seed_key(SEED), exclude=known)
+    counts = public + Counter(plan.release([shard], PrivacySeed.fixed("words"), b"bench"))
+    wordpiece.save(wordpiece.learn(counts, TOKENS), folder)
+    return dict(counts)
+
+
+def public_units(folder: Path) -> Iterator[Unit]:
+    return units_of(open_corpus(folder / "public"), PrivacyUnit.DOCUMENT, 1)
+
+
+def plain_threshold(epsilon: float, delta: float) -> int:
+    """Return how many units plain counts take, 300 phrases a unit in two rounds (`common`)."""
+    plan = calibrate(epsilon, delta, (3, 5), 300, declared_units=6000, mechanism="gaussian")
+    event = plan.each_round.event()
+    assert isinstance(event, ThresholdedHistogram)
+    return event.threshold
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--corpus", choices=tuple(SETTINGS), default="demo")
     parser.add_argument("--patients", type=int, default=6000, help="of the made-up notes")
-    parser.add_argument("--lengths", default="3,5")
-    parser.add_argument("--per-unit", type=int, default=300)
-    parser.add_argument("--epsilon", type=float, default=4.0)
+    parser.add_argument("--lengths", default="2,3,5")
+    parser.add_argument("--per-unit", type=int, default=2000)
+    parser.add_argument("--mechanism", choices=get_args(MechanismName), default="elimination")
+    parser.add_argument("--epsilon", default="4")
     parser.add_argument("--delta", type=float, default=1e-6)
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--updates", default="600,1800")
@@ -127,57 +165,59 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keeps what was made, to go on from there")
     asked = parser.parse_args()
     own = SETTINGS[asked.corpus]
-    lengths = tuple(int(n) for n in asked.lengths.split(","))
     with tempfile.TemporaryDirectory() as name:
         folder = asked.work or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         for part, documents in zip(
             ("private", "public"), corpora(asked.corpus, asked.patients), strict=True
         ):
-            wanted = part == "private" or asked.updates
-            if wanted and not (folder / part).exists():
+            if not (folder / part).exists():
                 write_corpus(documents, folder / part)
 
-        def private(*, held: bool) -> Iterator[Unit]:
-            return split(
-                units_of(open_corpus(folder / "private"), PrivacyUnit.PATIENT, 1), held=held
-            )
+        every = list(units_of(open_corpus(folder / "private"), PrivacyUnit.PATIENT, 1))
 
-        plan_v = calibration.calibrate(own["epsilon_v"], own["delta_v"], own["words"])
-        counted = set_counts(private(held=False), own["words"], seed_key(SEED))
-        words = release(counted, plan_v, PrivacySeed.fixed("words"), b"bench")
-        tokenizer = wordpiece.learn(words, 4000)
-        wordpiece.save(tokenizer, folder)
-        plan = calibrate(asked.epsilon, asked.delta, lengths, asked.per_unit)
-        phrases = release_phrases(
-            lambda: [private(held=False)], plan, words, PrivacySeed.fixed("phrases"), b"bench"
-        )
-        told = {name: value for name, value in vars(asked).items() if name != "work"}
-        line: dict[str, object] = told | {"sigma": plan.sigma, "threshold": plan.threshold}
-        for length, released in phrases.items():
-            above = {p for p, c in true_counts(private(held=False), length).items()
-                     if c >= plan.threshold}  # fmt: skip
-            line[f"released of {length} words"] = len(released)
-            line[f"share of those above the threshold, {length} words"] = round(
-                len(above & set(released)) / max(1, len(above)), 3
+        def private(*, held: bool) -> Iterator[Unit]:
+            return split(every, held=held)
+
+        words = words_of(folder, own, private(held=False))
+        true: dict[int, Counter[str]] = {}
+        told: dict[str, object] = {}
+        line: dict[str, object] = {}
+        for epsilon, lengths in product(asked.epsilon.split(","), asked.lengths.split("/")):
+            told = {k: v for k, v in vars(asked).items() if k != "work"}
+            told |= {"epsilon": float(epsilon), "lengths": lengths}
+            plan = calibrate(
+                float(epsilon), asked.delta, tuple(map(int, lengths.split(","))), asked.per_unit,
+                declared_units=int(own["units"]), mechanism=asked.mechanism,
+            )  # fmt: skip
+            phrases = release_phrases(
+                lambda: [private(held=False)], plan, words, PrivacySeed.fixed("phrases"), b"bench"
             )
-        print(json.dumps(line), flush=True)
-        if not asked.updates:
+            line = told | {"mechanism of a round": plan.each_round.event().describe()}
+            line["common"] = plain_threshold(float(epsilon), asked.delta)
+            for length, released in phrases.items():
+                if length not in true:
+                    true[length] = true_counts(private(held=False), length)
+                common = {p for p, n in true[length].items() if n >= line["common"]}
+                line[f"released of {length} words"] = len(released)
+                line[f"common, {length} words"] = len(common)
+                line[f"common and released, {length} words"] = len(common & set(released))
+                shared = {p for p, n in true[length].items() if n >= 70}
+                line[f"in 70 units or more, {length} words"] = len(shared)
+                line[f"in 70 units or more and released, {length} words"] = len(
+                    shared & set(released)
+                )
+            print(json.dumps(line), flush=True)
             write(line, told)
+        if not asked.updates:
             return
         stores = Stores(wordpiece.load(folder), own["length"], folder)
         held_out = stores.of("held", private(held=True), own["rows"])
-        public = units_of(open_corpus(folder / "public"), PrivacyUnit.DOCUMENT, 1)
-        public_rows = stores.of("public rows", public, ALL)
-        size = tokenizer.get_vocab_size()
+        public_rows = stores.of("public rows", public_units(folder), ALL)
+        size = wordpiece.load(folder).get_vocab_size()
         start: AnyModel = fresh(config_of(ArchitectureConfig(), size, own["length"]), SEED)
-        start = train(
-            start,
-            public_rows,
-            asked.public_updates or own["public"],
-            own["rate"],
-            folder / "c public",
-        )
+        updates = asked.public_updates or own["public"]
+        start = train(start, public_rows, updates, own["rate"], folder / "c public")
         if asked.nonprivate:
             rows = stores.of("train", private(held=False), own["rows"])
         else:

@@ -1,34 +1,57 @@
-"""Vocabularies by source: how they fit private and public text, and what models make of them.
+"""Vocabularies by source and mechanism: how they fit a text, and what models make of them.
 
-    python benchmarks/bench_vocabulary.py made-up [--patients 2000] [--epsilons 1,3,8] [--fit-only]
-    CONFIDE_DATA=folder python benchmarks/bench_vocabulary.py real-text
+    CONFIDE_DATA=folder python -m benchmarks.bench_vocabulary            # both parts, both corpora
+    python -m benchmarks.bench_vocabulary fits --corpora noteevents_format --seeds 1
+    python -m benchmarks.bench_vocabulary trainings --minutes 30 --home folder
 
-One job for each source and ε of the vocabulary, everything else alike, by the steps of `dp_bert`;
-the trainings are short, and their figures there to be compared with each other. Sources that
-release nothing have one row. Each row is written into benchmarks/results/vocabulary.json as soon as
-it is there, and a row that is there is not measured again: whoever stops this can go on.
-
-`real-text`: clinical notes of a thousand patients and WikiText-2 as public text, entities of
-BC5CDR, from the folders `noteevents_format`, `wikitext-2` and `ner_bc5cdr` of CONFIDE_DATA.
+`fits` learns vocabularies as the step does and cuts held-out text with them; nothing is trained.
+`trainings` runs the steps of `dp_bert`, with few updates: its figures are there to be compared with
+each other. Every row is written into results/vocabulary.json as soon as it is there, and a row that
+is there is not measured again: whoever stops this can go on. Text is found in CONFIDE_DATA
+(`vocabulary_corpora.py`); without it nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ["CONFIDE_TRACKING"] = "http://127.0.0.1:9"  # no tracker is needed
 
+from benchmarks.vocabulary_corpora import (
+    CORPORA,
+    PUBLIC,
+    Held,
+    held_by,
+    novels_counts,
+    public_counts,
+    units,
+)
+from dp_core.config.privacy import MechanismName
+from dp_core.data.privacy_units import is_held_out
+from dp_core.data.tokens import split_words
 from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.partition_selection import ItemSets, item_sets
+from dp_core.vocabulary.subwords import Fit, whole_words
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public
 from tasks.report.results import totals
@@ -36,108 +59,278 @@ from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "vocabulary.json"
-SOURCES = ("private", "public", "public+private", "nonprivate")
-CHARGED = ("private", "public+private")
-ALIKE: dict[str, Any] = {  # short trainings
-    "nonprivate": False, "device": "cpu", "public_steps": 300, "epochs": 4, "finetune_epochs": 2,
-    "vocabulary_delta": 1e-6, "canary_patterns": "HS", "canaries_per_group": 1,
+DEFAULT: MechanismName = "elimination"
+MECHANISMS: tuple[MechanismName, ...] = (
+    "elimination", "mad2r", "mad", "weighted", "policy", "gaussian", "paper",
+)  # fmt: skip
+EPSILONS = (1.0, 3.0, 8.0)
+DELTA, WORDS_PER_UNIT, SIZE, HOLDOUT = 1e-6, 512, 4000, 0.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """One vocabulary: its source and, where private words are released, mechanism and ε.
+
+    The paper's mechanism has its own ε and δ.
+    """
+
+    source: str
+    mechanism: MechanismName | None = None
+    epsilon: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What the row is called in the results."""
+        said = [self.source, self.mechanism, self.epsilon and f"ε {self.epsilon:g}"]
+        return " · ".join(str(part) for part in said if part)
+
+
+def fit_rows() -> Iterator[Row]:
+    """Yield every source, with every mechanism at every ε."""
+    yield from (Row(source) for source in ("public", "checkpoint", "nonprivate"))
+    yield from (Row("checkpoint+private", DEFAULT, epsilon) for epsilon in EPSILONS)
+    for mechanism in MECHANISMS:
+        for epsilon in EPSILONS if mechanism != "paper" else (None,):
+            yield from (Row(source, mechanism, epsilon) for source in ("private", "public+private"))
+
+
+def training_rows() -> Iterator[Row]:
+    """Yield every source at ε 3, every mechanism at ε 3, and the default at all ε."""
+    yield Row("public+private", DEFAULT, 3.0)
+    yield Row("public")
+    yield Row("private", DEFAULT, 3.0)
+    yield Row("nonprivate")
+    yield from (Row("public+private", DEFAULT, epsilon) for epsilon in (1.0, 8.0))
+    for mechanism in MECHANISMS:
+        if mechanism != DEFAULT:
+            yield Row("public+private", mechanism, None if mechanism == "paper" else 3.0)
+
+
+# --- fits
+
+
+class Texts:
+    """A private corpus and the public texts beside it, counted once."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        corpus = units(name, folder)
+        self.name, self.declared_units = name, CORPORA[name].declared_units
+        self.held: Held = held_by(corpus)
+        self.exact = Counter(word for _, words in self.held for word in words)
+        self.measured = Counter(  # running words of the units that the steps hold out
+            word
+            for unit in corpus
+            if is_held_out(unit.unit_id, HOLDOUT, b"benchmark")
+            for text in unit.texts
+            for word in split_words(text)
+        )
+        self.public = public_counts(folder)
+        self.whole = whole_words(self.public, wordpiece.learn(self.public, SIZE))
+        ids = wordpiece.learn(novels_counts(folder), SIZE).get_vocab()
+        self.checkpoint = sorted(ids, key=ids.__getitem__)
+        self.known: dict[str, frozenset[str]] = {
+            "private": frozenset(),
+            "public+private": self.whole,
+            "checkpoint+private": frozenset(self.checkpoint),
+        }
+        self.shard = functools.lru_cache(4)(self._shard)
+
+    def _shard(self, source: str, words: int, seed: int) -> ItemSets:
+        coins = PrivacySeed.fixed(seed).derive("contribution bounding")
+        return item_sets(self.held, words, coins, exclude=self.known[source])
+
+    def tokenizer(self, row: Row, seed: int) -> tuple[Tokenizer, int, dict[str, float]]:
+        """Return a row's tokens, how many private words they hold, and what those were charged."""
+        if row.source == "public":
+            return wordpiece.learn(self.public, SIZE), 0, {}
+        if row.source == "nonprivate":
+            return wordpiece.learn(self.exact, SIZE), len(self.exact), {}
+        if row.source == "checkpoint":
+            return wordpiece.of_tokens(self.checkpoint), 0, {}
+        assert row.mechanism is not None
+        plan = selection_plan(
+            row.mechanism,
+            row.epsilon or 1.0,
+            DELTA,
+            WORDS_PER_UNIT,
+            declared_units=self.declared_units,
+        )
+        shard = self.shard(row.source, plan.items_per_unit, seed)
+        released = plan.release([shard], PrivacySeed.fixed(seed), row.name.encode())
+        charged = {"epsilon": plan.epsilon, "delta": plan.delta}
+        if row.source == "checkpoint+private":
+            words = sorted(released, key=lambda word: (-released[word], word))
+            return wordpiece.of_tokens(self.checkpoint, words), len(released), charged
+        counts = self.public if row.source == "public+private" else Counter[str]()
+        if not counts and not released:
+            return wordpiece.of_tokens(wordpiece.SPECIAL_TOKENS), 0, charged  # all is unknown
+        return wordpiece.learn(counts + Counter(released), SIZE), len(released), charged
+
+
+def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:
+    """Return how a vocabulary fits a text of which each word is counted; as `subwords.fit`."""
+    unknown = tokenizer.token_to_id("[UNK]")
+    cut = tokenizer.encode_batch(list(words), add_special_tokens=False)
+    ids = [encoding.ids for encoding in cut]
+    times = np.array(list(words.values()))
+    lengths = np.array([len(i) for i in ids])
+    lost = np.array([unknown in i for i in ids])
+    total = times.sum()
+    return Fit(
+        float(times @ ((lengths == 1) & ~lost) / total),
+        float(times @ lengths / total),
+        float(times @ lost / total),
+    )
+
+
+def fitted(texts: Texts, row: Row, seeds: int) -> dict[str, Any]:
+    """Return a row: means over releases, and the least and the most of words and coverage."""
+    drawn = seeds if row.mechanism else 1
+    found: list[dict[str, float]] = []
+    for seed in range(drawn):
+        tokenizer, released, charged = texts.tokenizer(row, seed)
+        fit = fit_of(tokenizer, texts.measured)
+        found.append(
+            {"words_released": released, "tokens": tokenizer.get_vocab_size(),
+             "coverage": fit.coverage, "fertility": fit.fertility, "unknown": fit.unknown}
+        )  # fmt: skip
+    means = {k: round(float(np.mean([f[k] for f in found])), 4) for k in found[0]}
+    spans = {
+        f"{k}_least_and_most": [min(f[k] for f in found), max(f[k] for f in found)]
+        for k in ("words_released", "coverage")
+    }
+    return means | spans | charged | {"releases": drawn}
+
+
+# --- trainings
+
+ALIKE: dict[str, Any] = {  # short trainings of a small model
+    "private_dataset": "benchmark", "public_format": "text", "entities_format": "columns",
+    "entities_public": True, "all_public": True, "words_per_unit": WORDS_PER_UNIT,
+    "vocabulary_delta": DELTA, "vocabulary_size": SIZE, "noise_multiplier": 1.0, "delta": 1e-5,
+    "max_examples_per_unit": 8, "examples_per_step": 4, "layers": 2, "hidden": 64,
+    "sequence_length": 64, "batch_size": 128, "epochs": 4, "learning_rate": 0.002,
+    "public_steps": 400, "public_batch_size": 32, "public_learning_rate": 0.003,
+    "finetune_epochs": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
+    "canary_rates": "0.1", "canaries_per_group": 1,
 }  # fmt: skip
-FIT = ("coverage", "fertility", "unknown_words")
 SKIPPED = ("public_exposure", "dp_exposure", "report", "budget")
-TRAINED = ("entities", "public_pretraining", "dp_pretraining", "public_finetuning", "dp_finetuning")
+STORE = {"coverage": "coverage", "fertility": "fertility", "unknown_words": "unknown"}
 
 
-def made_up(patients: int) -> dict[str, Any]:
-    """Return the settings of the demo's made-up notes."""
-    return {"synthetic_patients": patients, "declared_units": patients, "batch_size": 256}
+def settings_of(name: str, folder: Path, row: Row) -> JobSettings:
+    """Return the job that trains a row's models."""
+    corpus = CORPORA[name]
+    of_row: dict[str, Any] = {
+        "private_format": corpus.format, "private_path": str(folder / corpus.abstracts),
+        "jsonl_fields": ",".join(corpus.fields), "unit": corpus.unit,
+        "declared_units": corpus.declared_units, "public_path": str(folder / PUBLIC),
+        "entities_train": str(folder / "ner_bc5cdr/train.tsv"),
+        "entities_test": str(folder / "ner_bc5cdr/test.tsv"),
+        "vocabulary_source": row.source,
+    }  # fmt: skip
+    if row.mechanism:
+        of_row |= {"vocabulary_mechanism": row.mechanism}
+    if row.epsilon:
+        of_row |= {"vocabulary_epsilon": row.epsilon}
+    return JobSettings.model_validate(ALIKE | of_row)
 
 
-def real_text(data: Path) -> dict[str, Any]:
-    """Return the settings of clinical notes, WikiText-2 and BC5CDR."""
-    preset = json.loads((ROOT / "tasks" / "presets" / "real-text.json").read_text())
-    return preset | {
-        "private_path": str(data / "noteevents_format" / "NOTEEVENTS_derived.csv.xz"),
-        "public_path": str(data / "wikitext-2" / "train.txt.xz"),
-        "entities_train": str(data / "ner_bc5cdr" / "train.tsv"),
-        "entities_test": str(data / "ner_bc5cdr" / "test.tsv"),
-        "max_examples_per_unit": 8,
-    }
+def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
+    """Run the job's steps; return what they measured. What another row ran alike is not repeated.
 
-
-def measured(settings: JobSettings, left_out: tuple[str, ...]) -> dict[str, Any]:
-    """Run the job in a deployment of its own; return what its steps measured."""
-    with tempfile.TemporaryDirectory() as home:
-        deployment = Deployment.from_environment({"CONFIDE_HOME": home, **_tracking()})
-        deployment.prepare()
-        ledger = Ledger.open(deployment.ledger)
-        if settings.private_format != "synthetic":
-            ledger.register_made_up(settings.private_dataset)  # public: it has no budget
-            for path in (settings.private_path, settings.public_path, settings.entities_train,
-                         settings.entities_test):  # fmt: skip
-                declare_public(path, deployment, known_private=True)
-        results: dict[str, StepResult] = {}
-        for task, spec in dp_bert_steps(settings, deployment.store).items():
-            if task not in left_out:
-                who = RunContext(run_key="bench", run_name="bench", task=task)
-                results[task] = contract.run_step(spec, deployment, who)
-        return _row(results)
-
-
-def _tracking() -> dict[str, str]:
-    return {"CONFIDE_TRACKING": os.environ["CONFIDE_TRACKING"]}
-
-
-def _row(results: dict[str, StepResult]) -> dict[str, Any]:
+    Args:
+        settings: the job.
+        home: the deployment, whose finished steps are kept.
+    """
+    places = {"CONFIDE_HOME": str(home), "CONFIDE_TRACKING": "http://127.0.0.1:9"}  # nobody
+    deployment = Deployment.from_environment(places)
+    deployment.prepare()
+    ledger = Ledger.open(deployment.ledger)
+    if settings.private_dataset not in ledger.datasets():
+        ledger.register_made_up(settings.private_dataset)  # public: it has no budget
+        for path in (settings.private_path, settings.public_path, settings.entities_train,
+                     settings.entities_test):  # fmt: skip
+            declare_public(path, deployment, known_private=True)
+    results: dict[str, StepResult] = {}
+    for task, spec in dp_bert_steps(settings, deployment.store).items():
+        if task not in SKIPPED:
+            who = RunContext(run_key="bench", run_name="bench", task=task)
+            results[task] = contract.run_step(spec, deployment, who)
     last = {task: {m.name: m.value for m in result.metrics} for task, result in results.items()}
-    vocabulary = results["vocabulary"]
+    vocabulary = results["vocabulary"].facts
     row: dict[str, Any] = {
-        "tokens": vocabulary.facts["vocabulary_size"],
-        "words_released": vocabulary.facts["words_released"],
-        "threshold": vocabulary.facts.get("threshold"),
-    }
-    for role in ("public", "private"):
-        row |= {f"{name}_{role}": last[f"{role}_store"].get(name) for name in FIT}
-    if "dp_finetuning" not in results:
-        return row
+        "words_released": vocabulary["words_released"], "tokens": vocabulary["vocabulary_size"]
+    }  # fmt: skip
+    row |= {said: last["private_store"].get(name) for name, said in STORE.items()}
     for model in ("public", "dp"):
-        for role in ("public", "private"):
-            row[f"{model}_mlm_{role}"] = last[f"{model}_pretraining"].get(f"mlm_accuracy_{role}")
+        row[f"{model}_mlm"] = last[f"{model}_pretraining"].get("mlm_accuracy_private")
         row[f"{model}_f1"] = last[f"{model}_finetuning"].get("f1")
     total = totals(results["dp_pretraining"].releases)
-    row["epsilon"] = str(total[0].epsilon) if total else "0"
+    row["epsilon_in_all"] = str(total[0].epsilon) if total else "0"
     return row
+
+
+# --- results
+
+
+def known() -> dict[str, Any]:
+    """Return the rows that are there: part, corpus, name of the row."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def note(part: str, corpus: str, row: Row, found: dict[str, Any]) -> None:
+    """Write one row beside those that are there by now."""
+    rows = known()
+    rows.setdefault(part, {}).setdefault(corpus, {})[row.name] = found
+    RESULT.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    print(part, corpus, row.name, json.dumps(found), flush=True)
+
+
+def measure_missing(
+    part: str, corpus: str, rows: Iterator[Row], until: float, measure: Callable[[Row], dict]
+) -> None:
+    """Measure the rows that are not there, as long as there is time to begin one."""
+    for row in rows:
+        if row.name not in known().get(part, {}).get(corpus, {}) and time.monotonic() < until:
+            begun = time.monotonic()
+            note(part, corpus, row, measure(row) | {"seconds": round(time.monotonic() - begun)})
 
 
 def main() -> None:
     """Measure the rows that are not there yet."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", choices=["made-up", "real-text"])
-    parser.add_argument("--patients", type=int, default=2000)
-    parser.add_argument("--epsilons", default="1,3,8")
-    parser.add_argument("--sources", default=",".join(SOURCES))
+    parser.add_argument("part", nargs="?", choices=["fits", "trainings"], help="one of the parts")
+    parser.add_argument("--corpora", default=",".join(CORPORA))
+    parser.add_argument("--seeds", type=int, default=3, help="releases of each row of `fits`")
+    parser.add_argument("--only", default="", help="rows with this in their name")
     parser.add_argument("--minutes", type=float, default=600, help="begin no row after this time")
-    parser.add_argument("--fit-only", action="store_true", help="train nothing")
+    parser.add_argument("--home", type=Path, help="keeps finished steps of `trainings`")
     told = parser.parse_args()
-    left_out = (*SKIPPED, *TRAINED) if told.fit_only else SKIPPED
-    base = (
-        made_up(told.patients) if told.data == "made-up"
-        else real_text(Path(os.environ["CONFIDE_DATA"]))
-    )  # fmt: skip
-    name = f"made-up, {told.patients} patients" if told.data == "made-up" else "real text"
-    started = time.monotonic()
-    for epsilon in told.epsilons.split(","):
-        for source in told.sources.split(","):
-            key = f"{name} · {source}" + (f" · ε_V {epsilon}" if source in CHARGED else "")
-            known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-            done = key in known and (told.fit_only or "dp_f1" in known[key])
-            if done or time.monotonic() - started > 60 * told.minutes:
-                continue
-            changes = {"vocabulary_source": source, "vocabulary_epsilon": float(epsilon)}
-            begun = time.monotonic()
-            row = measured(JobSettings.model_validate(ALIKE | base | changes), left_out)
-            known[key] = row | {"seconds": round(time.monotonic() - begun)}
-            RESULT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
-            print(key, json.dumps(known[key]), flush=True)
+    if not os.environ.get("CONFIDE_DATA"):
+        print("CONFIDE_DATA names no folder: nothing is measured", file=sys.stderr)
+        return
+    folder = Path(os.environ["CONFIDE_DATA"])
+    until = time.monotonic() + 60 * told.minutes
+    for corpus in told.corpora.split(","):
+        if told.part != "trainings":
+            texts = Texts(corpus, folder)
+            rows = (row for row in fit_rows() if told.only in row.name)
+            measure_missing(
+                "fits",
+                corpus,
+                rows,
+                until,
+                lambda row: fitted(texts, row, told.seeds),  # noqa: B023
+            )
+        if told.part != "fits":
+            rows = (row for row in training_rows() if told.only in row.name)
+            at = nullcontext(told.home / corpus) if told.home else tempfile.TemporaryDirectory()
+            with at as home:
+                measure_missing(
+                    "trainings", corpus, rows, until,
+                    lambda row: trained(settings_of(corpus, folder, row), Path(home)),  # noqa: B023
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 A phrase is a run of n words of one text, as BERT splits words (punctuation marks are words). In the
 first round every word of a candidate must be known from an earlier release; in each later round
 every shorter phrase within a candidate must have been released in the round before. So what may be
-counted follows from released values alone. A unit counts towards at most N candidates a round:
-those first whose rarest part has the highest released count; equals are drawn by its own coins.
+counted follows from released values alone.
 
-*Theorem.* Given the earlier rounds' outputs, a round is a thresholded histogram in which one unit
-moves at most N counts, each by 1: whatever those outputs were, its privacy loss is dominated by
-that of `ThresholdedHistogram`. So all rounds together are dominated by the composition (adaptive
-composition of dominating pairs: Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 10).
+A round is a partition selection (`dp_core.vocabulary.partition_selection`), whose items are the
+candidates: a unit brings at most N of them, drawn by its own coins.
 
-A round is a function of one shard of the units (`count_shard`) and a sum (`merged`); noise is drawn
-once, after it.
+*Theorem.* Given the earlier rounds' outputs, which items a unit brings is a function of that unit
+alone: whatever those outputs were, the privacy loss of a round is dominated by that of the round's
+mechanism. So all rounds together are dominated by the composition (adaptive composition of
+dominating pairs: Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 10).
 """
 
 from __future__ import annotations
@@ -21,17 +20,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dp_core.data.hashing import generator
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
-from dp_core.errors import PlanError
-from dp_core.vocabulary.dp_histogram import SetCounts, release
+from dp_core.vocabulary.partition_selection import ItemSets, item_sets
 
 if TYPE_CHECKING:
     from dp_core.phrases.calibration import PhrasePlan
     from dp_core.privacy.seed_store import PrivacySeed
 
-Counts = Mapping[str, int]  # a phrase, its words joined by single spaces -> noised count
+Counts = Mapping[str, int]  # a phrase, its words joined by single spaces -> estimate of its units
 
 
 @dataclass(frozen=True)
@@ -41,114 +38,74 @@ class Candidates:
     Attributes:
         length: words of a phrase.
         part_length: words of a part: 1 in the first round, else those of the round before.
-        parts: released parts and their noised counts (or another public or released weight).
+        parts: released (or public) parts.
     """
 
     length: int
     part_length: int
-    parts: Counts
+    parts: Collection[str]
 
-    def of(self, texts: Iterable[str]) -> dict[str, int]:
-        """Return a unit's candidates, each with the least count among its parts."""
-        found: dict[str, int] = {}
+    def of(self, texts: Iterable[str]) -> set[str]:
+        """Return the candidates that a unit's texts hold."""
+        found: set[str] = set()
         size, parts = self.part_length, self.parts
+        inner = self.length - size + 1  # parts within a phrase
         for text in texts:
             words = split_words(text)
-            counts = [
-                parts.get(" ".join(words[i : i + size]), -1) for i in range(len(words) - size + 1)
-            ]
-            inner = self.length - size + 1  # parts within a phrase
-            for start in range(len(words) - self.length + 1):
-                least = min(counts[start : start + inner])
-                if least >= 0:
-                    found[" ".join(words[start : start + self.length])] = least
+            run = 0  # released parts in a row, up to here
+            for last in range(size, len(words) + 1):
+                run = run + 1 if " ".join(words[last - size : last]) in parts else 0
+                if run >= inner:
+                    found.add(" ".join(words[last - self.length : last]))
         return found
 
 
-def contribution(found: Mapping[str, int], per_unit: int, unit_id: str, key: bytes) -> list[str]:
-    """Return the phrases that a unit counts towards: N at most, by their parts' released counts.
-
-    Args:
-        found: the unit's candidates and the least count among the parts of each.
-        per_unit: N.
-        unit_id: whose candidates these are.
-        key: coins for equals, which depend on the unit alone.
-    """
-    phrases = sorted(found)  # the order of what was found says where it stood
-    if len(phrases) > per_unit:
-        generator(key, "phrases", unit_id).shuffle(phrases)
-        phrases.sort(key=lambda phrase: -found[phrase])
-    return phrases[:per_unit]
-
-
-def count_shard(
-    units: Iterable[Unit], candidates: Candidates, per_unit: int, key: bytes
-) -> SetCounts:
-    """Return how many units of a shard count towards each candidate. Private."""
-    return aggregate(
-        (contribution(candidates.of(u.texts), per_unit, u.unit_id, key) for u in units), per_unit
-    )
-
-
-def aggregate(items: Iterable[Collection[str]], per_unit: int) -> SetCounts:
-    """Return how many units hold each item, of units that hold at most N, each once. Private.
-
-    Raises:
-        PlanError: a unit has more items, or one of them twice: σ is not for it.
-    """
-    counts = SetCounts()
-    counts.words_per_unit = per_unit
-    for held in items:
-        if len(held) > per_unit or len(set(held)) < len(held):
-            raise PlanError("a unit's phrases were not bounded", where="phrase counts")
-        counts.update(held)
-    return counts
-
-
-def merged(shards: Iterable[SetCounts]) -> SetCounts:
-    """Return the sum of the shards' counts: each unit stands in one shard.
-
-    Raises:
-        PlanError: there is none, or they were bounded unlike.
-    """
-    shards = list(shards)
-    bounds = {shard.words_per_unit for shard in shards}
-    if len(bounds) != 1:
-        raise PlanError("the shards have no one bound", where="phrase counts")
-    total = SetCounts()
-    (total.words_per_unit,) = bounds
-    for shard in shards:
-        total.update(shard)
-    return total
+def phrase_sets(
+    units: Iterable[Unit],
+    candidates: Candidates,
+    per_unit: int,
+    key: bytes,
+    declared_units: int | None = None,
+) -> ItemSets:
+    """Return the bounded candidates of one shard's units. Private; arguments as of `item_sets`."""
+    held = ((unit.unit_id, candidates.of(unit.texts)) for unit in units)
+    return item_sets(held, per_unit, key, declared_units=declared_units)
 
 
 def release_phrases(
     shards: Callable[[], Iterable[Iterable[Unit]]],
     plan: PhrasePlan,
-    words: Counts,
+    words: Collection[str],
     seed: PrivacySeed,
     context: bytes,
 ) -> dict[int, dict[str, int]]:
-    """Return the noised counts of each round that reach the threshold, by length of phrase.
+    """Return the released phrases of each round, by length, with estimates of their units.
 
     Only this result is released; its privacy is `plan`'s. The same seed and context give the same
     noise, so that a retry of the same release reveals nothing more.
 
     Args:
         shards: gives all units anew in every round, each unit once, in any number of shards.
-        plan: rounds, noise and threshold.
-        words: words that may stand in a phrase, with a weight each; a release or public. They
-            must not come from private text in any other way.
+        plan: rounds and their mechanism.
+        words: words that may stand in a phrase; a release or public. They must not come from
+            private text in any other way.
         seed: the privacy seed of this reservation.
         context: what the noise is bound to (a digest of data and plan).
+
+    Raises:
+        BadInput: more units than declared. (How many there are is private, and not said.)
     """
     key = seed.derive("contribution bounding")
+    each = plan.each_round
     released: dict[int, dict[str, int]] = {}
     parts, part_length = words, 1
     for length in plan.lengths:
         candidates = Candidates(length, part_length, parts)
-        counts = merged(count_shard(shard, candidates, plan.per_unit, key) for shard in shards())
+        sets = [
+            phrase_sets(shard, candidates, each.items_per_unit, key, each.declared_units)
+            for shard in shards()
+        ]
         bound_to = context + f" phrases of {length} words".encode()
-        released[length] = release(counts, plan.round_plan(), seed, bound_to)
+        released[length] = each.release(sets, seed, bound_to)
         parts, part_length = released[length], length
     return released

@@ -30,7 +30,7 @@ from dp_core.privacy.accounting.profiles import (
     shared_deltas,
     upper_tail,
 )
-from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, ThresholdedHistogram
 
 MOST_EPSILON = 500.0  # e^ε is a number still; what it promises is nothing
 MOST_WORDS = 100_000  # distinct words of one unit
@@ -71,20 +71,38 @@ class HistogramPlan:
     def __post_init__(self) -> None:
         if self.unit is not None:
             object.__setattr__(self, "unit", PrivacyUnit(self.unit))
-        if self.declared_units is not None:
-            refuse_large_delta([self.delta], self.declared_units, "histogram plan, delta")
-        earned = delta_of(self.words_per_unit, self.sigma, self.threshold, self.epsilon)
-        if earned > self.delta:
-            raise PlanError(
-                f"σ={self.sigma:g} and threshold {self.threshold} give δ={earned:.3g} at "
-                f"ε={self.epsilon:g}, not {self.delta:g}",
-                where="histogram plan",
-                fix="Calibrate: `confide calibrate vocabulary`.",
-            )
+        refuse_unearned(self.event(), self.epsilon, self.delta, self.declared_units)
 
     def event(self) -> ThresholdedHistogram:
         """Return the mechanism, for the ledger."""
         return ThresholdedHistogram(self.words_per_unit, self.sigma, self.threshold, unit=self.unit)
+
+
+def refuse_unearned(
+    event: MechanismEvent, epsilon: float, delta: float, declared_units: int | None
+) -> None:
+    """Refuse a claim that a mechanism does not earn, or whose δ gives a unit away.
+
+    One release is held to its exact privacy profile, several to what the ledger charges for them.
+
+    Args:
+        event: the mechanism. epsilon, delta: claimed.
+        declared_units: public upper bound on the number of units, if the claim states one.
+
+    Raises:
+        PlanError: it does not earn (ε, δ), or δ is not below 1/declared_units.
+    """
+    if declared_units is not None:
+        refuse_large_delta([delta], declared_units, f"{event.title}, delta")
+    one, *more = event.steps()
+    if one.times == 1 and not more:
+        earned = float(max(side[0] for side in one.step.directions(np.array([epsilon]))))
+        holds, gives = earned <= delta, f"δ={earned:.3g} at ε={epsilon:g}, not {delta:g}"
+    else:
+        charged = epsilon_pld(event, delta)
+        holds, gives = charged <= epsilon, f"ε={charged:.3g} at δ={delta:g}, not {epsilon:g}"
+    if not holds:
+        raise PlanError(f"{event.describe()} gives {gives}", where=event.title, fix="Calibrate it.")
 
 
 def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:

@@ -144,9 +144,11 @@ def _calibrated(
     )
     sigmas = math.exp(-most) * np.geomspace(1 + 1e-5, 1.5, 60)
     rough = [_rough_threshold(shape, epsilon, delta, items_per_unit, s) for s in sigmas]
-    for more in range(12):
-        sigma = float(sigmas[int(np.argmin(rough))]) * (1 + 1e-5 * (2**more - 1))
-        event = _at(name, shape, epsilon, delta, items_per_unit, declared_units, sigma)
+    for more in range(12):  # the accounting rounds ε up as well: aim below it
+        nudge = 1e-5 * (2**more - 1)
+        sigma = float(sigmas[int(np.argmin(rough))]) * (1 + nudge)
+        aim = epsilon * (1 - nudge)
+        event = _at(name, shape, aim, delta, items_per_unit, declared_units, sigma)
         if event is not None and epsilon_pld(event, delta) <= epsilon:
             return event
     raise BadInput(

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.config.privacy import refuse_large_delta
 from dp_core.data.hashing import digest64
 from dp_core.data.privacy_units import bounded_sample
 from dp_core.errors import BadInput, PlanError
@@ -36,8 +35,7 @@ from dp_core.privacy.mechanisms import (
     PrivacyUnit,
     ThresholdedHistogram,
 )
-from dp_core.vocabulary.calibration import HistogramPlan
-from dp_core.vocabulary.dp_histogram import SetCounts
+from dp_core.vocabulary.calibration import HistogramPlan, refuse_unearned
 from dp_core.vocabulary.dp_histogram import release as release_counts
 
 if TYPE_CHECKING:
@@ -89,6 +87,13 @@ def item_sets(
     exclude: Collection[str] = frozenset(),
 ) -> ItemSets:
     """Return the units' sets of items, bounded before anything is counted.
+
+    Items of `exclude` are nobody's: they are taken out of a unit before its items are bounded, so
+    that all N of them may be others. **This leaves the sensitivity as it is**: for a list that is
+    fixed before the private text is read, what a unit brings is still a function of that unit alone
+    (its items without the list's, bounded), and still N of them at most. A list that depends on the
+    private text would break both, so it is made of public text, and the release's manifest holds
+    its digest.
 
     Args:
         units: (id, items) of every unit of the shard, once.
@@ -224,11 +229,10 @@ class Counted(PartitionSelection):
     ) -> dict[str, int]:
         """Return items and noised counts."""
         self.check(shards)
-        counts = SetCounts()
+        counts: Counter[str] = Counter()
         for shard in shards:
             held = np.bincount(shard.members, minlength=len(shard.items))
-            counts.update(Counter(dict(zip(shard.items, held.tolist(), strict=True))))
-        counts.words_per_unit, counts.declared_units = self.items_per_unit, self.declared_units
+            counts.update(dict(zip(shard.items, held.tolist(), strict=True)))
         return release_counts(counts, self.plan(), seed, context)
 
 
@@ -252,15 +256,7 @@ class Weighted(PartitionSelection):
     what: NoisedWeights
 
     def __post_init__(self) -> None:
-        refuse_large_delta([self.delta], self.declared_units, "partition selection, delta")
-        earned = self.what.profile.delta(self.epsilon)
-        if earned > self.delta:
-            raise PlanError(
-                f"{self.what.describe()} gives δ={earned:.3g} at ε={self.epsilon:g}, not "
-                f"{self.delta:g}",
-                where="partition selection",
-                fix="Calibrate it.",
-            )
+        refuse_unearned(self.what, self.epsilon, self.delta, self.declared_units)
 
     def event(self) -> NoisedWeights:
         """Return the mechanism, for the ledger."""

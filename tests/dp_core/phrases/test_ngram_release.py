@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from dp_core.data.privacy_units import Unit
-from dp_core.errors import PlanError
-from dp_core.phrases import ngram_release
+from dp_core.errors import BadInput
 from dp_core.phrases.calibration import PhrasePlan, calibrate
-from dp_core.phrases.ngram_release import (
-    Candidates,
-    aggregate,
-    contribution,
-    count_shard,
-    merged,
-    release_phrases,
-)
-from dp_core.privacy.accounting.profiles import upper_tail
+from dp_core.phrases.ngram_release import Candidates, phrase_sets, release_phrases
+from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.dp_histogram import release
+from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.partition_selection import (
+    Elimination,
+    ItemSets,
+    PartitionSelection,
+    Weighted,
+)
 
 SEED = PrivacySeed.fixed(7)
 LETTERS = "abcdef"
-WORDS = dict.fromkeys(LETTERS, 1)
+WORDS = frozenset(LETTERS)
 TEXTS = st.lists(
     st.lists(st.sampled_from(LETTERS), max_size=14).map(" ".join), min_size=1, max_size=2
 )
@@ -38,9 +38,36 @@ UNITS = st.lists(TEXTS, min_size=1, max_size=6).map(
 )
 
 
-def loose(lengths: tuple[int, ...], n: int, sigma: float, threshold: int) -> PhrasePlan:
-    """A plan that claims next to nothing: these tests are about what is counted and drawn."""
-    return PhrasePlan(lengths, n, sigma, threshold, 1e6, 0.99)
+@dataclass(frozen=True)
+class Exact(PartitionSelection):
+    """Counts without noise, from a threshold on: what a round counted, for these tests alone."""
+
+    least: int = 1
+    hidden: str = ""  # a phrase that is never released
+
+    def event(self) -> ThresholdedHistogram:
+        return ThresholdedHistogram(self.items_per_unit, 1e9, 10**12)
+
+    def release(
+        self, shards: Sequence[ItemSets], seed: PrivacySeed, context: bytes
+    ) -> dict[str, int]:
+        self.check(shards)
+        counts = counted(shards)
+        return {p: n for p, n in sorted(counts.items()) if n >= self.least and p != self.hidden}
+
+
+def exact(lengths: tuple[int, ...], n: int, least: int = 1, hidden: str = "") -> PhrasePlan:
+    """A plan that shows what its rounds count."""
+    return PhrasePlan(lengths, Exact(n, 1.0, 1e-5, None, 10_000, least, hidden), 1.0, 1e-5)
+
+
+def counted(shards: Iterable[ItemSets]) -> Counter[str]:
+    """How many units of the shards bring each phrase."""
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
+        counts.update(dict(zip(shard.items, held, strict=True)))
+    return counts
 
 
 def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
@@ -57,8 +84,8 @@ def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
 
 @given(UNITS, st.integers(2, 4))
 def test_every_unit_counts_once_towards_each_of_its_phrases(units: list[Unit], n: int) -> None:
-    counts = count_shard(units, Candidates(n, 1, WORDS), 100, b"k")
-    assert counts == all_runs(units, n)
+    sets = phrase_sets(units, Candidates(n, 1, WORDS), 100, b"k")
+    assert counted([sets]) == all_runs(units, n)
 
 
 @given(UNITS, st.integers(1, 4), st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])))
@@ -66,126 +93,123 @@ def test_a_unit_moves_at_most_n_counts_by_one_whatever_was_released(
     units: list[Unit], n: int, released: set[tuple[str, str]]
 ) -> None:
     """Given any outputs of the earlier rounds, of which adaptive composition makes the total."""
-    parts = {" ".join(pair): 3 + len(released) % 5 for pair in released}
+    parts = {" ".join(pair) for pair in released}
     for candidates in (Candidates(2, 1, WORDS), Candidates(3, 2, parts)):
-        whole = count_shard(units, candidates, n, b"k")
+        whole = counted([phrase_sets(units, candidates, n, b"k")])
         for i in range(len(units)):
-            rest = count_shard(units[:i] + units[i + 1 :], candidates, n, b"k")
+            rest = counted([phrase_sets(units[:i] + units[i + 1 :], candidates, n, b"k")])
             difference = {w: whole[w] - rest[w] for w in whole.keys() | rest.keys()}
             assert set(difference.values()) <= {0, 1}
             assert sum(difference.values()) <= n
 
 
-@given(UNITS, st.integers(0, 5), st.integers(1, 5))
-def test_shards_add_up_to_the_whole(units: list[Unit], cut: int, n: int) -> None:
-    candidates = Candidates(2, 1, WORDS)
-    shards = [count_shard(part, candidates, n, b"k") for part in (units[:cut], units[cut:])]
-    assert merged(shards) == count_shard(units, candidates, n, b"k")
-    assert merged(shards).words_per_unit == n
-
-
 def test_released_in_shards_or_whole_is_the_same() -> None:
     units = [Unit(str(i), ["a b c d", "b c d"]) for i in range(60)]
-    plan = loose((2, 3), 3, 2.0, 20)
+    plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
     whole = release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
     parts = release_phrases(lambda: [units[:17], units[17:]], plan, WORDS, SEED, b"x")
-    assert whole == parts
+    assert whole == parts and whole[2] and whole[3]
     assert whole == release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
     assert whole != release_phrases(lambda: [units], plan, WORDS, PrivacySeed.fixed(8), b"x")
     assert whole != release_phrases(lambda: [units], plan, WORDS, SEED, b"y")
 
 
-def test_shards_of_unlike_bounds_are_refused() -> None:
-    one, two = aggregate([["a b"]], 3), aggregate([["a b"]], 4)
-    with pytest.raises(PlanError, match="no one bound"):
-        merged([one, two])
-    with pytest.raises(PlanError, match="no one bound"):
-        merged([])
-
-
-@pytest.mark.parametrize(("items", "n"), [(["a b", "b c"], 1), (["a b", "a b"], 2)])
-def test_unbounded_items_are_refused(items: list[str], n: int) -> None:
-    with pytest.raises(PlanError, match="not bounded"):
-        aggregate([items], n)
+def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
+    units = [Unit(str(i), ["a b c"]) for i in range(11)]
+    plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=10)
+    for shards in ([units], [units[:6], units[6:]]):
+        with pytest.raises(BadInput, match="declared bound of 10"):
+            release_phrases(lambda shards=shards: shards, plan, WORDS, SEED, b"x")  # type: ignore[misc]
 
 
 def test_a_candidate_needs_every_part_released() -> None:
-    parts = {"a b": 5, "b c": 9, "d e": 4}
-    found = Candidates(3, 2, parts).of(["a b c d e", "a b x b c"])
-    assert found == {"a b c": 5}
-    # and the count is that of its rarest part
-    assert Candidates(3, 1, {"a": 7, "b": 2, "c": 5}).of(["a b c"]) == {"a b c": 2}
+    parts = {"a b", "b c", "d e"}
+    assert Candidates(3, 2, parts).of(["a b c d e", "a b x b c"]) == {"a b c"}
+    assert Candidates(4, 2, parts).of(["a b c d e"]) == set()
+    assert Candidates(3, 1, {"a", "b"}).of(["a b x a b a b"]) == {"a b a", "b a b"}
 
 
 def test_words_that_nobody_released_stand_in_no_phrase() -> None:
-    assert Candidates(2, 1, {"a": 0}).of(["a a secret a", "a a"]) == {"a a": 0}
+    assert Candidates(2, 1, {"a"}).of(["a a secret a", "a a"]) == {"a a"}
 
 
-def test_what_its_parts_released_most_of_counts_first() -> None:
-    found = {f"p {i}": 100 - i for i in range(50)}
-    assert set(contribution(found, 10, "u", b"k")) == {f"p {i}" for i in range(10)}
-    assert set(contribution(found, 100, "u", b"k")) == set(found)
-
-
-@pytest.mark.statistical
-def test_equals_are_drawn_alike_by_the_units_own_coins() -> None:
-    found = dict.fromkeys((f"p {i}" for i in range(10)), 4)
-    drawn = Counter(p for i in range(4000) for p in contribution(found, 3, str(i), b"k"))
-    expected, spread = 1200, (4000 * 0.3 * 0.7) ** 0.5
-    assert all(abs(count - expected) < 6 * spread for count in drawn.values())
-    backwards = dict(reversed(found.items()))  # in which order a unit's texts said them
-    assert contribution(found, 3, "7", b"k") == contribution(backwards, 3, "7", b"k")
-
-
-def test_later_rounds_see_released_values_and_not_the_counts_behind_them(
-    monkeypatch: pytest.MonkeyPatch,
+@given(TEXTS, st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])), st.integers(3, 5))
+def test_candidates_by_brute_force(
+    texts: list[str], released: set[tuple[str, str]], length: int
 ) -> None:
+    wanted = {
+        phrase
+        for phrase in all_runs([Unit("u", texts)], length)
+        if set(itertools.pairwise(phrase.split())) <= released
+    }
+    assert Candidates(length, 2, {" ".join(pair) for pair in released}).of(texts) == wanted
+
+
+def test_a_round_reads_no_more_than_its_bound_of_a_unit() -> None:
+    units = [Unit(str(i), ["a b c d e f"]) for i in range(40)]
+    out = release_phrases(lambda: [units], exact((2, 3), 2), WORDS, SEED, b"x")
+    assert sum(out[2].values()) == 80 and sum(out[3].values()) <= 80
+    assert len(out[2]) == 5  # units draw by coins of their own
+
+
+def test_later_rounds_see_released_values_and_not_the_counts_behind_them() -> None:
     """A phrase that noise kept back in one round is no part of a candidate in the next."""
-
-    def kept_back(*arguments: Any) -> dict[str, int]:
-        return {p: n for p, n in release(*arguments).items() if p != "c d"}
-
-    monkeypatch.setattr(ngram_release, "release", kept_back)
     units = [Unit(str(i), ["a b c d"]) for i in range(60)]
-    out = release_phrases(lambda: [units], loose((2, 3), 4, 1.0, 30), WORDS, SEED, b"x")
+    out = release_phrases(lambda: [units], exact((2, 3), 4, 30, "c d"), WORDS, SEED, b"x")
     assert set(out[2]) == {"a b", "b c"}
     assert set(out[3]) == {"a b c"}
 
 
+def claiming_nothing(event: NoisedWeights, units: int) -> PhrasePlan:
+    """One round of pairs by an event's numbers, which need not earn any (ε, δ)."""
+    one = object.__new__(Elimination)
+    for key, value in {
+        "items_per_unit": event.items_per_unit, "epsilon": 1.0, "delta": 1e-9, "unit": None,
+        "declared_units": units, "what": event,
+    }.items():  # fmt: skip
+        object.__setattr__(one, key, value)
+    plan = object.__new__(PhrasePlan)
+    for key, value in {"lengths": (2,), "each_round": one, "epsilon": 1.0, "delta": 1e-9}.items():
+        object.__setattr__(plan, key, value)
+    return plan
+
+
 @pytest.mark.statistical
-@pytest.mark.parametrize(("sigma", "threshold"), [(2.0, 5), (3.0, 6)])
-def test_a_phrase_of_one_unit_comes_out_as_often_as_its_tail_says(
-    sigma: float, threshold: int
-) -> None:
+def test_a_phrase_of_one_unit_comes_out_as_often_as_the_coin_says() -> None:
     """Four thousand units, each with a phrase of its own: as many draws of the same coin."""
-    units = [Unit(str(i), [f"x{i} y{i}"]) for i in range(4000)]
-    words = {word: 1 for u in units for word in u.texts[0].split()}
-    out = release_phrases(lambda: [units], loose((2,), 1, sigma, threshold), words, SEED, b"x")
+    draws = 4000
+    units = [Unit(str(i), [f"x{i} y{i}"]) for i in range(draws)]
+    words = {word for u in units for word in u.texts[0].split()}
+    one = selection_plan("elimination", 6.0, 0.05, 1, declared_units=19)
+    assert isinstance(one, Weighted)
+    event = replace(one.what, items_per_unit=1)
 
-    def fits(tail: float) -> bool:
-        spread = (4000 * tail * (1 - tail)) ** 0.5
-        return abs(len(out[2]) - 4000 * tail) < 5 * spread
+    def released(event: NoisedWeights) -> int:
+        plan = claiming_nothing(event, draws)
+        return len(release_phrases(lambda: [units], plan, words, SEED, b"x")[2])
 
-    assert fits(upper_tail(threshold - 1, sigma))
-    assert not fits(upper_tail(threshold, sigma))
-    assert not fits(upper_tail(threshold - 2, sigma))
+    assert binom.sf(released(event) - 1, draws, event.coin) > 1e-6
+    lower = replace(event, checks=tuple((a, b, c // 2) for a, b, c in event.checks))
+    assert binom.sf(released(lower) - 1, draws, event.coin) < 1e-6
 
 
 def test_a_phrase_of_one_unit_does_not_come_out_of_a_calibrated_plan() -> None:
     """At δ = 1e-9 none of a thousand lone phrases passes; what all hold does."""
-    plan = calibrate(4.0, 1e-9, (2, 3), 20)
+    plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
     units = [Unit(str(i), [f"every one says this x{i} y{i} z{i}"]) for i in range(1000)]
-    words = {word: 1 for u in units for word in u.texts[0].split()}
+    words = {word for u in units for word in u.texts[0].split()}
     out = release_phrases(lambda: [units], plan, words, SEED, b"x")
     assert set(out[2]) == {"every one", "one says", "says this"}
     assert set(out[3]) == {"every one says", "one says this"}
+    assert all(abs(n - 1000) < 150 for counts in out.values() for n in counts.values())
 
 
 def test_rounds_draw_noise_of_their_own() -> None:
-    units = [Unit(str(i), ["a a a a"]) for i in range(500)]
-    out = release_phrases(lambda: [units], loose((2, 3, 4), 1, 40.0, 200), WORDS, SEED, b"x")
-    noised = [counts[phrase] for counts in out.values() for phrase in counts]
-    assert len(set(noised)) == 3
+    units = [Unit(str(i), ["a b a b a b"]) for i in range(900)]
+    plan = calibrate(0.25, 1e-4, (2, 3, 4), 2, declared_units=1000, mechanism="gaussian")
+    out = release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
+    noised = {tuple(counts.values()) for counts in out.values()}
+    assert len(noised) == 3 and all(len(counts) == 2 for counts in noised)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +218,6 @@ def test_rounds_draw_noise_of_their_own() -> None:
 )
 def test_hostile_text_is_text(text: str) -> None:
     units = [Unit(str(i), [text, "a b c"]) for i in range(40)]
-    out = release_phrases(lambda: [units], loose((2, 3), 5, 1.0, 30), WORDS, SEED, b"x")
+    out = release_phrases(lambda: [units], exact((2, 3), 5, 20), WORDS, SEED, b"x")
     assert {"a b", "b c"} <= set(out[2]) <= {"a b", "b c", "c d"}
     assert all(set(phrase.split(" ")) <= set(WORDS) for c in out.values() for phrase in c)

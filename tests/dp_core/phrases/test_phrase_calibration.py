@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.calibration import PhrasePlan, calibrate, threshold_of
+from dp_core.phrases.calibration import PhrasePlan, calibrate
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon, upper_tail
+from dp_core.privacy.accounting.profiles import gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NeighboringRelation,
+    NoisedWeights,
     PhraseRounds,
     PrivacyUnit,
     ThresholdedHistogram,
@@ -22,56 +25,59 @@ from dp_core.privacy.mechanisms import (
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "lengths", "n"),
-    [(4.0, 1e-6, (3, 5), 100), (1.0, 1e-7, (2, 3, 5), 64), (8.0, 1e-5, (2,), 40)],
+    ("epsilon", "delta", "lengths", "n", "mechanism"),
+    [
+        (4.0, 1e-6, (3, 5), 100, "elimination"),
+        (1.0, 1e-7, (2, 3, 5), 2000, "elimination"),
+        (8.0, 1e-5, (2,), 40, "elimination"),
+        (4.0, 1e-6, (3, 5), 100, "gaussian"),
+    ],
 )
 def test_the_charge_is_at_most_the_wish_and_close_to_it(
-    epsilon: float, delta: float, lengths: tuple[int, ...], n: int
+    epsilon: float, delta: float, lengths: tuple[int, ...], n: int, mechanism: MechanismName
 ) -> None:
-    plan = calibrate(epsilon, delta, lengths, n, unit=PrivacyUnit.PATIENT)
+    plan = calibrate(
+        epsilon,
+        delta,
+        lengths,
+        n,
+        unit=PrivacyUnit.PATIENT,
+        declared_units=5000,
+        mechanism=mechanism,
+    )
     charged = epsilon_pld(plan.event(), delta)
-    assert 0.97 * epsilon <= charged <= epsilon
-    # as the composition of its rounds, each a histogram of its own
-    one = ThresholdedHistogram(n, plan.sigma, plan.threshold, unit=PrivacyUnit.PATIENT)
+    assert 0.99 * epsilon <= charged <= epsilon
+    # as the composition of its rounds, each a selection of its own
+    one = plan.each_round.event()
+    assert isinstance(one, NoisedWeights | ThresholdedHistogram)
     assert charged == pytest.approx(epsilon_pld(compose(*[one] * len(lengths)), delta), rel=1e-9)
-    # and no less than the Gaussian that counts of shared phrases alone are
-    mu = math.sqrt(len(lengths) * n) / plan.sigma
-    assert charged >= 0.999 * gaussian_epsilon(delta, mu)
-
-
-def test_the_threshold_is_the_least_that_hides_a_lone_phrase() -> None:
-    for sigma, tail in ((30.0, 1e-9), (1.0, 1e-3), (5.0, 0.4)):
-        threshold = threshold_of(sigma, tail)
-        assert upper_tail(threshold - 1, sigma) <= tail
-        assert threshold == 1 or upper_tail(threshold - 2, sigma) > tail
+    # and no less than the Gaussian that weights of shared phrases alone are
+    assert charged >= 0.999 * gaussian_epsilon(delta, math.sqrt(len(lengths)) * one.mu)
 
 
 def test_a_plan_that_does_not_earn_what_it_claims_is_refused() -> None:
-    plan = calibrate(2.0, 1e-6, (2, 3), 50)
+    plan = calibrate(2.0, 1e-6, (2, 3), 50, declared_units=5000)
+    with pytest.raises(PlanError, match=r"not 1\.9"):
+        replace(plan, epsilon=1.9)
     with pytest.raises(PlanError, match="not 2"):
-        PhrasePlan(plan.lengths, 50, plan.sigma * 0.95, plan.threshold, 2.0, 1e-6)
-    with pytest.raises(PlanError, match="not 2"):
-        PhrasePlan((2, 3, 4), 50, plan.sigma, plan.threshold, 2.0, 1e-6)
+        replace(plan, lengths=(2, 3, 4))
     with pytest.raises(PlanError, match="1/10000000"):
         calibrate(2.0, 1e-6, (2, 3), 50, declared_units=10_000_000)
 
 
-@pytest.mark.parametrize("lengths", [(), (1,), (3, 2), (2, 2), (17,), tuple(range(2, 11))])
-def test_lengths_that_are_none_are_refused(lengths: tuple[int, ...]) -> None:
-    with pytest.raises(PlanError, match="lengths must rise"):
-        calibrate(2.0, 1e-6, lengths, 50)
-
-
 def test_a_target_out_of_range_is_refused() -> None:
     with pytest.raises(BadInput):
-        calibrate(0.0, 1e-6, (2,), 50)
+        calibrate(0.0, 1e-6, (2,), 50, declared_units=5000)
+    with pytest.raises(BadInput, match="not calibrated"):
+        calibrate(2.0, 1e-6, (2,), 50, declared_units=5000, mechanism="paper")
 
 
 def test_the_event_is_all_rounds_in_json_words_and_order() -> None:
-    event = calibrate(4.0, 1e-6, (3, 5), 30, unit=PrivacyUnit.PATIENT).event()
+    plan = calibrate(4.0, 1e-6, (3, 5), 30, unit=PrivacyUnit.PATIENT, declared_units=5000)
+    event = plan.event()
     assert MechanismEvent.from_json(event.to_json()) == event
     said = event.describe()
-    assert "of 3 words" in said and "of 5 words" in said and "at most 30 distinct phrases" in said
+    assert "of 3 words" in said and "of 5 words" in said and "at most 30 items" in said
     assert sum(times for _, times in event.steps()) == 2
     rho, coin = event.approximate_rdp(8.0, 1e-9)
     one_rho, one_coin = event.rounds[0].approximate_rdp(8.0, 1e-9)
@@ -86,3 +92,9 @@ def test_rounds_that_protect_unlike_things_are_refused() -> None:
     for rounds, lengths in (((one, other), (2, 3)), ((one,), (2, 3)), ((), ()), ((one,), (1,))):
         with pytest.raises(BadInput):
             PhraseRounds(rounds, lengths, unit=PrivacyUnit.PATIENT)
+
+
+def test_a_plan_is_of_one_mechanism_for_all_rounds() -> None:
+    plan = calibrate(4.0, 1e-6, (2, 3, 5), 30, declared_units=5000)
+    assert plan.event().rounds == (plan.each_round.event(),) * 3
+    assert plan == PhrasePlan((2, 3, 5), plan.each_round, 4.0, 1e-6)

@@ -329,6 +329,13 @@ def test_impossible_numbers_are_refused(wrong: dict[str, object]) -> None:
         replace(right, **wrong)  # type: ignore[arg-type]
 
 
+def test_the_accountings_own_rounding_is_made_up_for() -> None:
+    """Here the charge is a hair above an ε that is met to the last digit, whatever the noise."""
+    epsilon, delta = 1 / math.sqrt(3), 1e-7 / 3
+    plan = selection_plan("elimination", epsilon, delta, 2000, declared_units=5000)
+    assert 0.995 * epsilon <= epsilon_pld(plan.event(), delta) <= epsilon
+
+
 # --- the paper's own, and plain counts
 
 
@@ -376,6 +383,37 @@ def test_public_items_count_nowhere() -> None:
     assert sorted(shard.items) == ["b", "c"]
     assert shard.units == 2
     assert np.diff(shard.starts).tolist() == [2, 0]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=20), max_size=8), st.integers(1, 12)
+)
+def test_a_unit_moves_n_counts_by_one(units: list[list[str]], n: int) -> None:
+    """Whatever a unit repeats: without it, at most N counts are lower, each by 1."""
+
+    def counts(held: list[tuple[str, list[str]]]) -> dict[str, int]:
+        shard = item_sets(held, n, b"k")
+        sums = np.bincount(shard.members, minlength=len(shard.items)).tolist()
+        return dict(zip(shard.items, sums, strict=True))
+
+    named = [(str(i), items) for i, items in enumerate(units)]
+    whole = counts(named)
+    for i in range(len(named)):
+        rest = counts(named[:i] + named[i + 1 :])
+        moved = {w: whole[w] - rest.get(w, 0) for w in whole}
+        assert rest.keys() <= whole.keys() and set(moved.values()) <= {0, 1}
+        assert sum(moved.values()) == min(n, len(set(units[i])))
+
+
+def test_the_items_that_count_are_drawn_alike_for_rare_and_common() -> None:
+    # Ten thousand units share 9 items; each has one of its own. Bounded to 5 of 10.
+    held = [{*"abcdefghi", f"own{i}"} for i in range(10_000)]
+    shard = shard_of(held, 5)
+    counts = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
+    own = sum(n for w, n in counts.items() if w.startswith("own"))
+    for n in (own, counts["a"], counts["i"]):
+        assert abs(n - 5000) < 6 * 50
+    assert len(shard.members) == 50_000
 
 
 def test_at_most_n_items_of_a_unit() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
 from dp_core.vocabulary import byte_level, subwords, wordpiece
-from dp_core.vocabulary.dp_histogram import set_counts
+from dp_core.vocabulary.partition_selection import item_sets
 
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
@@ -48,32 +52,35 @@ def test_digests_tell_vocabularies_apart() -> None:
 # --- words that are public are nobody's
 
 
+def counted(
+    texts: list[str], n: int, exclude: set[str], split: Callable[[str], list[str]] = split_words
+) -> Counter[str]:
+    """How many units bring each word."""
+    units = ((str(i), split(text)) for i, text in enumerate(texts))
+    shard = item_sets(units, n, b"key", exclude=exclude)
+    held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
+    return Counter(dict(zip(shard.items, held, strict=True)))
+
+
 def test_public_words_are_not_counted_and_make_room_for_others() -> None:
     """N bounds what is left: all of a unit's bounded words are new ones."""
-    units = [Unit(str(i), ["the of and pain arm"]) for i in range(20)]
-    counts = set_counts(units, 2, b"key", exclude={"the", "of", "and"})
+    counts = counted(["the of and pain arm"] * 20, 2, {"the", "of", "and"})
     assert counts == {"pain": 20, "arm": 20}
-    assert counts.words_per_unit == 2
 
 
 def test_a_word_is_excluded_in_the_form_in_which_it_is_counted() -> None:
     """`PAIN` and `Pain` are the public word `pain`; to GPT-2, ` pain` and `pain` are two."""
-    units = [Unit("a", ["PAIN Páin pain. Fever"])]
-    assert set(set_counts(units, 9, b"key", exclude={"pain", "."})) == {"fever"}
-    cased = set_counts(
-        [Unit("a", ["pain pain Pain"])], 9, b"key", exclude={"Ġpain"}, split=byte_level.split_words
-    )
+    assert set(counted(["PAIN Páin pain. Fever"], 9, {"pain", "."})) == {"fever"}
+    cased = counted(["pain pain Pain"], 9, {"Ġpain"}, byte_level.split_words)
     assert set(cased) == {"pain", "ĠPain"}
 
 
 @pytest.mark.parametrize("excluded", [set(), {"a"}, {"a", "b", "c"}])
 def test_excluding_leaves_the_sensitivity_as_it_is(excluded: set[str]) -> None:
-    """Adding a unit changes at most N counts, each by 1, and no other unit's contribution."""
-    units = [Unit(str(i), [" ".join("abcdefgh"[i % 4 :])]) for i in range(8)]
-    whole = set_counts(units, 3, b"key", exclude=excluded)
-    for left_out in range(8):
-        others = units[:left_out] + units[left_out + 1 :]
-        fewer = set_counts(others, 3, b"key", exclude=excluded)
+    """Leaving out the last unit changes at most N counts, each by 1."""
+    texts = [" ".join("abcdefgh"[i % 4 :]) for i in range(8)]
+    for units in range(1, 9):
+        whole, fewer = (counted(texts[:n], 3, excluded) for n in (units, units - 1))
         change = {w: whole[w] - fewer[w] for w in whole | fewer if whole[w] != fewer[w]}
         assert 0 < len(change) <= 3
         assert set(change.values()) == {1}

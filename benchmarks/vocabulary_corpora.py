@@ -1,0 +1,108 @@
+"""The texts on which vocabularies are measured: units of private text, counts of public words.
+
+Real ones are in the folder that CONFIDE_DATA names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dp_core.data.privacy_units import Unit
+from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.registry import read_corpus
+from dp_core.data.tokens import split_words
+from dp_core.vocabulary.subwords import document_counts
+
+Held = list[tuple[str, set[str]]]  # each unit and its distinct items
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A private corpus of CONFIDE_DATA.
+
+    Attributes:
+        file: below the folder. abstracts: the same documents, shorter, for trainings.
+        format: of `read_corpus`. unit: what is protected. declared_units: a bound on their number.
+        fields: names of the fields of JSON lines: text, document, patient.
+    """
+
+    file: str
+    abstracts: str
+    format: str
+    unit: str
+    declared_units: int
+    fields: tuple[str, str, str] = ("text", "document_id", "patient_id")
+
+
+CORPORA = {
+    "noteevents_format": Corpus(
+        *("noteevents_format/NOTEEVENTS_derived.csv.xz",) * 2, "noteevents", "patient", 1200
+    ),
+    # Five articles name no author, and 37 authors have more than one: so the unit is the article.
+    "pmc_rct_articles": Corpus(
+        "pmc_rct_articles/articles.jsonl.xz",
+        "pmc_rct_articles/abstracts.jsonl.xz",
+        "jsonl",
+        "document",
+        3000,
+        ("text", "doc_id", "no_patient"),
+    ),
+}
+PUBLIC = "wikitext-2/train.txt.xz"
+
+
+def units(name: str, folder: Path) -> list[Unit]:
+    """Return the units of a private corpus, each with its texts."""
+    corpus = CORPORA[name]
+    by_unit: dict[str, list[str]] = {}
+    fields = JsonlFields(*corpus.fields)
+    for document in read_corpus(corpus.format, folder / corpus.file, fields=fields):
+        unit = document.patient_id if corpus.unit == "patient" else document.document_id
+        by_unit.setdefault(unit, []).append(document.text)
+    return [Unit(unit, texts) for unit, texts in by_unit.items()]
+
+
+def held_by(units: Iterable[Unit]) -> Held:
+    """Return each unit's distinct words."""
+    return [(u.unit_id, {w for text in u.texts for w in split_words(text)}) for u in units]
+
+
+def public_counts(folder: Path) -> Counter[str]:
+    """Return in how many articles of wikitext-2 each word stands."""
+    articles = read_corpus("text", folder / PUBLIC)
+    return document_counts((Unit(a.document_id, [a.text]) for a in articles), split_words)
+
+
+def novels_counts(folder: Path) -> Counter[str]:
+    """Return in how many pieces of 1,000 characters of the novels each word stands."""
+    fields = JsonlFields("text", "doc_id", "no_patient")
+    novels = read_corpus("jsonl", folder / "english_novels_100/novels.jsonl.xz", fields=fields)
+    pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))
+    return document_counts((Unit("", [piece]) for piece in pieces), split_words)
+
+
+def tuples(units: Iterable[Unit], length: int, words: int) -> Iterator[tuple[str, set[str]]]:
+    """Yield the first `words` words of a corpus as tuples of `length`: the unit `example`."""
+    left = words
+    for unit in units:
+        for number, text in enumerate(unit.texts):
+            split = split_words(text)[:left]
+            left -= len(split)
+            for start in range(0, len(split), length):
+                yield f"{unit.unit_id} {number} {start}", set(split[start : start + length])
+
+
+def made_up(units: int = 5000, items: int = 200_000, seed: int = 0) -> Held:
+    """Return sets of items: Zipf's law with exponent 1.1, log-normal lengths of about 250 words."""
+    rng = np.random.default_rng(seed)
+    mass = np.cumsum(1 / (np.arange(items) + 2.7) ** 1.1)
+    lengths = rng.lognormal(5.5, 0.8, units).astype(int) + 5
+    return [
+        (str(u), {f"w{i}" for i in np.searchsorted(mass, rng.random(n) * mass[-1])})
+        for u, n in enumerate(lengths)
+    ]

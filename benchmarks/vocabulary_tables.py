@@ -1,0 +1,173 @@
+"""Write the tables of docs/vocabulary.md from the results files.
+
+    python -m benchmarks.vocabulary_tables
+
+In the page a table stands between `<!-- NAME -->` and `<!-- end -->`. Rows that are not measured
+are left out; a table of which no row is measured says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "vocabulary.md"
+RESULTS = ROOT / "benchmarks" / "results"
+MECHANISMS = ("elimination", "mad2r", "mad", "weighted", "policy", "gaussian")
+CORPORA = ("noteevents_format", "pmc_rct_articles")
+_MARKED = re.compile(r"<!-- (\w[\w ]*) -->\n.*?<!-- end -->", re.DOTALL)
+
+Row = Mapping[str, Any]
+
+
+def tables(fits: Row, trainings: Row, selection: Row) -> dict[str, str]:
+    """Return the page's tables by name, from what the two benchmarks wrote."""
+    found: dict[str, Callable[[], str]] = {
+        "released": lambda: _released(selection.get("released", [])),
+        "planted": lambda: _planted(selection.get("planted", [])),
+        "throughput": lambda: _throughput(selection.get("throughput", [])),
+    }
+    for corpus in CORPORA:
+        of_corpus, models = fits.get(corpus, {}), trainings.get(corpus, {})
+        found |= {
+            f"sources {corpus}": lambda rows=of_corpus: _sources(rows),
+            f"mechanisms {corpus}": lambda rows=of_corpus: _mechanisms(rows),
+            f"models {corpus}": lambda rows=models: _models(rows),
+        }
+    return {name: make() or "Not measured yet." for name, make in found.items()}
+
+
+def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    rule = "|" + " --- |" * head.count("|") + " --- |"
+    return "\n".join([f"| {head} |", rule, *lines]) if lines else ""
+
+
+def _sources(rows: Mapping[str, Row]) -> str:
+    """Return the sources with the default mechanism."""
+    names = ["public", "checkpoint"]
+    for source in ("private", "public+private", "checkpoint+private"):
+        names += [f"{source} · elimination · ε {epsilon}" for epsilon in (1, 3, 8)]
+    names.append("nonprivate")
+    return _table(
+        "source | ε_V | private words | tokens | coverage | fertility | unknown",
+        ([*_named(name, without="elimination"), _words(rows[name]), f"{rows[name]['tokens']:,.0f}",
+          *_fit(rows[name])] for name in names if name in rows),
+    )  # fmt: skip
+
+
+def _mechanisms(rows: Mapping[str, Row]) -> str:
+    """Return every mechanism at every ε, of two sources."""
+    kinds = [(m, f" · ε {e}") for e in (1, 3, 8) for m in MECHANISMS] + [("paper", "")]
+    lines = []
+    for mechanism, epsilon in kinds:
+        names = [f"{source} · {mechanism}{epsilon}" for source in ("private", "public+private")]
+        if all(name in rows for name in names):
+            charged = f"{rows[names[0]]['epsilon']:.3g}"
+            cells = [cell for n in names for cell in (_words(rows[n]), *_fit(rows[n]))]
+            lines.append([charged, f"`{mechanism}`", *cells])
+    return _table(
+        "ε | mechanism | `private`: words | coverage | fertility | unknown "
+        "| `public+private`: words | coverage | fertility | unknown",
+        lines,
+    )
+
+
+def _models(rows: Mapping[str, Row]) -> str:
+    """Return what trainings made of each vocabulary."""
+    return _table(
+        "source | mechanism | ε_V | private words | tokens | MLM, public | MLM, DP "
+        "| F1, public | F1, DP",
+        ([*_source_mechanism(name), f"{row['words_released']:,}", f"{row['tokens']:,}",
+          *(f"{100 * row[k]:.1f}" for k in ("public_mlm", "dp_mlm", "public_f1", "dp_f1"))]
+         for name, row in rows.items()),
+    )  # fmt: skip
+
+
+def _released(rows: list[Row]) -> str:
+    """Return the items that each mechanism released, on sets of items."""
+    kinds = dict.fromkeys((row["corpus"], row["public_items"], row["epsilon"]) for row in rows)
+    lines = []
+    for kind in kinds:
+        of_kind = {
+            row["mechanism"]: row for row in rows
+            if (row["corpus"], row["public_items"], row["epsilon"]) == kind
+        }  # fmt: skip
+        best = max(of_kind.values(), key=lambda row: float(row["items_released"]))
+        cells = []
+        for mechanism in MECHANISMS:
+            row = of_kind.get(mechanism)
+            said = f"{row['items_released']:,.0f}" if row else "–"
+            cells.append(f"**{said}**" if row is best else said)
+        lines.append([kind[0], kind[1], f"{kind[2]:g}", *cells])
+    return _table("corpus | public items | ε | " + " | ".join(f"`{m}`" for m in MECHANISMS), lines)
+
+
+def _planted(rows: list[Row]) -> str:
+    return _table(
+        "mechanism | N | ε | δ | draws | given away | δ allows | 95%: at least | p",
+        ([row["mechanism"], str(row["items_per_unit"]), f"{row['epsilon']:.3g}",
+          f"{row['delta']:g}", f"{row['draws']:,}", str(row["given_away"]),
+          f"{row['at_most']:.3g}", f"{row['least_rate_95']:.3g}", _p(row["p_value"])]
+         for row in rows),
+    )  # fmt: skip
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if value > 0 else "< 1e-300"
+
+
+def _throughput(rows: list[Row]) -> str:
+    return _table(
+        "what | MB a second | units a second | times plain counts",
+        ([row["what"], f"{row['megabytes_a_second']:,.1f}", f"{row['units_a_second']:,}",
+          f"{row['times_plain_counts']:.2f}"] for row in rows),
+    )  # fmt: skip
+
+
+def _named(name: str, without: str) -> list[str]:
+    source, _, epsilon = _source_mechanism(name.replace(f" · {without}", " · "))
+    free = {"nonprivate": "∞"}.get(source.strip("`"), "0")
+    return [source, epsilon if epsilon != "–" else free]
+
+
+def _source_mechanism(name: str) -> list[str]:
+    parts = [part.strip() for part in name.split("·")] + ["", ""]
+    epsilon = parts[2].removeprefix("ε ") or ("0.518" if parts[1] == "paper" else "–")
+    return [f"`{parts[0]}`", f"`{parts[1]}`" if parts[1] else "–", epsilon]
+
+
+def _words(row: Row) -> str:
+    least, most = row["words_released_least_and_most"]
+    said = f"{row['words_released']:,.0f}"
+    return said if row["releases"] == 1 else f"{said} ({least:,}–{most:,})"
+
+
+def _fit(row: Row) -> list[str]:
+    return [f"{row['coverage']:.1%}", f"{row['fertility']:.2f}", f"{row['unknown']:.2%}"]
+
+
+def filled(page: str, by_name: Mapping[str, str]) -> str:
+    """Return the page with its tables."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return f"<!-- {found[1]} -->\n{by_name[found[1]]}\n<!-- end -->"
+
+    return _MARKED.sub(replaced, page)
+
+
+def measured() -> dict[str, str]:
+    """Return the tables of what is measured."""
+    vocabulary, selection = (
+        json.loads(path.read_text()) if path.exists() else {}
+        for path in (RESULTS / "vocabulary.json", RESULTS / "partition_selection.json")
+    )
+    return tables(vocabulary.get("fits", {}), vocabulary.get("trainings", {}), selection)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(), measured()))
