@@ -3,15 +3,19 @@
     make bench        (or: python benchmarks/bench_correlated_noise.py [--values N] [--rounds N])
 
 Writes benchmarks/results/correlated_noise.json. Cost: nanoseconds of one core for each value, draw,
-recursion, addition and division included, of 1, 2, 4 and 8 bands in turn. Gain: root mean square
-noise of the prefix sums beside DP-SGD's at the same ε (δ = 1e-6), with σ, for plans of several
-sizes; computed, so without a spread.
+recursion, addition and division included, of 1, 2, 4 and 8 bands in turn; beside an ordinary update
+(AdamW on one micro-batch, no privacy) of two models, in seconds of all cores; and made again from
+the seed in place of kept buffers. Gain: root mean square noise of the weights beside DP-SGD's at
+the same ε (δ = 1e-6), with σ, for plans of several sizes, by the prefix sums and by the shipped
+AdamW, with the strategy of either; computed, so without a spread.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import statistics
 import sys
@@ -22,15 +26,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
+import tensorflow as tf
+from bench_clipping import ORDINARY, batch_of, trainer_of, update
+from cases import CASES
 from clocks import clocks
 
+from dp_core.config.training import OptimizerConfig
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.accounting.noise_bands import prefix_error, with_bands
+from dp_core.privacy.accounting.noise_bands import with_bands, workload_error
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.matrix_factorization import least_error_strategy
-from dp_core.privacy.noise_addition import UpdateNoise, lattice_scale, noised_mean
+from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
+from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.privacy.noise_addition import UpdateNoise, lattice_scale, noised_mean, noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import keep_freed_memory
 
@@ -38,6 +47,8 @@ RESULT = ROOT / "benchmarks" / "results" / "correlated_noise.json"
 BANDS = (1, 2, 4, 8)
 BLOCK = 1 << 18  # values: as `dp_core.privacy.noise_addition` cuts them
 UPDATES, SEED = 1000, PrivacySeed.fixed("benchmark")
+RESUMED = 16  # number of an update whose noise is made from the seed alone
+MODELS = ("2x128", "4x256")
 PLANS = {  # updates, times that a unit takes part, ε
     "282 updates, 12 turns, ε 5.44": (282, 12, 5.44),
     "282 updates, 48 turns, ε 5.44": (282, 48, 5.44),
@@ -45,6 +56,13 @@ PLANS = {  # updates, times that a unit takes part, ε
     "2000 updates, 20 turns, ε 3": (2000, 20, 3.0),
     "2000 updates, 4 turns, ε 8": (2000, 4, 8.0),
 }
+
+
+def adamw(updates: int) -> Workload:
+    """Return the workload of the shipped optimiser."""
+    config = OptimizerConfig()
+    rates = tuple(config.learning_rate_at(t, updates) for t in range(updates))
+    return Workload(rates, config.beta1)
 
 
 def cost(values: int, rounds: int) -> dict[str, float]:
@@ -55,7 +73,7 @@ def cost(values: int, rounds: int) -> dict[str, float]:
     past = {bands: PastNoise() for bands in BANDS}
 
     def update(bands: int, t: int) -> None:
-        strategy = least_error_strategy(bands, UPDATES)
+        strategy = least_error_strategy(bands, adamw(UPDATES))
         noise = UpdateNoise(SEED, b"", t, 1.0, 1.0, strategy)
         scale, key = lattice_scale(1.0, 1.0, values, strategy), noise.key("w")
         for j, own in enumerate(blocks):
@@ -75,9 +93,46 @@ def cost(values: int, rounds: int) -> dict[str, float]:
     return {str(bands): round(statistics.median(times), 2) for bands, times in taken.items()}
 
 
+def beside_an_update(name: str, rounds: int) -> dict[str, float]:
+    """Return seconds of all cores by kind, and what 8 bands cost in ordinary updates."""
+    case = CASES[name]
+    trainer, batch = trainer_of(ORDINARY, case), batch_of(case, case.units)
+    shapes = {n: a.shape for n, a in trainer.weights().items()}
+    totals = {n: tf.ones(shape) for n, shape in shapes.items()}
+    past = {bands: PastNoise() for bands in BANDS}
+
+    def noised(bands: int, t: int, kept: PastNoise | None) -> None:
+        strategy = least_error_strategy(bands, adamw(UPDATES))
+        noised_means(totals, UpdateNoise(SEED, b"", t, 1.0, 1.0, strategy, kept), 1024.0)
+
+    taken: dict[str, list[float]] = {}
+    for t in range(rounds + 1):
+        ways = {f"noise of {b} bands": functools.partial(noised, b, t, past[b]) for b in BANDS}
+        ways["ordinary update"] = functools.partial(update, trainer, batch, False, t)
+        if t % 4 == 1:
+            ways[f"noise of 8 bands, update {RESUMED} from the seed"] = functools.partial(
+                noised, 8, RESUMED, None
+            )
+        for way, act in ways.items():
+            before = clocks()
+            act()
+            if t:  # the first compiles
+                taken.setdefault(way, []).append((clocks() - before)[1])
+    ordinary, one = taken["ordinary update"], taken["noise of 1 bands"]
+    more = zip(taken["noise of 8 bands"], one, ordinary, strict=True)
+    return {
+        "parameters": sum(math.prod(shape) for shape in shapes.values()),
+        "rows": case.rows,
+        **{way: round(statistics.median(times), 5) for way, times in taken.items()},
+        "8 bands more than 1, in ordinary updates": round(
+            statistics.median((b - a) / c for b, a, c in more), 4
+        ),
+    }
+
+
 def gain(updates: int, turns: int, epsilon: float) -> dict[str, dict[str, float]]:
-    """Return σ, and the error of the prefix sums beside DP-SGD's, by bands."""
-    units = 1_000_000
+    """Return σ, and errors beside DP-SGD's, by bands: workload, then (→) where it is felt."""
+    units, sums, real = 1_000_000, Workload.prefix_sums(updates), adamw(updates)
     plan = ExecutionPlan.poisson(
         unit="patient",
         declared_units=units,
@@ -87,19 +142,32 @@ def gain(updates: int, turns: int, epsilon: float) -> dict[str, dict[str, float]
         clip_norm=1.0,
         delta=5e-7,
     )
-    rows, alone = {}, 0.0
+    rows = {}
     for bands in (1, 2, 4, 8, 16, 32):
         if bands * turns > updates:
             break
-        made = with_bands(plan, bands)
-        sigma = noise_for(
-            lambda s, made=made: replace(made, noise_multiplier=s).event(), epsilon, 1e-6
-        )
-        made = replace(made, noise_multiplier=sigma)
-        alone = alone or prefix_error(made)
-        assert epsilon_pld(made.event(), 1e-6) <= epsilon
-        rows[str(bands)] = {"σ": sigma, "error": round(prefix_error(made) / alone, 3)}
-    return rows
+
+        def event(sigma: float, bands: int = bands) -> MechanismEvent:
+            made = with_bands(plan, bands, sums)
+            return replace(made, noise_multiplier=sigma).event()
+
+        sigma = noise_for(event, epsilon, 1e-6)
+        assert epsilon_pld(event(sigma), 1e-6) <= epsilon
+        felt = {"sums": (sums, sums), "sums → AdamW": (sums, real), "AdamW": (real, real)}
+        rows[str(bands)] = {"σ": sigma} | {
+            name: workload_error(
+                replace(with_bands(plan, bands, by), noise_multiplier=sigma), where
+            )
+            for name, (by, where) in felt.items()
+        }
+    alone = dict(rows["1"])
+    return {
+        bands: {
+            name: value if name == "σ" else round(value / alone[name], 3)
+            for name, value in row.items()
+        }
+        for bands, row in rows.items()
+    }
 
 
 def main() -> None:
@@ -113,11 +181,15 @@ def main() -> None:
         "values": told.values,
         "rounds": told.rounds,
         "nanoseconds a value, by bands": cost(told.values, told.rounds),
-        "load": os.getloadavg()[0],
-        "error of prefix sums beside DP-SGD, by bands": {
-            name: gain(*of) for name, of in PLANS.items()
+        "seconds of all cores beside an ordinary update": {
+            name: beside_an_update(name, told.rounds) for name in MODELS
         },
+        "load": os.getloadavg()[0],
+        "error beside DP-SGD, by bands": {name: gain(*of) for name, of in PLANS.items()},
     }
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if "trainings" in kept:  # of bench_recipe's models, by hand
+        result["trainings"] = kept["trainings"]
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps(result, indent=1, ensure_ascii=False))
 

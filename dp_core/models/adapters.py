@@ -20,20 +20,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, Gpt2Config
-from dp_core.models.hugging_face import UNUSABLE, hf_names, transposed
+from dp_core.models.hugging_face import UNUSABLE, heads_of, hf_names, read_tensors, transposed
 from dp_core.models.parameters import (
-    CLASSIFIER,
-    HEAD,
-    POOLER,
-    POSITION,
+    CLASSIFIERS,
+    TABLES,
     TAGGER,
-    TYPE,
-    WORD,
     AnyModel,
     Arrays,
     C,
@@ -42,8 +38,6 @@ from dp_core.models.parameters import (
 )
 from dp_core.nn.layers import LORA_A, LORA_B, LORA_SCALE
 
-_CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # fresh: no training had them yet
-_TABLES = (WORD, POSITION, TYPE, f"{HEAD}/kernel")
 _ATTENTION = ("qkv", "query", "key", "value", "attention_output")
 _MLP = ("gate", "intermediate", "output")
 _TARGETS = {
@@ -62,7 +56,7 @@ def trained_names(model: AnyModel, config: AdapterConfig) -> frozenset[str]:
     """
     names = [name for name in model.parameters if name != LORA_SCALE]
     chosen = {n for n in names if _is_trained(n, config.trained_parameters, model.config.layers)}
-    return frozenset(chosen | {n for n in names if n.startswith(_CLASSIFIERS)})
+    return frozenset(chosen | {n for n in names if n.startswith(CLASSIFIERS)})
 
 
 def _is_trained(name: str, what: TrainedParameters, layers: int) -> bool:
@@ -74,7 +68,7 @@ def _is_trained(name: str, what: TrainedParameters, layers: int) -> bool:
         case "biases-and-norms":
             return name.endswith(("/bias", "/gain"))
         case "no-embeddings":
-            return name not in _TABLES
+            return name not in TABLES
         case "top-layer":
             return name.startswith((f"layer_{layers - 1}/", "mlm/", "final_norm/"))
 
@@ -168,7 +162,9 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
         raise BadInput("the model has no adapters", where=str(folder))
     rank = model.parameters[f"{adapters_of(model.parameters)[0]}/{LORA_B}"].shape[0]
     tags = f"{TAGGER}/kernel" in model.parameters
-    kind = "TOKEN_CLS" if tags else "CAUSAL_LM" if _is_causal(model) else None
+    classifiers = {their.rpartition(".")[0] for their in _classifier_names(model).values()}
+    causal = isinstance(model.config, CausalConfig)
+    kind = "TOKEN_CLS" if tags else "CAUSAL_LM" if causal else None
     about: dict[str, Any] = {
         **_AS_TRAINED,
         "task_type": kind,
@@ -178,7 +174,7 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
         "lora_dropout": 0.0,
         "fan_in_fan_out": isinstance(model.config, Gpt2Config),  # whose kernels are [in, out]
         "target_modules": modules,  # in full: endings of names would match others too
-        "modules_to_save": sorted(_classifier_modules(model)) or None,
+        "modules_to_save": sorted(classifiers) or None,
         "inference_mode": True,
         "init_lora_weights": True,
     }
@@ -199,15 +195,20 @@ def load_adapter(model: Model[C], folder: Path) -> Model[C]:
     """
     try:
         about = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = load_file(folder / ADAPTER)
+        tensors = read_tensors(folder / ADAPTER)
         rank, alpha = int(about["r"]), float(about["lora_alpha"])
     except UNUSABLE as error:
         raise BadInput(f"no {ADAPTER_CONFIG} and {ADAPTER} of PEFT", where=str(folder)) from error
+    scale = np.array(alpha / max(rank, 1), np.float32)
+    if rank < 1 or not np.isfinite(scale):
+        raise BadInput(
+            f"rank {rank} and alpha {alpha:g} scale nothing", where=f"{folder}/{ADAPTER_CONFIG}"
+        )
     for key, value in _AS_TRAINED.items():
         if (about.get(key, value) or value) != value:
             fix = f"Only {value!r} works."
             raise BadInput(f"{key} is {about[key]!r}", where=f"{folder}/{ADAPTER_CONFIG}", fix=fix)
-    added: Arrays = {LORA_SCALE: np.array(alpha / rank, np.float32)}
+    added: Arrays = {LORA_SCALE: scale}
     for name, theirs in hf_names(model.config, frozenset()).items():
         keys = [_PREFIX + their.removesuffix(".weight") for their in theirs]
         there = [f"{key}.lora_A.weight" in tensors for key in keys]
@@ -260,14 +261,5 @@ def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
 
 def _classifier_names(model: AnyModel) -> dict[str, str]:
     """Return Hugging Face's names of the parameters of a classifier, if the model has one."""
-    heads = {h for h in (TAGGER, CLASSIFIER) if f"{h}/kernel" in model.parameters}
-    names = hf_names(model.config, frozenset(heads)) if heads else {}
-    return {n: theirs[0] for n, theirs in names.items() if n.startswith(_CLASSIFIERS)}
-
-
-def _classifier_modules(model: AnyModel) -> set[str]:
-    return {their.rpartition(".")[0] for their in _classifier_names(model).values()}
-
-
-def _is_causal(model: AnyModel) -> bool:
-    return isinstance(model.config, CausalConfig)
+    names = hf_names(model.config, heads_of(model.parameters))
+    return {n: theirs[0] for n, theirs in names.items() if n.startswith(CLASSIFIERS)}

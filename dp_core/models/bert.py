@@ -2,10 +2,6 @@
 
 M rows, S tokens, D hidden, H heads, W = D / H. Rows never meet: no statistic runs over M, which
 is what makes per-row gradients meaningful (docs/privacy.md, independence of rows).
-
-Losses take a batch as every objective makes it: ids (M, S), lengths (M,), positions (M, K) and
-labels (M, K), int32, and weights (M, K), float32, 1 for an answer and 0 for padding. They return
-(M,) float32, each row's mean cross-entropy over its own answers, in nats; 0 for a row without.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import tensorflow as tf
 
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import CLASSIFIER, MLM_BIAS, POOLER, POSITION, TAGGER, TYPE, WORD
-from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu, row_means, shape_of
+from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu, row_losses, shape_of
 
 
 def encode(
@@ -98,41 +94,19 @@ def mlm_logits(
     return layers.tied_projection(x, WORD, MLM_BIAS)
 
 
-def mlm_row_losses(
+def tag_logits(
     layers: Layers,
     config: BertConfig,
     ids: Tensor,
     lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    positions: Tensor | None = None,
 ) -> Tensor:
-    """Return each row's loss; answers are the tokens that stood at masked positions."""
-    logits = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
-    return row_means(logits, labels, weights)
+    """Return logits of the token classifier: (M·K, tags) at the asked positions, or (M·S, tags).
 
-
-def tag_logits(layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor) -> Tensor:
-    """(M, S) ids -> (M, S, tags) logits of the token classifier."""
-    m, s = shape_of(ids)
-    hidden = tf.reshape(encode(layers, config, ids, lengths), (m * s, config.hidden))
-    logits = layers.linear(TAGGER, hidden)  # (M·S, tags)
-    return tf.reshape(logits, (m, s, logits.shape[1]))
-
-
-def tag_row_losses(
-    layers: Layers,
-    config: BertConfig,
-    ids: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-) -> Tensor:
-    """Return each row's loss; answers are words' tags, at the position of their first token."""
-    hidden = encode(layers, config, ids, lengths, asked=positions)  # (M, K, D)
-    logits = layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))  # (M·K, tags)
-    return row_means(logits, labels, weights)
+    The arguments are those of `mlm_logits`.
+    """
+    hidden = encode(layers, config, ids, lengths, asked=positions)
+    return layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))
 
 
 def class_logits(
@@ -162,15 +136,13 @@ def class_logits(
     return layers.linear(CLASSIFIER, activation(pooled))
 
 
-def class_row_losses(
-    layers: Layers,
-    config: BertConfig,
-    ids: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+def _classes_by_positions(
+    layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, positions: Tensor
 ) -> Tensor:
-    """Return each row's loss; K = 1: positions say where a second text begins, 0 if none does."""
-    logits = class_logits(layers, config, ids, lengths, positions[:, 0])
-    return row_means(logits, labels, weights)
+    """K = 1: positions say where a second text begins, 0 if none does."""
+    return class_logits(layers, config, ids, lengths, positions[:, 0])
+
+
+mlm_row_losses = row_losses(mlm_logits)  # answers are the tokens that stood at masked positions
+tag_row_losses = row_losses(tag_logits)  # words' tags, at the position of their first token
+class_row_losses = row_losses(_classes_by_positions)

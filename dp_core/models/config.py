@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
@@ -16,7 +16,10 @@ _MOST_TYPES = 1000
 _DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
 
 # Of each architecture: our fields and theirs, and what a config.json must say, or leave out.
-_OPTIONAL = ("type_vocab", "layer_norm_epsilon", "initializer_range")
+_OPTIONAL = (
+    *("type_vocab", "layer_norm_epsilon", "initializer_range"),
+    *("key_heads", "head_width", "tied"),
+)
 _BERT_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden": "hidden_size",
@@ -62,11 +65,18 @@ _LLAMA_FIELDS = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "key_heads": "num_key_value_heads",
+    "head_width": "head_dim",
     "intermediate": "intermediate_size",
     "max_positions": "max_position_embeddings",
     "layer_norm_epsilon": "rms_norm_eps",
     "initializer_range": "initializer_range",
     "tied": "tie_word_embeddings",
+}
+_ROPE_FIELDS = {
+    "factor": "factor",
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "context": "original_max_position_embeddings",
 }
 _LLAMA = {
     "model_type": "llama",
@@ -119,6 +129,17 @@ class TransformerConfig:
                 f"hidden size {self.hidden} is not a multiple of {self.heads} heads", where="model"
             )
 
+    @classmethod
+    def of_size(cls, *, hidden: int, **others: Any) -> Self:
+        """Return the usual proportions: heads of 64 and a fourfold intermediate layer.
+
+        Args:
+            hidden: D.
+            others: vocab_size, layers, and any field that is to be otherwise.
+        """
+        usual = {"heads": max(1, hidden // HEAD_WIDTH), "intermediate": 4 * hidden}
+        return cls(hidden=hidden, **(usual | {"max_positions": 512} | others))
+
 
 @dataclass(frozen=True)
 class BertConfig(TransformerConfig):
@@ -147,29 +168,10 @@ class BertConfig(TransformerConfig):
         return self.type_vocab == 0
 
     @classmethod
-    def of_size(
-        cls,
-        *,
-        vocab_size: int,
-        hidden: int,
-        layers: int,
-        max_positions: int = 512,
-        type_vocab: int = 2,
-    ) -> BertConfig:
-        """Return BERT's usual proportions: heads of 64 and a fourfold intermediate layer.
-
-        Weights start at √(0.4 / hidden): BERT's own 0.02 at its largest width, and wider for the
-        narrow, which otherwise stay at word frequencies for thousands of updates.
-        """
-        return cls(
-            vocab_size=vocab_size,
-            hidden=hidden,
-            layers=layers,
-            heads=max(1, hidden // HEAD_WIDTH),
-            intermediate=4 * hidden,
-            max_positions=max_positions,
-            type_vocab=type_vocab,
-            initializer_range=round(math.sqrt(0.4 / hidden), 3),
+    def of_size(cls, *, hidden: int, **others: Any) -> Self:
+        """Return BERT's usual proportions, as wide at the start as `_wide_start` says."""
+        return super().of_size(
+            hidden=hidden, **({"initializer_range": _wide_start(hidden)} | others)
         )
 
     def with_vocabulary(self, size: int) -> BertConfig:
@@ -210,34 +212,39 @@ class BertConfig(TransformerConfig):
 
 
 @dataclass(frozen=True)
-class Gpt2Config(TransformerConfig):
-    """A GPT-2 decoder's shape (Radford et al. 2019).
+class CausalConfig(TransformerConfig):
+    """The shape of a model that reads from left to right.
 
-    `begin` and `end` are the tokens around a text: [CLS] and [SEP] in our vocabularies.
+    Attributes:
+        begin: the token before a text; [CLS] in our vocabularies.
+        end: the token behind it; [SEP].
     """
 
-    max_positions: int = 1024
-    layer_norm_epsilon: float = 1e-5
     begin: int = SpecialIds.cls
     end: int = SpecialIds.sep
 
-    @classmethod
-    def of_size(
-        cls, *, vocab_size: int, hidden: int, layers: int, max_positions: int = 512
-    ) -> Gpt2Config:
-        """Return GPT-2's usual proportions: heads of 64 and a fourfold intermediate layer."""
-        return cls(
-            vocab_size=vocab_size,
-            hidden=hidden,
-            layers=layers,
-            heads=max(1, hidden // HEAD_WIDTH),
-            intermediate=4 * hidden,
-            max_positions=max_positions,
-        )
-
-    def with_vocabulary(self, size: int) -> Gpt2Config:
+    def with_vocabulary(self, size: int) -> Self:
         """Return the same shape over another vocabulary."""
         return replace(self, vocab_size=size, begin=SpecialIds.cls, end=SpecialIds.sep)
+
+    @property
+    def _hf_markers(self) -> dict[str, int]:
+        return {"bos_token_id": self.begin, "eos_token_id": self.end}
+
+
+def _markers(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return `begin` and `end` as a config.json has them; of several ends, the first."""
+    named = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
+    first = {name: ids[0] if isinstance(ids, list) and ids else ids for name, ids in named.items()}
+    return {name: marker for name, marker in first.items() if isinstance(marker, int)}
+
+
+@dataclass(frozen=True)
+class Gpt2Config(CausalConfig):
+    """A GPT-2 decoder's shape (Radford et al. 2019)."""
+
+    max_positions: int = 1024
+    layer_norm_epsilon: float = 1e-5
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gpt2Config:
@@ -249,11 +256,8 @@ class Gpt2Config(TransformerConfig):
         inner, hidden = config.get("n_inner"), config.get("n_embd")
         if inner is None and isinstance(hidden, int):
             inner = 4 * hidden
-        ids = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
-        return cls(
-            **_fields({**config, "n_inner": inner}, _GPT2_FIELDS, _GPT2),
-            **{name: id for name, id in ids.items() if isinstance(id, int)},  # one, not several
-        )
+        about = {**config, "n_inner": inner}
+        return cls(**_fields(about, _GPT2_FIELDS, _GPT2), **_markers(config))
 
     def to_hf(self) -> dict[str, Any]:
         """Return what `transformers.GPT2Config` reads; trained without dropout, and says so."""
@@ -262,43 +266,73 @@ class Gpt2Config(TransformerConfig):
             **_GPT2,
             **_hf_fields(self, _GPT2_FIELDS),
             **_without_dropout("embd_pdrop", "attn_pdrop", "resid_pdrop", "summary_first_dropout"),
-            "bos_token_id": self.begin,
-            "eos_token_id": self.end,
+            **self._hf_markers,
         }
 
 
 @dataclass(frozen=True)
-class LlamaConfig(TransformerConfig):
+class RopeScaling:
+    """Llama 3's rotary positions, stretched for a longer context (`rope_type` "llama3").
+
+    Grattafiori et al. 2024 (arXiv:2407.21783). Of the wavelengths, in tokens, those above
+    context / low become `factor` times as long, those below context / high stay, and between the
+    two the frequency goes linearly from the one to the other, in turns within the context.
+
+    Raises:
+        BadInput: a value that stretches nothing, or no number.
+    """
+
+    factor: float
+    low: float
+    high: float
+    context: int  # positions before stretching
+
+    def __post_init__(self) -> None:
+        for name, theirs in _ROPE_FIELDS.items():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+                raise BadInput(f"{theirs} is {value!r}", where="model")
+        if self.factor < 1 or self.low >= self.high:
+            fix = "factor must be at least 1, and low_freq_factor below high_freq_factor."
+            raise BadInput("rotary positions that no scaling gives", where="model", fix=fix)
+
+
+@dataclass(frozen=True)
+class LlamaConfig(CausalConfig):
     """A Llama-style decoder's shape (Touvron et al. 2023, arXiv:2302.13971 and 2307.09288).
 
     Attributes:
         key_heads: heads of keys and values, each of which serves `heads / key_heads` queries
             (grouped-query attention, Ainslie et al. 2023).
+        head_width: of a query, key or value.
         rope_theta: base of the rotary positions' wavelengths (Su et al. 2021).
+        rope_scaling: how they are stretched, if they are.
         tied: whether the word table is the output projection too.
-        begin: the token before a text; [CLS] in our vocabularies.
-        end: the token behind it; [SEP].
     """
 
     max_positions: int = 2048
     layer_norm_epsilon: float = 1e-6
     key_heads: int = 0  # 0: as many as heads
+    head_width: int = 0  # 0: hidden / heads
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     tied: bool = False
-    begin: int = SpecialIds.cls
-    end: int = SpecialIds.sep
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.key_heads == 0:
-            object.__setattr__(self, "key_heads", self.heads)
-        if type(self.key_heads) is not int or not 1 <= self.key_heads <= self.heads:
-            raise BadInput(f"key_heads is {self.key_heads!r}", where="model")
+        for name, usual, most in (
+            ("key_heads", self.heads, self.heads),
+            ("head_width", self.hidden // self.heads, _LARGEST),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= most:
+                raise BadInput(f"{name} is {value!r}", where="model")
+            object.__setattr__(self, name, value or usual)
         if self.heads % self.key_heads:
             raise BadInput(
                 f"{self.heads} heads do not share {self.key_heads} evenly", where="model"
             )
-        if (self.hidden // self.heads) % 2:
+        if self.head_width % 2:
             raise BadInput("heads of an odd width cannot be rotated by pairs", where="model")
         theta = self.rope_theta
         if type(theta) not in (int, float) or not 1 < theta <= 1e12:
@@ -307,79 +341,74 @@ class LlamaConfig(TransformerConfig):
             raise BadInput(f"tie_word_embeddings is {self.tied!r}", where="model")
 
     @classmethod
-    def of_size(
-        cls, *, vocab_size: int, hidden: int, layers: int, max_positions: int = 512
-    ) -> LlamaConfig:
+    def of_size(cls, *, hidden: int, **others: Any) -> Self:
         """Return Llama's usual proportions: heads of 64, an MLP of 8/3 the width, by 64."""
-        return cls(
-            vocab_size=vocab_size,
-            hidden=hidden,
-            layers=layers,
-            heads=max(1, hidden // HEAD_WIDTH),
-            intermediate=64 * math.ceil(8 * hidden / (3 * 64)),
-            max_positions=max_positions,
-            initializer_range=round(math.sqrt(0.4 / hidden), 3),
-        )
-
-    def with_vocabulary(self, size: int) -> LlamaConfig:
-        """Return the same shape over another vocabulary."""
-        return replace(self, vocab_size=size, begin=SpecialIds.cls, end=SpecialIds.sep)
+        usual = {
+            "intermediate": 64 * math.ceil(8 * hidden / (3 * 64)),
+            "initializer_range": _wide_start(hidden),
+        }
+        return super().of_size(hidden=hidden, **(usual | others))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
         """Read Hugging Face's `config.json`, refusing what this decoder does not compute.
 
         Raises:
-            BadInput: another architecture or activation, biases, heads of another width, or
-                rotary positions that are scaled.
+            BadInput: another architecture or activation, biases, or rotary positions that are
+                scaled otherwise than Llama 3's.
         """
-        heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-        about = {"num_key_value_heads": heads, "tie_word_embeddings": False, **config}
+        found = _fields(config, _LLAMA_FIELDS, _LLAMA) | _markers(config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
             raise BadInput("rope_parameters is no object", where="config.json")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            fix = "Only 'default' works."
+        if kind not in ("default", "llama3"):
+            fix = "Only 'default' and 'llama3' work."
             raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
-        width = config.get("head_dim")
-        if width is not None and isinstance(heads, int) and hidden != width * heads:
-            raise BadInput(
-                f"head_dim is {width!r}",
-                where="config.json",
-                fix="Only hidden_size / num_attention_heads works.",
-            )
-        found = _fields(about, _LLAMA_FIELDS, _LLAMA)
+        fields = _ROPE_FIELDS if kind == "llama3" else {}
+        scaling = _fields(rope, fields, {"partial_rotary_factor": 1.0})  # of all of a head
+        found["rope_scaling"] = RopeScaling(**scaling) if scaling else None
         found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-        ids = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
-        found |= {name: id for name, id in ids.items() if isinstance(id, int)}  # not several
         return cls(**found)
 
     def to_hf(self) -> dict[str, Any]:
         """Return what `transformers.LlamaConfig` reads, of version 4 and 5."""
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
+        if self.rope_scaling:
+            scaling = {
+                their: getattr(self.rope_scaling, our) for our, their in _ROPE_FIELDS.items()
+            }
+            rope |= {"rope_type": "llama3", **scaling}
         return {
             "architectures": ["LlamaForCausalLM"],
             **_LLAMA,
             **_hf_fields(self, _LLAMA_FIELDS),
             **_without_dropout("attention_dropout"),
             "rope_theta": self.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "bos_token_id": self.begin,
-            "eos_token_id": self.end,
+            "rope_parameters": rope,
+            **({"rope_scaling": rope} if self.rope_scaling else {}),  # as version 4 calls it
+            **self._hf_markers,
         }
 
 
-CausalConfig = Gpt2Config | LlamaConfig  # of models that read from left to right
+def _wide_start(hidden: int) -> float:
+    """Return √(0.4 / hidden), the deviation of weights at the start.
+
+    It is BERT's own 0.02 at its largest width, and wider for the narrow, which otherwise stay at
+    word frequencies for thousands of updates.
+    """
+    return round(math.sqrt(0.4 / hidden), 3)
 
 
 def _fields(
     config: Mapping[str, Any], fields: Mapping[str, str], expected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return our fields of a `config.json`; what it does not say is as expected.
+    """Return our fields of a `config.json`; what it does not say, or is null, is as expected.
 
     Raises:
         BadInput: it says something else than expected, or lacks a field.
     """
+    config = {key: value for key, value in config.items() if value is not None}
     for key, value in expected.items():
         if config.get(key, value) != value:
             raise BadInput(

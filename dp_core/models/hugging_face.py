@@ -213,6 +213,7 @@ _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
 UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
+    ArithmeticError,  # a size of zero, or without end
     RecursionError,  # JSON of a hundred thousand brackets
 )
 _KINDS: dict[str, type[ModelConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}
@@ -292,7 +293,7 @@ def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
             files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
         # A file of the folder itself, whatever the index says.
-        return {k: v for name in files for k, v in _read_file(folder / Path(name).name).items()}
+        return {k: v for name in files for k, v in read_tensors(folder / Path(name).name).items()}
     except UNUSABLE as error:
         raise BadInput(
             f"{WEIGHTS} cannot be read",
@@ -301,7 +302,7 @@ def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
         ) from error
 
 
-def _read_file(file: Path) -> dict[str, NDArray[np.float32]]:
+def read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
     """Return a file's tensors; bfloat16, which NumPy has not, as the float32 of the same value."""
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")

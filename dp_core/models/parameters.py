@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dp_core.models.config import BertConfig, CausalConfig, Gpt2Config, LlamaConfig
 
 Arrays = dict[str, NDArray[np.float32]]
-ModelConfig = BertConfig | CausalConfig
+ModelConfig = BertConfig | Gpt2Config | LlamaConfig
 C = TypeVar("C", bound=ModelConfig)
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
@@ -27,7 +27,9 @@ MLM_BIAS = "mlm/bias"
 HEAD = "head"  # a decoder's output projection, where it is not the word table
 TAGGER = "tagger"  # classifies tokens
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
-HEADS = ("mlm/", f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")  # what stands on a BERT's encoder
+CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")
+HEADS = ("mlm/", *CLASSIFIERS)  # what stands on a BERT's encoder
+TABLES = (WORD, POSITION, TYPE, f"{HEAD}/kernel")
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,15 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Return a Llama's: query, key and value apart, since they differ in width; no bias."""
-    d, f, keys = config.hidden, config.intermediate, config.hidden // config.heads
-    keys *= config.key_heads
+    d, f, w = config.hidden, config.intermediate, config.head_width
+    queries, keys = config.heads * w, config.key_heads * w
     shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
     for i in range(config.layers):
         for name, d_in, d_out in (
-            ("query", d, d),
+            ("query", d, queries),
             ("key", d, keys),
             ("value", d, keys),
-            ("attention_output", d, d),
+            ("attention_output", queries, d),
             ("gate", d, f),
             ("intermediate", d, f),
             ("output", f, d),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from bfloat16_files import as_bfloat16, call_them_bfloat16
 from safetensors.numpy import load_file, save_file
 
 from dp_core.config.training import AdapterConfig
@@ -225,7 +226,17 @@ def test_an_adapter_that_does_not_fit_is_refused_and_never_dropped(tmp_path, cha
         load_adapter(bare, tmp_path)
 
 
-@pytest.mark.parametrize("changed", [{"use_rslora": True}, {"bias": "all"}, {"r": "x"}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"use_rslora": True},
+        {"bias": "all"},
+        {"r": "x"},
+        {"r": 0},
+        {"r": float("inf")},
+        {"lora_alpha": float("nan")},
+    ],
+)
 def test_another_kind_of_adapter_is_refused(tmp_path, changed) -> None:
     model = adapted("gpt2")
     save_adapter(model, tmp_path)
@@ -233,6 +244,17 @@ def test_another_kind_of_adapter_is_refused(tmp_path, changed) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     with pytest.raises(BadInput):
         load_adapter(merged(model), tmp_path)
+
+
+def test_an_adapter_of_bfloat16_is_read(tmp_path) -> None:
+    """As PEFT writes it beside a base that was loaded so."""
+    model = adapted("llama")
+    save_adapter(model, tmp_path)
+    damage(tmp_path, lambda t: {n: as_bfloat16(a) for n, a in t.items()})
+    call_them_bfloat16(tmp_path / "adapter_model.safetensors")
+    read = load_adapter(merged(model), tmp_path)
+    for name in (n for n in read.parameters if n.endswith(("lora_a", "lora_b"))):
+        np.testing.assert_allclose(read.parameters[name], model.parameters[name], rtol=2**-7)
 
 
 def test_a_model_without_adapters_has_none_to_write(tmp_path) -> None:

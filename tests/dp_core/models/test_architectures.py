@@ -8,14 +8,21 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import tensorflow as tf
+from random_models import random_model
 from scipy.special import erf
 
 from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits, mlm_row_losses
 from dp_core.models.causal import causal_logits, causal_row_losses
-from dp_core.models.config import BertConfig, Gpt2Config, TransformerConfig
+from dp_core.models.config import (
+    BertConfig,
+    Gpt2Config,
+    LlamaConfig,
+    RopeScaling,
+    TransformerConfig,
+)
 from dp_core.models.hugging_face import load, load_model, save
-from dp_core.models.parameters import AnyModel, Bert, Gpt2, fresh
+from dp_core.models.parameters import AnyModel, Bert, fresh
 from dp_core.nn.layers import Layers
 
 SIZES = {
@@ -34,6 +41,10 @@ class Reference:
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt(x.var(-1, keepdims=True) + self.config.layer_norm_epsilon)
         return scaled * self.p[f"{name}/gain"] + self.p[f"{name}/bias"]
+
+    def rms_norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        mean_square = (x * x).mean(-1, keepdims=True)
+        return x / np.sqrt(mean_square + self.config.layer_norm_epsilon) * self.p[f"{name}/gain"]
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
         return x @ self.p[f"{name}/kernel"] + self.p[f"{name}/bias"]
@@ -75,6 +86,49 @@ class Reference:
             x = x + self.linear(f"{name}/output", 0.5 * inner * (1 + bent))
         return self.norm("final_norm", x) @ p["embeddings/word"].T
 
+    def wavelength(self, i: int) -> float:
+        """2π·θ^(2i/W), and what Llama 3 makes of it, in three cases, as it was published."""
+        c = self.config
+        plain, r = 2 * math.pi * c.rope_theta ** (2 * i / c.head_width), c.rope_scaling
+        if r is None or plain < r.context / r.high:
+            return plain
+        if plain > r.context / r.low:
+            return plain * r.factor
+        smooth = (r.context / plain - r.low) / (r.high - r.low)
+        return 1 / ((1 - smooth) / (plain * r.factor) + smooth / plain)
+
+    def rotated(self, x: np.ndarray) -> np.ndarray:
+        """Turn each pair (i, i + W/2), as one complex number, by position · 2π/wavelength."""
+        half = self.config.head_width // 2
+        lengths = [self.wavelength(i) for i in range(half)]
+        pairs = x[:, :half] + 1j * x[:, half:]
+        turned = pairs * np.exp(2j * math.pi * np.arange(len(x))[:, None] / lengths)
+        return np.concatenate([turned.real, turned.imag], 1)
+
+    def llama(self, ids: np.ndarray) -> np.ndarray:
+        """Return the logits of a row (Touvron et al. 2023, Su et al. 2021)."""
+        c, p, width = self.config, self.p, self.config.head_width
+        x = p["embeddings/word"][ids]
+        for i in range(c.layers):
+            name = f"layer_{i}"
+            normed = self.rms_norm(f"{name}/attention_norm", x)
+            q, k, v = (normed @ p[f"{name}/{part}/kernel"] for part in ("query", "key", "value"))
+            heads = []
+            for h in range(c.heads):
+                own = h * c.key_heads // c.heads  # the group's key and value
+                mine = slice(h * width, (h + 1) * width)
+                theirs = slice(own * width, (own + 1) * width)
+                scores = self.rotated(q[:, mine]) @ self.rotated(k[:, theirs]).T / math.sqrt(width)
+                shares = np.tril(np.exp(scores))
+                heads.append(shares / shares.sum(1, keepdims=True) @ v[:, theirs])
+            x = x + np.concatenate(heads, 1) @ p[f"{name}/attention_output/kernel"]
+            normed = self.rms_norm(f"{name}/intermediate_norm", x)
+            gate = normed @ p[f"{name}/gate/kernel"]
+            inner = gate / (1 + np.exp(-gate)) * (normed @ p[f"{name}/intermediate/kernel"])
+            x = x + inner @ p[f"{name}/output/kernel"]
+        head = p["embeddings/word"].T if c.tied else p["head/kernel"]
+        return self.rms_norm("final_norm", x) @ head
+
 
 class ArchitectureContract:
     """What holds for every architecture."""
@@ -92,10 +146,7 @@ class ArchitectureContract:
 
     @pytest.fixture
     def model(self) -> AnyModel:
-        rng, start = np.random.default_rng(0), fresh(self.CONFIG, 0)
-        for value in start.parameters.values():
-            value += 0.3 * rng.standard_normal(value.shape).astype("f")
-        return start
+        return random_model(self.CONFIG)
 
     def test_equals_the_reference(self, model: AnyModel) -> None:
         ids = np.array([2, 7, 7, 9, 29, 3], np.int32)
@@ -179,16 +230,12 @@ class TestBert(ArchitectureContract):
         np.testing.assert_array_equal(both[0][0], both[1][0])
 
 
-class TestGpt2(ArchitectureContract):
-    CONFIG = Gpt2Config(**SIZES)
-    TOLERANCE = 5e-5
+class CausalContract(ArchitectureContract):
+    """What holds for every model that reads from left to right."""
 
-    def output(self, model: Gpt2, ids: np.ndarray) -> np.ndarray:
-        logits = causal_logits(Layers(model.parameters), GPT2, tf.constant(ids))
+    def output(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        logits = causal_logits(Layers(model.parameters), self.CONFIG, tf.constant(ids))
         return logits.numpy().reshape(*ids.shape, -1)
-
-    def reference(self, model: Gpt2, ids: np.ndarray) -> np.ndarray:
-        return Reference(model).gpt2(ids)
 
     def test_nothing_is_known_of_what_lies_ahead(self, model):
         ids = np.random.default_rng(1).integers(0, 30, (1, 6)).astype(np.int32)
@@ -203,17 +250,67 @@ class TestGpt2(ArchitectureContract):
         with pytest.raises(BadInput, match="causal"):
             load(tmp_path)
 
+    def test_asking_for_some_places_gives_their_logits(self, model):
+        ids, asked = np.array([[2, 7, 7, 9, 29, 3]], np.int32), tf.constant([[4, 0]])
+        some = causal_logits(Layers(model.parameters), self.CONFIG, tf.constant(ids), asked).numpy()
+        np.testing.assert_allclose(some, self.output(model, ids)[0, [4, 0]], atol=1e-5)
+
     def test_a_rows_loss_is_the_mean_over_its_own_predictions(self, model):
         ids = tf.constant([[2, 5, 6, 3]] * 3)
         labels, places = ids[:, 1:], tf.zeros((3, 3), tf.int32)
         weights = tf.constant([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
         arrays = (ids, tf.constant([4, 4, 4]), places, labels, weights)
-        both, second, none = causal_row_losses(Layers(model.parameters), GPT2, *arrays).numpy()
+        losses = causal_row_losses(Layers(model.parameters), self.CONFIG, *arrays)
+        both, second, none = losses.numpy()
         logits = self.reference(model, ids.numpy()[0])
         own = [np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 6), strict=False)]
         assert both == pytest.approx(np.mean(own), rel=1e-5)
         assert second == pytest.approx(own[1], rel=1e-5)
         assert none == 0
+
+
+class TestGpt2(CausalContract):
+    CONFIG = Gpt2Config(**SIZES)
+    TOLERANCE = 5e-5
+
+    def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        return Reference(model).gpt2(ids)
+
+
+class LlamaContract(CausalContract):
+    TOLERANCE = 2e-4
+
+    def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        return Reference(model).llama(ids)
+
+
+LLAMA = SIZES | {"hidden": 16, "heads": 4, "intermediate": 24}
+
+
+class TestLlama(LlamaContract):
+    CONFIG = LlamaConfig(**LLAMA)
+
+
+class TestLlamaOfTwoGroups(LlamaContract):
+    CONFIG = LlamaConfig(**LLAMA, key_heads=2, rope_theta=50.0)
+
+
+class TestLlamaOfOneGroup(LlamaContract):
+    CONFIG = LlamaConfig(**LLAMA, key_heads=1)
+
+
+class TestTiedLlama(LlamaContract):
+    CONFIG = LlamaConfig(**LLAMA, tied=True)
+
+
+class TestStretchedLlamaOfWideHeads(LlamaContract):
+    CONFIG = LlamaConfig(
+        **LLAMA,
+        key_heads=2,
+        head_width=16,
+        rope_theta=50.0,
+        rope_scaling=RopeScaling(8.0, 0.5, 2.0, 24),
+    )
 
 
 BERT, GPT2 = TestBert.CONFIG, TestGpt2.CONFIG

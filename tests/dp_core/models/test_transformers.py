@@ -37,7 +37,7 @@ from examples.distillation import student_of
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"
 TOLERANCE = 1e-4
-LANGUAGE_MODELS = ["bert", "distilbert", "gpt2", "llama", "tied-llama"]
+LANGUAGE_MODELS = ["bert", "distilbert", "gpt2", "llama", "tied-llama", "llama-3"]
 NAMES = [*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier"]
 
 pytestmark = pytest.mark.skipif(

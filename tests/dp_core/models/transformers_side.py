@@ -44,6 +44,14 @@ LLAMA = {
     "intermediate_size": 24,
     "max_position_embeddings": 12,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50.0,
+    "factor": 8.0,
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 24,
+}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 
 
@@ -62,6 +70,9 @@ def make(folder: Path) -> None:
                 tie_word_embeddings=True,
                 rope_parameters={"rope_type": "default", "rope_theta": 500.0},
             )
+        ),
+        "llama-3": transformers.LlamaForCausalLM(
+            LlamaConfig(**SIZES, **LLAMA, head_dim=8, rope_parameters=LLAMA3)
         ),
         "tagger": transformers.BertForTokenClassification(BertConfig(**SIZES, **BERT, **LABELS)),
         "classifier": transformers.BertForSequenceClassification(

@@ -1,0 +1,17 @@
+"""Models whose every parameter counts: tests of what they compute would not see one at zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dp_core.models.parameters import AnyModel, fresh
+
+
+def random_model(config: Any, seed: int = 0) -> AnyModel:
+    """Return a fresh model with noise on every parameter."""
+    rng, start = np.random.default_rng(seed), fresh(config, 0)
+    for value in start.parameters.values():
+        value += 0.3 * rng.standard_normal(value.shape).astype("f")
+    return start

@@ -1,0 +1,86 @@
+"""What real jax_privacy makes of strategies and events. Runs in `.venv/jax-privacy`, not in pytest.
+
+    python jax_privacy_side.py QUESTIONS ANSWERS   reads and writes JSON
+
+Of google-deepmind/jax_privacy: `matrix_factorization` (strategies, sensitivity, error) and
+`experimental` (the event and the calibrated plan of banded matrix factorisation).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax_privacy.batch_selection import PartitionType
+from jax_privacy.experimental.accounting import amplified_bandmf_event
+from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
+from jax_privacy.matrix_factorization import dense, sensitivity, streaming_matrix, toeplitz
+
+jax.config.update("jax_enable_x64", True)
+
+
+def accountant():
+    """PLD, one unit added or removed."""
+    return dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+
+
+def strategy(coefficients, updates, rates, momentum):
+    """Return sensitivities, C⁻¹, and the mean square error of each iterate of a workload."""
+    c = jnp.array(coefficients)
+    matrix = toeplitz.materialize_lower_triangular(c, n=updates)
+    workload = streaming_matrix.momentum_sgd_matrix(momentum, jnp.array(rates))
+    squares = dense.per_query_error(
+        strategy_matrix=matrix, workload_matrix=workload.materialize(updates)
+    )
+    inverse = toeplitz.inverse_as_streaming_matrix(c).materialize(updates)
+    moved, most = (
+        sensitivity.get_sensitivity_banded(matrix, min_sep=len(c), max_participations=turns)
+        for turns in (1, -(-updates // len(c)))
+    )
+    return {
+        "one participation": float(moved),
+        "all": float(most),
+        "prefix sums": np.asarray(toeplitz.per_query_error(strategy_coef=c, n=updates)).tolist(),
+        "workload": np.asarray(squares).tolist(),
+        "noising": np.asarray(inverse)[:, 0].tolist(),
+    }
+
+
+def least_error(updates, bands):
+    """Return the root mean square error of the prefix sums with the optimised strategy."""
+    best = toeplitz.optimize_banded_toeplitz(n=updates, bands=bands, max_optimizer_steps=150)
+    mean = np.mean(toeplitz.per_query_error(strategy_coef=best, n=updates))
+    return float(np.sqrt(mean) * np.linalg.norm(best))
+
+
+def epsilon(rate, sigma, updates, bands, delta):
+    """Return ε of the event."""
+    event = amplified_bandmf_event(
+        noise_multiplier=sigma, iterations=updates, num_bands=bands, sampling_prob=rate
+    )
+    return accountant().compose(event).get_epsilon(delta)
+
+
+def sigma(coefficients, rate, updates, epsilon, delta):
+    """Return the noise multiplier, and the deviation of z, that a plan is calibrated to."""
+    config = BandMFExecutionPlanConfig(
+        strategy=np.array(coefficients),
+        iterations=updates,
+        epsilon=epsilon,
+        delta=delta,
+        sampling_prob=rate,
+        accountant=accountant(),
+        partition_type=PartitionType.INDEPENDENT,
+    )
+    return config.plan.dp_event.event.event.noise_multiplier
+
+
+ASKED = {"strategy": strategy, "least error": least_error, "epsilon": epsilon, "sigma": sigma}
+
+if __name__ == "__main__":
+    questions, answers = map(Path, sys.argv[1:])
+    found = [ASKED[kind](**told) for kind, told in json.loads(questions.read_text())]
+    answers.write_text(json.dumps(found))

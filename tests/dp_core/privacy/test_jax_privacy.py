@@ -1,0 +1,141 @@
+"""Strategies, sensitivities, errors, ε and calibrated σ against real jax_privacy.
+
+`make test-jax-privacy` sets its environment up and runs this; without it, these tests skip.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dp_core.config.training import OptimizerConfig
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.matrix_factorization import (
+    ToeplitzStrategy,
+    Workload,
+    least_error_strategy,
+    power_strategy,
+)
+from dp_core.privacy.mechanisms import CyclicPoissonGaussian
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".venv" / "jax-privacy" / "bin" / "python"
+DELTA = 1e-6
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no .venv/jax-privacy: run `make test-jax-privacy`"
+)
+
+
+def adamw(updates: int) -> Workload:
+    config = OptimizerConfig()
+    rates = tuple(config.learning_rate_at(t, updates) for t in range(updates))
+    return Workload(rates, config.beta1)
+
+
+N = 96
+WORKLOADS = {"prefix sums": Workload.prefix_sums(N), "AdamW": adamw(N)}
+STRATEGIES = [
+    power_strategy(1, 0.5),
+    power_strategy(3, 0.5),
+    least_error_strategy(4, WORKLOADS["AdamW"]),
+    least_error_strategy(16, WORKLOADS["AdamW"]),
+    ToeplitzStrategy.of(np.array([1.0, -0.7, 0.3])),
+]
+LEAST = [(282, 4), (282, 16), (2000, 8)]
+EVENTS = [(0.08, 2.1743, 2000, 8), (0.1707, 1.6038, 282, 4), (0.3, 1.2, 101, 3)]
+PLANS = [(0.16, 101, 4, 5.44), (0.064, 2000, 8, 8.0)]
+
+
+def as_sgd(workload: Workload) -> dict[str, Any]:
+    """AdamW's running mean as heavy-ball momentum: bias correction belongs to the rates."""
+    t, beta = np.arange(workload.updates), workload.momentum
+    rates = np.array(workload.learning_rates) * (1 - beta) / (1 - beta ** (t + 1))
+    return {"rates": rates.tolist(), "momentum": beta}
+
+
+def all_questions() -> list[tuple[str, dict[str, Any]]]:
+    questions: list[tuple[str, dict[str, Any]]] = [
+        ("strategy", {"coefficients": s.values.tolist(), "updates": N} | as_sgd(w))
+        for s in STRATEGIES
+        for w in WORKLOADS.values()
+    ]
+    questions += [("least error", {"updates": n, "bands": b}) for n, b in LEAST]
+    names = ("rate", "sigma", "updates", "bands")
+    questions += [
+        ("epsilon", dict(zip(names, one, strict=True)) | {"delta": DELTA}) for one in EVENTS
+    ]
+    for rate, updates, bands, epsilon in PLANS:
+        coefficients = power_strategy(bands, 0.5).values.tolist()
+        told = {"coefficients": coefficients, "rate": rate, "updates": updates}
+        questions.append(("sigma", told | {"epsilon": epsilon, "delta": DELTA}))
+    return questions
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What jax_privacy says to all questions at once, by kind."""
+    folder = tmp_path_factory.mktemp("jax-privacy")
+    questions, found = folder / "questions.json", folder / "answers.json"
+    asked = all_questions()
+    questions.write_text(json.dumps(asked))
+    script = Path(__file__).with_name("jax_privacy_side.py")
+    subprocess.run([PYTHON, script, questions, found], check=True)
+    by_kind: dict[str, list[Any]] = {kind: [] for kind, _ in asked}
+    for (kind, _), answer in zip(asked, json.loads(found.read_text()), strict=True):
+        by_kind[kind].append(answer)
+    return by_kind
+
+
+def test_sensitivities_are_theirs(answers: dict[str, list[Any]]) -> None:
+    for strategy, answer in zip(STRATEGIES, answers["strategy"][:: len(WORKLOADS)], strict=True):
+        assert strategy.norm == pytest.approx(answer["one participation"], rel=1e-9)
+        turns = math.ceil(N / strategy.bands)
+        # of all participations, the last of which may have fewer rows left
+        assert answer["all"] <= strategy.norm * math.sqrt(turns) * (1 + 1e-9)
+        if N % strategy.bands == 0:
+            assert answer["all"] == pytest.approx(strategy.norm * math.sqrt(turns), rel=1e-9)
+
+
+def test_noise_and_errors_are_theirs(answers: dict[str, list[Any]]) -> None:
+    asked = [(s, name) for s in STRATEGIES for name in WORKLOADS]
+    for (strategy, name), answer in zip(asked, answers["strategy"], strict=True):
+        workload = WORKLOADS[name]
+        np.testing.assert_allclose(strategy.noising(N), answer["noising"], atol=1e-9)
+        squares = [answer["workload"][t - 1] for t in workload.iterates]
+        error = math.sqrt(np.mean(squares)) * strategy.norm
+        assert workload.error(strategy) == pytest.approx(error, rel=1e-7)
+        total = math.sqrt(answer["prefix sums"][-1]) * strategy.norm
+        assert strategy.sum_deviation(N) == pytest.approx(total, rel=1e-7)
+
+
+def test_the_least_error_is_within_a_fifth_of_a_percent_of_theirs(
+    answers: dict[str, list[Any]],
+) -> None:
+    for (updates, bands), least in zip(LEAST, answers["least error"], strict=True):
+        found = least_error_strategy(bands, Workload.prefix_sums(updates))
+        sums = np.cumsum(found.noising(updates))
+        error = math.sqrt(np.dot(np.arange(updates, 0, -1), sums**2) / updates) * found.norm
+        assert least * 0.9999 < error < least * 1.002
+
+
+def test_epsilon_is_theirs(answers: dict[str, list[Any]]) -> None:
+    for (rate, sigma, updates, bands), epsilon in zip(EVENTS, answers["epsilon"], strict=True):
+        event = CyclicPoissonGaussian(bands, ((rate, sigma, updates),))
+        assert epsilon_pld(event, DELTA) == pytest.approx(epsilon, rel=2e-3)
+
+
+def test_the_calibrated_noise_is_theirs(answers: dict[str, list[Any]]) -> None:
+    for (rate, updates, bands, epsilon), sigma in zip(PLANS, answers["sigma"], strict=True):
+
+        def event(s: float, bands=bands, rate=rate, updates=updates) -> CyclicPoissonGaussian:
+            return CyclicPoissonGaussian(bands, ((rate, s, updates),))
+
+        assert noise_for(event, epsilon, DELTA) == pytest.approx(sigma, rel=2e-3)
