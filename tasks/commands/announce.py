@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
-from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.local.stack import connected
 from tasks.runtime.deployment import Deployment
 
@@ -26,12 +25,7 @@ def command(corpus: str, version: str, as_json: bool) -> None:
         raise BadInput(
             "no Airflow runs here", fix="Run `make up`, or set CONFIDE_AIRFLOW_API to one."
         )
-    try:
-        api.announce(corpus, version)
-    except AirflowRefused as error:
-        raise BadInput(str(error), where=corpus) from None
-    except AirflowAway as error:
-        raise ConfideError(f"Airflow does not answer ({error})") from None
+    api.announce(corpus, version)
     if as_json:
         write_json({"corpus": corpus, "data_version": version, "announced": True})
     else:

@@ -48,14 +48,11 @@ def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
         folder.mkdir(parents=True, mode=0o700)
         # The seeds first: an entry without its seed can be charged anew, and a seed without its
         # entry harms nobody.
-        if deployment.seeds.is_dir():
-            shutil.copytree(deployment.seeds, folder / "seeds", ignore=shutil.ignore_patterns(".*"))
-            (folder / "seeds").chmod(0o700)
-            kept["seeds"] = str(folder / "seeds")
-        if deployment.keys.is_dir():
-            shutil.copytree(deployment.keys, folder / "keys")
-            (folder / "keys").chmod(0o700)
-            kept["keys"] = str(folder / "keys")
+        for name, store in (("seeds", deployment.seeds), ("keys", deployment.keys)):
+            if store.is_dir():  # without what is on its way into it
+                shutil.copytree(store, folder / name, ignore=shutil.ignore_patterns(".*"))
+                (folder / name).chmod(0o700)
+                kept[name] = str(folder / name)
         for name, url in (("ledger", deployment.ledger), ("mlflow", deployment.tracking)):
             kept[name] = _database(url, folder / f"{name}.db")
     except (OSError, sqlite3.Error) as error:

@@ -9,13 +9,12 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
-    Batches,
+    Training,
     check_count,
     check_delta,
     check_epsilon,
     check_noise,
     check_rate,
-    schedule_of,
     training_options,
 )
 
@@ -39,12 +38,7 @@ def command(context: click.Context) -> None:
 def training(
     epsilon: float,
     delta: float,
-    sampling_rate: float | None,
-    steps: int | None,
-    phases: tuple[tuple[float, int], ...],
-    sampling: str,
-    units: int | None,
-    cap: int | None,
+    told: Training,
     noise_multiplier: float | None,
     as_json: bool,
 ) -> None:
@@ -56,29 +50,28 @@ def training(
     from dp_core.privacy.accounting.calibration import noise_for, steps_within
 
     check_epsilon(epsilon)
-    check_delta(delta, units)
-    batches = Batches(sampling, units, cap)
+    check_delta(delta, told.units)
     if noise_multiplier is None:
-        schedule = schedule_of(sampling_rate, steps, phases)
-        noise_multiplier = noise_for(lambda s: batches.event(schedule, s), epsilon, delta)
-    elif sampling_rate is None or steps is not None or phases:
+        schedule = told.schedule
+        noise_multiplier = noise_for(lambda s: told.event(schedule, s), epsilon, delta)
+    elif told.sampling_rate is None or told.steps is not None or told.phases:
         raise BadInput(
             "the noise asks for the number of updates at one rate",
             where="--noise-multiplier",
             fix="Give it with --sampling-rate alone; or leave it out, to be told the noise.",
         )
     else:
-        rate, sigma = sampling_rate, noise_multiplier
+        rate, sigma = told.sampling_rate, noise_multiplier
         check_rate(rate, "--sampling-rate")
         check_noise(sigma)
-        most = steps_within(lambda n: batches.event([(rate, n)], sigma), epsilon, delta)
+        most = steps_within(lambda n: told.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
-    event = batches.event(schedule, noise_multiplier)
+    event = told.event(schedule, noise_multiplier)
     found = {
         "noise_multiplier": noise_multiplier,
         "steps": sum(n for _, n in schedule),
         "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
-        "sampling": sampling,
+        "sampling": told.sampling,
         "epsilon": epsilon_pld(event, delta),
         "epsilon_rdp": epsilon_rdp(event, delta),
         "delta": delta,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError, without_password
-from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
+from tasks.local.airflow_api import AirflowApi
 from tasks.local.stack import TRAINING_POOL, connected, named_airflow
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
@@ -176,25 +176,15 @@ def _mlflow(deployment: Deployment) -> str:
 
 
 def _healthy(api: AirflowApi) -> str:
-    try:
-        sick = [name for name, status in api.health().items() if status != "healthy"]
-        errors = api.import_errors()
-    except AirflowAway:
-        raise ConfideError("does not answer") from None
-    except AirflowRefused as error:
-        raise ConfideError(f"refused: {error}") from None
-    if sick:
+    if sick := [name for name, status in api.health().items() if status != "healthy"]:
         raise ConfideError(f"not healthy: {', '.join(sick)}")
-    if errors:
+    if errors := api.import_errors():
         raise ConfideError(f"a DAG cannot be read: {errors[0]}")
     return ""
 
 
 def _pool(api: AirflowApi, pool: str) -> str:
-    try:
-        slots = api.pool_slots(pool)
-    except AirflowAway:
-        raise ConfideError("does not answer") from None
+    slots = api.pool_slots(pool)
     if slots is None:
         raise ConfideError("there is no such pool")
     return f"{slots} at a time"

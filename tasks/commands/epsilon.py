@@ -8,11 +8,10 @@ import click
 
 from tasks.commands.output import as_json, write_json, write_pairs
 from tasks.commands.training_options import (
-    Batches,
+    Training,
     check_count,
     check_delta,
     check_noise,
-    schedule_of,
     training_options,
 )
 
@@ -26,16 +25,7 @@ from tasks.commands.training_options import (
 )
 @as_json
 def command(
-    sampling_rate: float | None,
-    noise_multiplier: float,
-    steps: int | None,
-    phases: tuple[tuple[float, int], ...],
-    delta: float,
-    sampling: str,
-    units: int | None,
-    cap: int | None,
-    group: int,
-    as_json: bool,
+    told: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
     """Say ε of DP-SGD: by PLD (the claim), by RDP, and unamplified; also for groups of units."""
     from dp_core.privacy.accounting import (
@@ -46,10 +36,10 @@ def command(
     )
 
     check_noise(noise_multiplier)
-    check_delta(delta, units)
+    check_delta(delta, told.units)
     check_count(group, "--group")
-    schedule = schedule_of(sampling_rate, steps, phases)
-    event = Batches(sampling, units, cap).event(schedule, noise_multiplier)
+    schedule = told.schedule
+    event = told.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     found: dict[str, Any] = {
         "epsilon_pld": claim,
@@ -63,7 +53,7 @@ def command(
             "noise_multiplier": noise_multiplier,
             "steps": sum(n for _, n in schedule),
             "delta": delta,
-            "sampling": sampling,
+            "sampling": told.sampling,
             "neighbours": event.relation.value,
             "phases": [{"sampling_rate": rate, "steps": n} for rate, n in schedule],
             "group": together,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,16 +10,16 @@ import click
 
 from dp_core.errors import BadInput
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
+from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.releases.statements import WORDS
 from tasks.runtime.context import read_result
-from tasks.runtime.deployment import Deployment, refused
+from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
 _MODEL = "dp_pretraining"
-_PARTIAL = ".partial"
 
 
 @click.command("export")
@@ -41,42 +40,14 @@ def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
     """
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
-    uri = given(store, uri) if uri else _latest_model(store)
+    uri = given(store, uri) if uri else latest_model(store, "export")
     names = _of_form(_released_files(store, uri), adapter, uri)
-    partial = _beginning_of(folder)
-    try:
+    with new_folder(folder) as partial:
         _copy(store.local_copy(uri), names, partial)
-        _finish(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
         click.echo(f"{folder}: {len(names)} files. What it promises: {folder / WORDS}")
-
-
-def _beginning_of(folder: Path) -> Path:
-    """Return a new folder whose content becomes that of `folder`, when all of it is there.
-
-    Beside it; inside where it is there already, which may be all that we may write to.
-    What an export that was killed left of its own is taken away.
-
-    Raises:
-        BadInput: the folder is not empty, or cannot be made or written.
-    """
-    there = os.path.lexists(folder)
-    partial = folder / _PARTIAL if there else folder.with_name(f".{folder.name}{_PARTIAL}")
-    try:
-        if there and (not folder.is_dir() or {f.name for f in folder.iterdir()} - {_PARTIAL}):
-            raise BadInput(
-                "it is there, and not empty", where=str(folder), fix="Name a new folder."
-            )
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        what = f"cannot be {'written' if there else 'made'}"
-        raise refused(error, what, where=str(folder)) from None
-    return partial
 
 
 def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
@@ -107,28 +78,25 @@ def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:
     return alone | {name: name for name in names if name not in (CONFIG, WEIGHTS, *alone)}
 
 
-def _finish(partial: Path, folder: Path) -> None:
-    if partial.parent != folder:
-        partial.rename(folder)
-        return
-    for entry in sorted(partial.iterdir()):
-        entry.rename(folder / entry.name)
+def latest_model(store: Store, command: str) -> str:
+    """Return the DP model that the latest report names.
 
-
-def _latest_model(store: Store) -> str:
+    Raises:
+        BadInput: it names none, or more than one.
+    """
     models: dict[str, str] = latest(store)[1].facts.get("models", {})
     if _MODEL in models:
         return models[_MODEL]
     if not models:
         raise BadInput(
             "the latest report names no model: an earlier version made it",
-            where="export",
+            where=command,
             fix="Run the job again (what was charged is not charged again), "
             f"or choose by --uri: {store.root}/pretrain/…",
         )
     raise BadInput(
         "the latest run is a sweep",
-        where="export",
+        where=command,
         fix=f"Choose by --uri: {', '.join(f'{name} {uri}' for name, uri in models.items())}",
     )
 

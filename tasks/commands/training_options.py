@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -45,19 +46,58 @@ _OPTIONS = [
 
 
 def training_options(command: Command) -> Command:
-    """Give a command the options that describe a training, apart from its noise and δ."""
+    """Add the options that describe a training, apart from its noise; it gets them as `told`."""
+
+    @functools.wraps(command)
+    def with_training(**given: Any) -> None:
+        own = {field.name: given.pop(field.name) for field in fields(Training)}
+        command(told=Training(**own), **given)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        with_training = option(with_training)
+    return cast(Command, with_training)
 
 
 @dataclass(frozen=True)
-class Batches:
-    """How batches are drawn: what is known of a training before σ and the number of updates."""
+class Training:
+    """What a command line says of a training: how batches are drawn, and how many."""
 
+    sampling_rate: float | None
+    steps: int | None
+    phases: tuple[tuple[float, int], ...]
     sampling: str
     units: int | None
     cap: int | None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The phases, or the only one.
+
+        Raises:
+            BadInput: neither a rate and steps, nor phases; or both; or one that is out of range.
+        """
+        where = "--sampling-rate, --steps, --phase"
+        rate, steps = self.sampling_rate, self.steps
+        if self.phases and (rate is not None or steps is not None):
+            raise BadInput(
+                "phases are given, and a rate or steps beside them",
+                where=where,
+                fix="Give one or the other: each phase has its own rate and steps.",
+            )
+        if not self.phases and (rate is None or steps is None):
+            raise BadInput(
+                "Missing option: a rate and steps, or phases",
+                where=where,
+                fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
+            )
+        for phase_rate, number in self.phases:
+            check_rate(phase_rate, "--phase")
+            check_count(number, "--phase")
+        if rate is None or steps is None:
+            return list(self.phases)
+        check_rate(rate, "--sampling-rate")
+        check_count(steps, "--steps")
+        return [(rate, steps)]
 
     def event(self, schedule: Schedule, sigma: float) -> MechanismEvent:
         """Return the mechanism: phases of (rate, updates), at noise multiplier σ.
@@ -84,37 +124,6 @@ class Batches:
             epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
             return mechanisms.ShuffledGaussian(sigma, epochs)
         return mechanisms.PoissonGaussian(phases)
-
-
-def schedule_of(
-    sampling_rate: float | None, steps: int | None, phases: tuple[tuple[float, int], ...]
-) -> Schedule:
-    """Return the phases, or the only one.
-
-    Raises:
-        BadInput: neither a rate and steps, nor phases; or both; or one that is out of range.
-    """
-    where = "--sampling-rate, --steps, --phase"
-    if phases and (sampling_rate is not None or steps is not None):
-        raise BadInput(
-            "phases are given, and a rate or steps beside them",
-            where=where,
-            fix="Give one or the other: each phase has its own rate and steps.",
-        )
-    if not phases and (sampling_rate is None or steps is None):
-        raise BadInput(
-            "Missing option: a rate and steps, or phases",
-            where=where,
-            fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
-        )
-    for rate, number in phases:
-        check_rate(rate, "--phase")
-        check_count(number, "--phase")
-    if sampling_rate is None or steps is None:
-        return list(phases)
-    check_rate(sampling_rate, "--sampling-rate")
-    check_count(steps, "--steps")
-    return [(sampling_rate, steps)]
 
 
 def check_epsilon(value: float) -> None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tasks import cli
 
 
-def confide(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    """Return its exit code, and what it said on standard output and standard error."""
-    monkeypatch.setattr(sys, "argv", ["confide", *words])
-    code = cli.main()
-    said = capsys.readouterr()
-    return code, said.out, said.err
+@dataclass(frozen=True)
+class Confide:
+    """The command line; the fixture `confide` makes one."""
+
+    patch: pytest.MonkeyPatch
+    captured: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Return its exit code, and what it said on standard output and standard error."""
+        self.captured.readouterr()  # what steps said before
+        self.patch.setattr(sys, "argv", ["confide", *map(str, words)])
+        code = cli.main()
+        said = self.captured.readouterr()
+        return code, said.out, said.err
+
+    def json(self, *words: object) -> Any:
+        """Return what it answers with --json; it must succeed."""
+        code, out, err = self(*words, "--json")
+        assert (code, err) == (0, ""), err
+        return json.loads(out)

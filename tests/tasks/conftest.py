@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Confide
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -47,6 +48,12 @@ def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     for name in ("CONFIDE_DEBUG", "CONFIDE_LAUNCHER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Confide:
+    """The command line within the test's own process."""
+    return Confide(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

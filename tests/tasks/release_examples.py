@@ -1,13 +1,14 @@
-"""A release of the data set `notes`, and a step's context that is enough to charge one."""
+"""Releases of the data set `notes`, and a step's context that is enough to charge one."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from dp_core.labels import Labelled
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol import ReleaseRecord
 from tasks.releases.charge import Charge, charge
@@ -19,6 +20,18 @@ from tasks.storage import Store
 
 UNIT = PrivacyUnit.PATIENT
 NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
+
+
+def record(
+    name: str, event: MechanismEvent, dataset: str = "notes", *, epsilon: float = 1.0, **more: Any
+) -> ReleaseRecord:
+    """Return a release as the results of steps hold it; without a guarantee, its ε is infinite."""
+    stated = (math.inf, 0.0) if event.is_unaccounted else (epsilon, 1e-6)
+    fields = dict(zip(("epsilon", "delta"), stated, strict=True)) | more
+    return ReleaseRecord(
+        ledger_id=name, dataset=dataset, unit=event.unit.value, event=event.to_json(),
+        epsilon_rdp=None, **fields,
+    )  # fmt: skip
 
 
 def bench_of(

@@ -107,6 +107,15 @@ def test_more_units_and_more_epsilon_never_have_more_noise(told):
         assert by_name[worse].case.figure > own.case.figure
 
 
+def test_bands_that_the_plan_chooses_spend_the_budget_and_no_more():
+    """σ of the settings is that of one band; what is charged is the noise of the chosen ones."""
+    made = calibrated(changed(SMALL, noise_bands=0, batch_size=16), BUDGET)
+    spending = Spending.of(made)
+    assert spending.training.strategy.bands > 1
+    assert spending.training.noise_multiplier > 1.05 * made.noise_multiplier
+    assert 0.98 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
+
+
 def test_calibration_keeps_the_budget_with_everything_in_it():
     """Over all releases, at odd budgets: composed from the events themselves."""
     from dp_core.privacy.accounting import epsilon_pld
@@ -134,6 +143,7 @@ def test_delta_is_divided_as_the_settings_divide_it(told):
     assert settings.vocabulary_delta + settings.delta <= 1e-5
     assert settings.delta / settings.vocabulary_delta == pytest.approx(10, rel=0.01)
     assert settings.finetune_delta == SMALL.finetune_delta  # nothing is charged for it
+    assert settings.phrases_delta == SMALL.phrases_delta  # nor for this
 
 
 def test_the_budget_of_what_is_set_already_changes_no_delta():

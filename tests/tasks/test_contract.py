@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from spec_examples import run, spec_of
 
 from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.labels import Operator, Public
@@ -25,6 +27,7 @@ from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import encode_data
 
+Step = Callable[..., None]
 SECRET = "Zacharias Quillfeather"
 
 
@@ -45,12 +48,21 @@ def _spec(deployment: Deployment, **more: Any) -> CanariesSpec:
     return CanariesSpec.model_validate(fields)
 
 
-def _step(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    monkeypatch.setattr(contract, "_module", lambda spec: SimpleNamespace(run=run))
+@pytest.fixture
+def spec(deployment: Deployment) -> CanariesSpec:
+    return _spec(deployment)
 
 
-def _main(spec: CanariesSpec, name: str = "canaries") -> int:
-    return contract.main(name, encode_data(spec.model_dump_json().encode()))
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> Step:
+    """Say what a step does from now on; at first it is a good one."""
+
+    def does(work: Any, **more: Any) -> None:
+        module = SimpleNamespace(run=work, **more)
+        monkeypatch.setattr(contract, "_module", lambda _: module)
+
+    does(_good)
+    return does
 
 
 def _output(spec: CanariesSpec) -> Path:
@@ -65,11 +77,9 @@ def _good(spec: CanariesSpec, context: StepContext) -> StepOutput:
 
 
 def test_a_result_says_what_was_made(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spec: CanariesSpec, deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
 ) -> None:
-    _step(monkeypatch, _good)
-    spec = _spec(deployment)
-    assert _main(spec) == 0
+    assert run(spec) == 0
     assert capsys.readouterr().out.strip() == f"{spec.output}/result.json"
     finished = Follower(deployment.home / "channel").look().finished
     assert finished == Finished(result=f"{spec.output}/result.json")
@@ -84,76 +94,60 @@ def test_a_result_says_what_was_made(
     assert not (deployment.work / f"canaries-{spec.digest()[:16]}").exists()
 
 
-def test_a_finished_step_does_not_work_again(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _step(monkeypatch, _good)
-    spec = _spec(deployment)
-    assert _main(spec) == 0
+def test_a_finished_step_does_not_work_again(spec: CanariesSpec, step: Step) -> None:
+    assert run(spec) == 0
     before = (_output(spec) / "result.json").read_bytes()
-    monkeypatch.setattr(contract, "_module", lambda spec: pytest.fail("it worked again"))
-    assert _main(spec) == 0
+    step(lambda *_: pytest.fail("it worked again"))
+    assert run(spec) == 0
     assert (_output(spec) / "result.json").read_bytes() == before
 
 
 def test_what_a_kill_after_the_result_left_is_removed(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    spec: CanariesSpec, deployment: Deployment, step: Step
 ) -> None:
-    _step(monkeypatch, _good)
-    spec = _spec(deployment)
-    assert _main(spec) == 0
+    assert run(spec) == 0
     left = deployment.work / f"canaries-{spec.digest()[:16]}"
     (left / "out").mkdir(parents=True)
     (left / "out" / "made.txt").write_text(SECRET)
-    assert _main(spec) == 0
+    assert run(spec) == 0
     assert not left.exists()
 
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_copy_of_the_source_is_removed_once_it_was_compared(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, changed: bool
+    spec: CanariesSpec,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: bool,
+    step: Step,
 ) -> None:
     def compares(spec: CanariesSpec, result: StepResult, context: StepContext) -> None:
         (context.durable / "source").write_text(SECRET)
         if changed:
             raise BadInput("the files have changed", where="private_path")
 
-    step = SimpleNamespace(run=_good, refuse_if_changed=compares)
-    monkeypatch.setattr(contract, "_module", lambda spec: step)
+    step(_good, refuse_if_changed=compares)
     monkeypatch.setattr(contract, "_READERS", ("canaries",))
-    spec = _spec(deployment)
-    assert _main(spec) == 0
-    assert _main(spec) == (2 if changed else 0)
+    assert run(spec) == 0
+    assert run(spec) == (2 if changed else 0)
     assert not list(deployment.work.rglob("source"))
 
 
-def test_a_result_that_lacks_something_is_made_again(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_lacks_something_is_made_again(spec: CanariesSpec, step: Step) -> None:
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
-    _step(monkeypatch, lambda spec, context: StepOutput(outputs={}, facts=answer))
-    spec = _spec(deployment)
-    assert _main(spec) == 0
+    step(lambda spec, context: StepOutput(outputs={}, facts=answer))
+    assert run(spec) == 0
     missing.clear()
-    assert _main(spec) == 0
+    assert run(spec) == 0
     result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
     assert result.facts["missing"] == []
-    monkeypatch.setattr(contract, "_module", lambda spec: pytest.fail("it worked again"))
-    assert _main(spec) == 0
-
-
-def test_another_spec_is_other_work(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _step(monkeypatch, _good)
-    first, second = _spec(deployment), _spec(deployment, seed=2)
-    assert _main(first) == _main(second) == 0
-    assert _output(first) != _output(second)
+    step(lambda *_: pytest.fail("it worked again"))
+    assert run(spec) == 0
 
 
 def test_the_result_is_written_after_everything_else(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     seen: list[set[str]] = []
     write = contract.Store.write
@@ -163,9 +157,7 @@ def test_the_result_is_written_after_everything_else(
         write(self, uri, content)
 
     monkeypatch.setattr(contract.Store, "write", watching)
-    _step(monkeypatch, _good)
-    spec = _spec(deployment)
-    assert _main(spec) == 0
+    assert run(spec) == 0
     assert seen == [{"made.txt", "checksums.json"}]
 
 
@@ -180,19 +172,19 @@ def test_the_result_is_written_after_everything_else(
     ],
 )
 def test_a_failure_is_one_line_a_code_and_no_result(
+    spec: CanariesSpec,
     deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
     code: int,
+    step: Step,
 ) -> None:
     def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
         (context.out / "half.txt").write_text("half")
         raise error
 
-    _step(monkeypatch, fails)
-    spec = _spec(deployment)
-    assert _main(spec) == code
+    step(fails)
+    assert run(spec) == code
     said = capsys.readouterr()
     lines = said.err.strip().splitlines()
     assert len(lines) == 1
@@ -202,6 +194,7 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     assert f"confide: canaries: {failed.reason}" == lines[0]
     assert failed.exit_code == code
     assert SECRET not in said.err + said.out
+    assert ("No space left on device" in said.err) is isinstance(error, OSError)
     assert not _output(spec).exists()
 
 
@@ -215,7 +208,7 @@ def test_a_failure_is_one_line_a_code_and_no_result(
     ],
 )
 def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+    spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, step: Step
 ) -> None:
     """Another code would have the orchestrator try again what it never should."""
 
@@ -227,33 +220,23 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
 
     for ending in ("end", "leave"):
         monkeypatch.setattr(contract.Tracker, ending, full)
-    _step(monkeypatch, fails)
-    assert _main(_spec(deployment)) == code
-
-
-def test_a_full_disk_is_named(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
-        raise OSError(28, "No space left on device")
-
-    _step(monkeypatch, fails)
-    assert _main(_spec(deployment)) == 1
-    assert "No space left on device" in capsys.readouterr().err
+    step(fails)
+    assert run(spec) == code
 
 
 def test_the_traceback_is_there_when_asked_for(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spec: CanariesSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: Step,
 ) -> None:
     monkeypatch.setenv("CONFIDE_DEBUG", "1")
-    _step(monkeypatch, lambda spec, context: 1 / 0)
-    assert _main(_spec(deployment)) == 1
+    step(lambda spec, context: 1 / 0)
+    assert run(spec) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_retry_goes_on_in_the_same_folder(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_goes_on_in_the_same_folder(spec: CanariesSpec, step: Step) -> None:
     def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.measure("epsilon", Public(1.0), 1)
         (context.durable / "checkpoint").write_text("half-way")
@@ -266,20 +249,19 @@ def test_a_retry_goes_on_in_the_same_folder(
         context.measure("epsilon", Public(2.0), 2)
         return StepOutput(outputs={"all": ""})
 
-    spec = _spec(deployment)
-    _step(monkeypatch, first)
-    assert _main(spec) == 1
-    _step(monkeypatch, second)
-    assert _main(spec) == 0
+    step(first)
+    assert run(spec) == 1
+    step(second)
+    assert run(spec) == 0
     result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
     assert [(m.step, m.value) for m in result.metrics] == [(1, 1.0), (2, 2.0)]
     assert not (_output(spec) / "stale").exists()
 
 
 def test_a_spec_that_is_not_one_is_bad_input(
-    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+    spec: CanariesSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = json.loads(_spec(deployment).model_dump_json())
+    whole = json.loads(spec.model_dump_json())
     for change, said in (
         ({"unknown": 1}, "unknown setting"),
         ({"seed": "one"}, "seed"),
@@ -295,28 +277,26 @@ def test_a_spec_that_is_not_one_is_bad_input(
 
 @pytest.mark.parametrize("root", ["file:///etc", "/tmp", "gs://bucket/store"])  # noqa: S108
 def test_a_step_writes_nowhere_but_in_the_deployments_store(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, root: str
+    deployment: Deployment, root: str, step: Step
 ) -> None:
-    _step(monkeypatch, _good)
-    assert _main(_spec(deployment, root=root)) == 2
+    assert run(_spec(deployment, root=root)) == 2
 
 
 def test_a_private_input_cannot_be_called_made_up(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
 ) -> None:
-    _step(monkeypatch, _good)
     private = _spec(deployment, made_up=False)
-    assert _main(private) == 0
+    assert run(private) == 0
 
     def reads(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.input(spec.vocabulary_uri)
         return StepOutput(outputs={})
 
-    _step(monkeypatch, reads)
-    assert _main(_spec(deployment, vocabulary_uri=private.output)) == 2
+    step(reads)
+    assert run(_spec(deployment, vocabulary_uri=private.output)) == 2
     assert "private" in capsys.readouterr().err
-    assert _main(_spec(deployment, vocabulary_uri=private.output, made_up=False)) == 0
-    assert _main(_spec(deployment, vocabulary_uri=f"{deployment.store}/none/0")) == 2
+    assert run(_spec(deployment, vocabulary_uri=private.output, made_up=False)) == 0
+    assert run(_spec(deployment, vocabulary_uri=f"{deployment.store}/none/0")) == 2
 
 
 def test_files_that_changed_under_one_version_are_refused(
@@ -326,10 +306,7 @@ def test_files_that_changed_under_one_version_are_refused(
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.txt").write_text("The patient was seen in clinic.")
-    spec = CorpusSpec(
-        root=deployment.store, made_up=False, role="private", format="text", path=str(notes),
-        dataset="notes", data_version="1", synthetic_patients=50, seed=1,
-    )  # fmt: skip
+    spec = spec_of(CorpusSpec, deployment.store, path=str(notes))
     context = RunContext(run_key="k", run_name="n", task="private_corpus")
     first = contract.run_step(spec, deployment, context)
     assert contract.run_step(spec, deployment, context) == first
@@ -342,9 +319,8 @@ def test_files_that_changed_under_one_version_are_refused(
 
 
 def test_a_stopped_step_ends_at_once_and_leaves_no_result(
-    deployment: Deployment, tmp_path: Path
+    spec: CanariesSpec, tmp_path: Path
 ) -> None:
-    spec = _spec(deployment)
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     script = textwrap.dedent(
         f"""

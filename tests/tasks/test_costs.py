@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from release_examples import record
 
 from dp_core.labels import Operator
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import (
-    MechanismEvent,
     PoissonGaussian,
     PrivacyUnit,
     Unaccounted,
@@ -31,14 +31,6 @@ TUNING = PoissonGaussian.single(0.2, 0.8, 20, unit=P)
 NO_PRIVACY = Unaccounted("fine-tuning on private labels without privacy", unit=P)
 
 
-def record(name: str, event: MechanismEvent, dataset: str = "notes") -> ReleaseRecord:
-    lost = isinstance(event, Unaccounted)
-    return ReleaseRecord(
-        ledger_id=name, dataset=dataset, unit="patient", event=event.to_json(),
-        epsilon=math.inf if lost else 1.0, epsilon_rdp=None, delta=0.0 if lost else 1e-6,
-    )  # fmt: skip
-
-
 def made(step: str, *releases: ReleaseRecord, **facts: object) -> Input:
     result = StepResult(
         step=step, spec_hash="0", outputs={}, releases=list(releases), facts=facts,
@@ -54,7 +46,7 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", *FRONT, epsilon_training=1.0)
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
-    return replace(model_row("dp", vocabulary, model, tuned, None), f1=Operator(0.5))
+    return replace(model_row("dp", vocabulary, model, tuned, None, None), f1=Operator(0.5))
 
 
 def report(one: ModelRow) -> JobReport:
@@ -108,5 +100,5 @@ def test_beside_f1_of_a_fine_tuning_without_privacy_the_total_is_infinite(datase
 def test_a_model_trained_without_privacy_has_no_finite_total_whatever_it_is_called() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
-    one = model_row("dp", vocabulary, model, None, None)
+    one = model_row("dp", vocabulary, model, None, None, None)
     assert (one.cost.corpus.epsilon, one.epsilon_training) == (math.inf, math.inf)

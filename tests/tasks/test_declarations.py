@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import confide
+from command_line import Confide
+from spec_examples import run, spec_of
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
@@ -31,12 +32,12 @@ from tasks.protocol import (
 from tasks.releases.declarations import open_source, refuse_undeclared
 from tasks.releases.ledger import IDENTITY
 from tasks.releases.statements import DATA
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus
 from tasks.storage import Store
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
+Refused = Callable[[StepSpec, str], None]
 LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 
 
@@ -61,30 +62,9 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
-Say = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The operator's command line."""
-
-    def called(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()  # what steps said before
-        return confide(monkeypatch, capsys, *map(str, words))
-
-    return called
-
-
-def declare(say: Say, *paths: Path | str) -> None:
-    code, _, err = say("ledger", "declare-public", *paths)
+def declare(confide: Confide, *paths: Path | str) -> None:
+    code, _, err = confide("ledger", "declare-public", *paths)
     assert (code, err) == (0, "")
-
-
-def run(home: Deployment, spec: StepSpec) -> int:
-    """Run a step by a spec of anybody's making, as a launcher does."""
-    file = home.home / "spec.json"
-    file.write_text(spec.model_dump_json())
-    return contract.main(spec.step, str(file))
 
 
 def published(home: Deployment) -> list[Path]:
@@ -94,25 +74,26 @@ def published(home: Deployment) -> list[Path]:
     return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
 
 
-def refused(home: Deployment, spec: StepSpec, capsys: pytest.CaptureFixture[str], why: str) -> None:
+@pytest.fixture
+def refused(home: Deployment, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Run a step; it must end with exit code 2 and one line, and have done nothing."""
-    before = published(home)
-    capsys.readouterr()
-    assert run(home, spec) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if "confide: " in line]
-    assert len(said) == 1 and why in said[0], said
-    assert published(home) == before
-    ledger = Ledger.open(home.ledger)
-    assert [e for name in ledger.datasets() for e in ledger.history(name)] == []
+
+    def ran(spec: StepSpec, why: str) -> None:
+        before = published(home)
+        capsys.readouterr()
+        assert run(spec) == 2
+        said = [line for line in capsys.readouterr().err.splitlines() if "confide: " in line]
+        assert len(said) == 1 and why in said[0], said
+        assert published(home) == before
+        ledger = Ledger.open(home.ledger)
+        assert [e for name in ledger.datasets() for e in ledger.history(name)] == []
+
+    return ran
 
 
 def corpus_spec(home: Deployment, path: Path | str, **more: Any) -> CorpusSpec:
-    fields: dict[str, Any] = {
-        "root": home.store, "made_up": False, "role": "public", "format": "jsonl",
-        "path": str(path), "dataset": "public", "data_version": "1",
-        "synthetic_patients": 50, "seed": 1,
-    }  # fmt: skip
-    return CorpusSpec(**(fields | more))
+    public = {"role": "public", "dataset": "public", "format": "jsonl", "path": str(path)}
+    return spec_of(CorpusSpec, home.store, **(public | more))
 
 
 def private_spec(home: Deployment, path: Path, dataset: str = "ward", **more: Any) -> CorpusSpec:
@@ -120,11 +101,8 @@ def private_spec(home: Deployment, path: Path, dataset: str = "ward", **more: An
 
 
 def entities_spec(home: Deployment, labels: Path, **more: Any) -> EntitiesSpec:
-    fields: dict[str, Any] = {
-        "root": home.store, "made_up": False, "format": "columns", "public": True,
-        "train_path": str(labels), "test_path": str(labels), "data_version": "1", "seed": 1,
-    }  # fmt: skip
-    return EntitiesSpec(**(fields | more))
+    paths = {"train_path": str(labels), "test_path": str(labels)}
+    return spec_of(EntitiesSpec, home.store, **(paths | more))
 
 
 def job(files: Path, **more: Any) -> JobSettings:
@@ -138,32 +116,28 @@ def job(files: Path, **more: Any) -> JobSettings:
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_run_that_calls_a_registered_set_public_is_refused(
-    home: Deployment,
-    files: Path,
-    say: Say,
-    capsys: pytest.CaptureFixture[str],
-    declared: bool,
+    home: Deployment, files: Path, confide: Confide, declared: bool, refused: Refused
 ) -> None:
     if declared:
-        declare(say, files / "ward.jsonl")
+        declare(confide, files / "ward.jsonl")
     steps = dp_bert_steps(job(files, all_public=True, vocabulary_epsilon=99.0), home.store)
     why = "registered as private, but this run calls it public"
-    refused(home, steps["budget"], capsys, why)
-    refused(home, steps["private_corpus"], capsys, why)
+    refused(steps["budget"], why)
+    refused(steps["private_corpus"], why)
 
 
 def test_a_run_registers_no_name_as_public(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
-    declare(say, files / "ward.jsonl")
+    declare(confide, files / "ward.jsonl")
     settings = job(files, all_public=True, private_dataset="mine")
     steps = dp_bert_steps(settings, home.store)
-    refused(home, steps["budget"], capsys, "confide ledger register mine --public")
-    refused(home, steps["private_corpus"], capsys, "confide ledger register mine --public")
+    refused(steps["budget"], "confide ledger register mine --public")
+    refused(steps["private_corpus"], "confide ledger register mine --public")
     assert list(Ledger.open(home.ledger).datasets()) == ["ward"]
-    assert say("ledger", "register", "mine", "--public")[0] == 0
-    assert run(home, steps["budget"]) == 0
-    assert run(home, steps["private_corpus"]) == 0
+    assert confide("ledger", "register", "mine", "--public")[0] == 0
+    assert run(steps["budget"]) == 0
+    assert run(steps["private_corpus"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -181,15 +155,11 @@ def test_a_run_registers_no_name_as_public(
     ],
 )  # fmt: skip
 def test_a_run_that_calls_private_files_public_is_refused_before_it_is_charged(
-    home: Deployment,
-    files: Path,
-    say: Say,
-    capsys: pytest.CaptureFixture[str],
-    settings: dict[str, Any],
+    home: Deployment, files: Path, confide: Confide, settings: dict[str, Any], refused: Refused
 ) -> None:
-    assert run(home, private_spec(home, files / "ward.jsonl")) == 0  # it is known as private
+    assert run(private_spec(home, files / "ward.jsonl")) == 0  # it is known as private
     Ledger.open(home.ledger).register_made_up("declared-elsewhere")
-    declare(say, files / "wiki")  # which declares nothing beside it
+    declare(confide, files / "wiki")  # which declares nothing beside it
     shutil.copy(files / "ward.jsonl", files / "copy.jsonl")
     (files / "link.jsonl").symlink_to(files / "ward.jsonl")
     (files / "model").mkdir()
@@ -197,21 +167,21 @@ def test_a_run_that_calls_private_files_public_is_refused_before_it_is_charged(
     paths = ("public_path", "entities_train", "entities_test", "public_model")
     told = {n: str(files / v) if n in paths else v for n, v in settings.items()}
     steps = dp_bert_steps(job(files, **told), home.store)
-    refused(home, steps["budget"], capsys, "confide ledger declare-public")
+    refused(steps["budget"], "confide ledger declare-public")
     field = next((n for n in paths if n in told), "private_path")
     step = {
         "public_path": "public_corpus", "entities_train": "entities",
         "private_path": "private_corpus",
     }.get(field)  # fmt: skip
     if step:  # and the step itself, were the run begun past its budget
-        refused(home, steps[step], capsys, field)
+        refused(steps[step], field)
 
 
 def test_what_is_refused_is_told_before_a_run_begins(
-    home: Deployment, files: Path, say: Say
+    home: Deployment, files: Path, confide: Confide
 ) -> None:
     words = ["run", "--set", "public_format=text", "--set", f"public_path={files / 'wiki'}"]
-    code, out, err = say(*words)
+    code, out, err = confide(*words)
     assert (code, out) == (2, "")
     assert f"confide ledger declare-public {files / 'wiki'}" in err
     assert not (home.home / "logs").exists()
@@ -228,9 +198,7 @@ def test_a_sweep_is_refused_alike(home: Deployment, files: Path) -> None:
 # --- specs by hand
 
 
-def test_no_spec_makes_a_real_file_made_up(
-    home: Deployment, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_spec_makes_a_real_file_made_up(home: Deployment, files: Path, refused: Refused) -> None:
     ward, labels = files / "ward.jsonl", files / "labels.tsv"
     notes = "synthetic-notes"
     for spec, why in (
@@ -246,53 +214,53 @@ def test_no_spec_makes_a_real_file_made_up(
         (entities_spec(home, labels, public=False, dataset=notes), "the project's own"),
         (corpus_spec(home, ward, role="private", dataset="nobodys"), "no privacy budget"),
     ):
-        refused(home, spec, capsys, why)
+        refused(spec, why)
 
 
 def test_an_empty_registration_of_the_budget_opens_no_door(
-    home: Deployment, files: Path, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, refused: Refused
 ) -> None:
     """A budget spec by hand may name no source: the step that reads asks for itself."""
     told = job(files, public_format="text", public_path=str(files / "wiki"))
     steps = dp_bert_steps(told, home.store)
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
-    refused(home, steps["public_corpus"], capsys, "declare-public")
-    assert run(home, budget.model_copy(update={"reads": ()})) == 0
-    assert run(home, steps["public_corpus"]) == 2
+    refused(steps["public_corpus"], "declare-public")
+    assert run(budget.model_copy(update={"reads": ()})) == 0
+    assert run(steps["public_corpus"]) == 2
 
 
 # --- what is declared is a content
 
 
 def test_what_is_declared_is_read_wherever_it_lies(
-    home: Deployment, files: Path, say: Say, tmp_path: Path
+    home: Deployment, files: Path, confide: Confide, tmp_path: Path
 ) -> None:
-    declare(say, files / "wiki")
+    declare(confide, files / "wiki")
     shutil.copytree(files / "wiki", tmp_path / "moved" / "again")
-    assert run(home, corpus_spec(home, tmp_path / "moved" / "again", format="text")) == 0
+    assert run(corpus_spec(home, tmp_path / "moved" / "again", format="text")) == 0
 
 
 def test_a_file_that_changed_after_its_declaration_is_not_declared(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
-    declare(say, files / "wiki")
+    declare(confide, files / "wiki")
     spec = corpus_spec(home, files / "wiki", format="text")
     for other in (PRIVATE, "A leaf is brown."):  # also one of the same length
         (files / "wiki" / "leaf.txt").write_text(other)
-        refused(home, spec, capsys, "declare-public")
+        refused(spec, "declare-public")
     (files / "wiki" / "leaf.txt").write_text("A leaf is green.")
     (files / "wiki" / "more.txt").symlink_to(files / "ward.jsonl")
-    refused(home, spec, capsys, "a link, a pipe or a device")
+    refused(spec, "a link, a pipe or a device")
     (files / "wiki" / "more.txt").unlink()
     (files / "wiki" / "more").symlink_to(files)
-    refused(home, spec, capsys, "a link, a pipe or a device")
+    refused(spec, "a link, a pipe or a device")
 
 
 def test_a_file_that_changes_between_the_look_and_the_reading_is_not_read(
-    home: Deployment, files: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    home: Deployment, files: Path, confide: Confide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declare(say, files / "wiki")
+    declare(confide, files / "wiki")
     read = corpus.read_corpus
 
     def swapped(*given: Any, **more: Any) -> Any:
@@ -301,7 +269,7 @@ def test_a_file_that_changes_between_the_look_and_the_reading_is_not_read(
 
     monkeypatch.setattr(corpus, "read_corpus", swapped)
     spec = corpus_spec(home, files / "wiki", format="text")
-    assert run(home, spec) == 0
+    assert run(spec) == 0
     assert "leaf" in (text := _read_all(spec)) and "Quorvath" not in text
 
 
@@ -314,31 +282,31 @@ def _read_all(spec: StepSpec) -> str:
 
 
 def test_a_withdrawn_declaration_ends_what_was_read_before_too(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
-    declare(say, files / "wiki")
+    declare(confide, files / "wiki")
     spec = corpus_spec(home, files / "wiki", format="text")
-    assert run(home, spec) == 0
-    assert run(home, spec) == 0  # done before
-    (shown,) = json.loads(say("ledger", "declare-public", "--json")[1])
-    assert say("ledger", "withdraw-public", shown["digest"][:4])[0] == 2  # could be another's
-    assert say("ledger", "withdraw-public", shown["digest"])[0] == 0
-    assert say("ledger", "withdraw-public", shown["digest"])[0] == 2
-    refused(home, spec, capsys, "declare-public")
+    assert run(spec) == 0
+    assert run(spec) == 0  # done before
+    (shown,) = confide.json("ledger", "declare-public")
+    assert confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2  # could be another's
+    assert confide("ledger", "withdraw-public", shown["digest"])[0] == 0
+    assert confide("ledger", "withdraw-public", shown["digest"])[0] == 2
+    refused(spec, "declare-public")
 
 
 def test_a_bucket_is_declared_by_its_content(
-    home: Deployment, files: Path, say: Say, bucket: str, tmp_path: Path
+    home: Deployment, files: Path, confide: Confide, bucket: str, tmp_path: Path
 ) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
     Store(root, tmp_path / "cache").write(f"{root}/wiki/leaf.txt", b"A leaf is green.")
     spec = corpus_spec(home, f"{root}/wiki", format="text")
-    assert run(home, spec) == 2
-    declare(say, f"{root}/wiki")
-    assert run(home, spec) == 0
-    assert run(home, corpus_spec(home, files / "wiki", format="text")) == 0
+    assert run(spec) == 2
+    declare(confide, f"{root}/wiki")
+    assert run(spec) == 0
+    assert run(corpus_spec(home, files / "wiki", format="text")) == 0
     Store(root, tmp_path / "cache").write(f"{root}/wiki/leaf.txt", PRIVATE.encode())
-    assert run(home, spec.model_copy(update={"data_version": "2"})) == 2
+    assert run(spec.model_copy(update={"data_version": "2"})) == 2
     assert list(home.work.glob("asked-*")) == []
 
 
@@ -346,42 +314,42 @@ def test_a_bucket_is_declared_by_its_content(
 
 
 def test_what_was_read_as_private_is_not_declared_by_a_slip(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     ward = files / "ward.jsonl"
-    assert run(home, private_spec(home, ward)) == 0
+    assert run(private_spec(home, ward)) == 0
     for path in (ward, files):  # the folder holds it
-        code, _, err = say("ledger", "declare-public", path)
+        code, _, err = confide("ledger", "declare-public", path)
         assert code == 2 and "private text of ward" in err and "--known-private" in err
-    refused(home, corpus_spec(home, ward), capsys, "declare-public")
-    assert say("ledger", "declare-public", "--known-private", ward)[0] == 0
-    assert run(home, corpus_spec(home, ward)) == 0
+    refused(corpus_spec(home, ward), "declare-public")
+    assert confide("ledger", "declare-public", "--known-private", ward)[0] == 0
+    assert run(corpus_spec(home, ward)) == 0
 
 
 def test_a_declaration_ends_where_the_files_turn_out_to_be_private(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     ward = files / "ward.jsonl"
-    declare(say, ward)
-    assert run(home, private_spec(home, ward)) == 0
-    refused(home, corpus_spec(home, ward), capsys, "read as private text of ward")
-    assert "NO: declare" in say("ledger")[1].replace("\n", " ")
-    assert say("ledger", "declare-public", "--known-private", ward)[0] == 0
-    assert run(home, corpus_spec(home, ward)) == 0
+    declare(confide, ward)
+    assert run(private_spec(home, ward)) == 0
+    refused(corpus_spec(home, ward), "read as private text of ward")
+    assert "NO: declare" in confide("ledger")[1].replace("\n", " ")
+    assert confide("ledger", "declare-public", "--known-private", ward)[0] == 0
+    assert run(corpus_spec(home, ward)) == 0
 
 
 def test_what_this_deployment_made_is_no_public_source(
-    home: Deployment, files: Path, say: Say
+    home: Deployment, files: Path, confide: Confide
 ) -> None:
     model = home.home / "store" / "pretrain" / "0"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
     for path in (model, home.home, home.home.parent):
-        code, _, err = say("ledger", "declare-public", path)
+        code, _, err = confide("ledger", "declare-public", path)
         assert code == 2 and "this deployment has made" in err
     shutil.copytree(model, files / "model")  # as an export, or a copy, has it
     (files / "model" / DATA).write_text("{}")
-    code, _, err = say("ledger", "declare-public", files / "model")
+    code, _, err = confide("ledger", "declare-public", files / "model")
     assert code == 2 and "a model that Confide made" in err
     assert Ledger.open(home.ledger).sources.public() == []
 
@@ -390,34 +358,34 @@ def test_what_this_deployment_made_is_no_public_source(
 
 
 def test_the_same_file_under_another_name_is_told_aloud(
-    home: Deployment, files: Path, say: Say, capsys: pytest.CaptureFixture[str]
+    home: Deployment, files: Path, confide: Confide, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger.open(home.ledger)
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5)
     ledger.register_dataset("wing", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="ward")
     shutil.copy(files / "ward.jsonl", files / "letters.jsonl")
-    assert run(home, private_spec(home, files / "ward.jsonl")) == 0
-    assert run(home, private_spec(home, files / "ward.jsonl", "wing")) == 0
+    assert run(private_spec(home, files / "ward.jsonl")) == 0
+    assert run(private_spec(home, files / "ward.jsonl", "wing")) == 0
     assert "WARNING" not in "".join(capsys.readouterr())
-    assert "WARNING" not in say("ledger")[1]
-    assert run(home, private_spec(home, files / "letters.jsonl", "letters")) == 0
+    assert "WARNING" not in confide("ledger")[1]
+    assert run(private_spec(home, files / "letters.jsonl", "letters")) == 0
     said = "".join(capsys.readouterr())
     assert "WARNING: the files of letters are those of ward, wing too" in said
-    found = json.loads(say("ledger", "--json")[1])
+    found = confide.json("ledger")
     same = {name: one["same_files_as"] for name, one in found.items()}
     assert same == {"letters": ["ward", "wing"], "ward": ["letters"], "wing": ["letters"]}
-    assert say("ledger")[1].count("WARNING") == 3
+    assert confide("ledger")[1].count("WARNING") == 3
 
 
-def test_the_commands_by_which_sets_are_registered(say: Say) -> None:
-    assert say("ledger", "register", "shown", "--public")[0] == 0
-    assert say("ledger", "register", "shown", "--public", "--epsilon", "1")[0] == 2
-    assert say("ledger", "register", "ward", "--public")[0] == 2  # private it stays
-    code, _, err = say("ledger", "register", "other", "--unit", "patient")
+def test_the_commands_by_which_sets_are_registered(confide: Confide) -> None:
+    assert confide("ledger", "register", "shown", "--public")[0] == 0
+    assert confide("ledger", "register", "shown", "--public", "--epsilon", "1")[0] == 2
+    assert confide("ledger", "register", "ward", "--public")[0] == 2  # private it stays
+    code, _, err = confide("ledger", "register", "other", "--unit", "patient")
     assert code == 2 and "needs --unit, --epsilon and --delta" in err
     full = ["--unit", "patient", "--epsilon", "1", "--delta", "1e-6"]
-    assert say("ledger", "register", "Synthetic-Notes", *full)[0] == 2
-    assert say("ledger", "register", "shown", *full)[0] == 2
+    assert confide("ledger", "register", "Synthetic-Notes", *full)[0] == 2
+    assert confide("ledger", "register", "shown", *full)[0] == 2
 
 
 # --- one door

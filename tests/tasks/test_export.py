@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Confide
+from release_examples import record
 from step_outputs import publish
 
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
-from tasks import cli
 from tasks.protocol import ReleaseRecord
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
+Export = Callable[..., tuple[int, str]]
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Store:
-    monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
-    monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
+def store(at_home: None, deployment: Deployment) -> Store:
     return Store(deployment.store, deployment.cache)
 
 
@@ -42,14 +41,16 @@ def model(store: Store, tmp_path: Path) -> str:
     return uri
 
 
-def _export(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
-    code = cli.main()
-    said = "".join(capsys.readouterr())
-    assert len(said.strip().splitlines()) == 1, said
-    return code, said
+@pytest.fixture
+def export(confide: Confide) -> Export:
+    """`confide export …`, which says one line."""
+
+    def called(*words: object) -> tuple[int, str]:
+        code, out, err = confide("export", *words)
+        assert len((out + err).strip().splitlines()) == 1, out + err
+        return code, out + err
+
+    return called
 
 
 def _content(folder: Path) -> dict[str, str]:
@@ -59,11 +60,7 @@ def _content(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_model_is_copied_whole_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    model: str,
-    there: bool,
+    export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, there: bool
 ) -> None:
     folder = tmp_path / "to" / "given"
     if there:
@@ -80,45 +77,42 @@ def test_a_model_is_copied_whole_or_not_at_all(
             patch.setattr(shutil, "copyfile", interrupted)
             if not removed:
                 patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-            assert _export(monkeypatch, capsys, str(folder))[0] == 130
+            assert export(folder)[0] == 130
         assert folder.exists() is before
         assert bool(_content(folder.parent)) is not removed
-    code, said = _export(monkeypatch, capsys, str(folder))
+    code, said = export(folder)
     assert code == 0 and "3 files" in said
     assert _content(folder) == FILES
     assert [f.name for f in folder.parent.iterdir()] == ["given"]
     assert sorted(f.name for f in folder.iterdir()) == ["PRIVACY.md", "config.json", "tokens"]
-    code, said = _export(monkeypatch, capsys, str(folder))
+    code, said = export(folder)
     assert code == 2 and "not empty" in said
 
 
 def test_the_folder_that_one_stands_in_will_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+    export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert _export(monkeypatch, capsys, ".", "--uri", f"{model}/")[0] == 0
+    assert export(".", "--uri", f"{model}/")[0] == 0
     assert _content(Path()) == FILES
 
 
 def test_a_folder_that_cannot_be_made_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+    export: Export, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "file").write_text("a file")
     folder = tmp_path / "file" / "given"
-    code, said = _export(monkeypatch, capsys, str(folder))
+    code, said = export(folder)
     assert code == 2
     assert f"{folder}: cannot be made (Not a directory)" in said
 
 
 def test_a_report_that_names_no_model_says_how_to_find_one(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    store: Store,
+    export: Export, tmp_path: Path, store: Store
 ) -> None:
     _result(store, "report", created="2026-01-01")
-    code, said = _export(monkeypatch, capsys, str(tmp_path / "given"))
+    code, said = export(tmp_path / "given")
     assert code == 2
     assert "Run the job again" in said and f"{store.root}/pretrain/" in said
 
@@ -135,38 +129,22 @@ def test_a_report_that_names_no_model_says_how_to_find_one(
     ],
 )
 def test_a_uri_is_refused_by_the_name_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    store: Store,
-    command: str,
-    uri: str,
-    words: str,
+    confide: Confide, store: Store, command: str, uri: str, words: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["confide", *command.split(), "--uri", uri])
-    assert cli.main() == 2
-    said = capsys.readouterr().err
+    code, _, said = confide(*command.split(), "--uri", uri)
+    assert code == 2
     assert said.startswith(f"confide: --uri {uri}: ") and words in said
     assert RESULT not in said
 
 
 def test_a_model_without_privacy_is_not_exported(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    store: Store,
-    model: str,
-    tmp_path: Path,
+    export: Export, store: Store, model: str, tmp_path: Path
 ) -> None:
     used = Unaccounted("training without privacy", unit=PrivacyUnit.PATIENT)
-    record = ReleaseRecord(
-        ledger_id="used", dataset="notes", unit="patient", event=used.to_json(), epsilon=math.inf,
-        epsilon_rdp=None, delta=0.0,
-    )  # fmt: skip
-    _result(store, "pretrain", record)
-    code, said = _export(monkeypatch, capsys, str(tmp_path / "out"), "--uri", model)
+    _result(store, "pretrain", record("used", used))
+    code, said = export(tmp_path / "out", "--uri", model)
     assert code == 2
     assert "the operator's alone" in said
     words = _result(store, "vocabulary")
-    assert (
-        "no model there" in _export(monkeypatch, capsys, str(tmp_path / "out"), "--uri", words)[1]
-    )
+    assert "no model there" in export(tmp_path / "out", "--uri", words)[1]
     assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from spec_examples import spec_of
 
 from dp_core.errors import BadInput
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
@@ -47,17 +48,7 @@ def test_a_path_reaches_the_step_as_it_was_given_and_runs_nothing(tmp_path, monk
     deployment = Deployment.from_environment(
         {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TASK_PYTHON": str(python)}
     )
-    spec = CorpusSpec(
-        root=tmp_path.as_uri(),
-        made_up=False,
-        role="private",
-        format="jsonl",
-        path=path,
-        dataset="notes",
-        data_version="1",
-        synthetic_patients=50,
-        seed=1,
-    )
+    spec = spec_of(CorpusSpec, tmp_path.as_uri(), path=path)
     context = RunContext(run_key="$(touch here)", run_name="a; touch here", task="private_corpus")
     code, _ = _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None)
     assert code == 0

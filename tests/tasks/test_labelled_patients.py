@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from spec_examples import spec_of
 
 from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
@@ -26,11 +27,10 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
     for part in ("train", "test"):
         (tmp_path / f"{part}.tsv").write_text(f"{SENTENCE}-DOCSTART-\tO\n\n{SENTENCE}")
     (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,p\n")
-    return EntitiesSpec(
-        root=untracked.store, made_up=False, format="columns", public=False, dataset="labels",
-        entities_unit="patient", train_path=str(tmp_path / "train.tsv"),
-        test_path=str(tmp_path / "test.tsv"), patients_path=str(tmp_path / "patients.csv"),
-        data_version="1", seed=1,
+    return spec_of(
+        EntitiesSpec, untracked.store, public=False, dataset="labels",
+        train_path=str(tmp_path / "train.tsv"), test_path=str(tmp_path / "test.tsv"),
+        patients_path=str(tmp_path / "patients.csv"),
     )  # fmt: skip
 
 

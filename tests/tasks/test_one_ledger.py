@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import confide
+from command_line import Confide
 from release_examples import NOTES, UNIT, bench_of, charged
 
 from dp_core.errors import BadInput
@@ -37,14 +37,11 @@ def delete_ledger(deployment: Deployment) -> None:
 
 
 def test_a_deleted_ledger_opens_no_new_budget(
-    used: Deployment,
-    at_home: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    confide: Confide, used: Deployment, at_home: None
 ) -> None:
     delete_ledger(used)
     words = ("ledger", "register", "notes", "--unit", "patient", "--epsilon", "2", "--delta")
-    code, _, err = confide(monkeypatch, capsys, *words, "1e-5")
+    code, _, err = confide(*words, "1e-5")
     assert code == 2
     assert "drawn under another ledger. Restore ledger and seeds from one backup" in err
     with pytest.raises(BadInput, match="another ledger"):
@@ -88,11 +85,7 @@ def test_a_backup_copies_no_seed_twice(used: Deployment, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("damage", ["overwritten", "a row", "an entry is gone"])
 def test_doctor_survives_a_broken_ledger_and_names_it(
-    used: Deployment,
-    at_home: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    damage: str,
+    confide: Confide, used: Deployment, at_home: None, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     file = used.home / "ledger.db"
     if damage == "overwritten":
@@ -106,7 +99,7 @@ def test_doctor_survives_a_broken_ledger_and_names_it(
     monkeypatch.setattr(
         doctor, "LOOKS", (doctor._secrets, doctor_services.ledger, doctor_services.storage)
     )
-    code, out, _ = confide(monkeypatch, capsys, "doctor")
+    code, out, _ = confide("doctor")
     assert code == 1
     assert "✗ ledger" in out
     assert "Restore" in out
@@ -184,15 +177,13 @@ def test_a_new_home_is_its_owners_alone_whoever_makes_it(tmp_path: Path) -> None
 
 
 def test_no_password_of_an_option_is_shown(
-    at_home: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    confide: Confide, at_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "postgresql://127.0.0.1:1/ledger?user=confide&password=hunter2"
     monkeypatch.setenv("CONFIDE_LEDGER", url)
     monkeypatch.setattr(doctor, "LOOKS", (doctor_services.ledger,))
     for words in (["doctor"], ["doctor", "--json"], ["ledger"], ["--debug", "ledger", "--json"]):
         monkeypatch.setenv("CONFIDE_DEBUG", "")  # and what --debug sets ends with the test
-        _, out, err = confide(monkeypatch, capsys, *words)
+        _, out, err = confide(*words)
         assert "127.0.0.1:1/ledger" in out + err
         assert "hunter2" not in out + err, words

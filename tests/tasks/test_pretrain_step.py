@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from spec_examples import spec_of
 from step_outputs import publish, rows_in, vocabulary_in
 
-from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
 from dp_core.errors import Unfinished
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import PretrainSpec, PrivacyPlan
+from tasks.protocol import PretrainSpec
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import Store, is_remote
 from tasks.storage.local import backend_for
@@ -106,16 +106,9 @@ def prepared(request: pytest.FixtureRequest, untracked: Deployment, tmp_path: Pa
         store, public, made / "rows", role="public", dataset="public", vocabulary_digest="public"
     )
     publish(store, words, made / "vocabulary", vocabulary_size=size, digest="public")
-    plan = PrivacyPlan(
-        dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
-        delta=1e-5,
-    )  # fmt: skip
-    spec = PretrainSpec(
-        root=untracked.store, made_up=False, mode="dp", store_uri=rows, public_store_uri=public,
-        private_store_uri=rows, vocabulary_uri=words, shape=ArchitectureConfig(layers=1, hidden=64),
-        plan=plan, batches=BatchConfig(batch_size=8), updates=UPDATES,
-        training=TrainingConfig(learning_rate=0.001),
-        device="cpu", seed=1,
+    spec = spec_of(
+        PretrainSpec, untracked.store, store_uri=rows, public_store_uri=public,
+        private_store_uri=rows, vocabulary_uri=words, updates=UPDATES,
     )  # fmt: skip
     return Prepared(untracked, spec)
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from release_examples import record
+from spec_examples import PLAN, Spec, spec_of
 from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
-from dp_core.config.data import CanaryConfig, RowsConfig
-from dp_core.config.privacy import SelectionConfig, UnitConfig, VocabularyConfig
-from dp_core.config.training import ArchitectureConfig, BatchConfig, TrainingConfig
+from dp_core.config.data import CanaryConfig
+from dp_core.config.privacy import SelectionConfig
 from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
@@ -53,19 +54,12 @@ WHO = RunContext(run_key="by-hand", run_name="by hand", task="attack")
 OTHER = "other-hospital"
 
 
-def record(name: str, dataset: str, event: Any, epsilon: float = 1.0) -> ReleaseRecord:
-    delta = 0.0 if math.isinf(epsilon) else 1e-6
-    return ReleaseRecord(
-        ledger_id=name, dataset=dataset, unit="patient", event=event.to_json(),
-        epsilon=epsilon, epsilon_rdp=None, delta=delta,
-    )  # fmt: skip
-
-
 P = PrivacyUnit.PATIENT
-WORDS = record("words", "notes", ThresholdedHistogram(16, 60.0, 380, unit=P))
-WORDS_ELSEWHERE = record("elsewhere", OTHER, ThresholdedHistogram(16, 60.0, 380, unit=P))
-TRAINED = record("trained", "notes", PoissonGaussian.single(0.1, 4.0, 3, unit=P))
-USED = record("used", "notes", Unaccounted("training without privacy", unit=P), math.inf)
+HISTOGRAM = ThresholdedHistogram(16, 60.0, 380, unit=P)
+WORDS = record("words", HISTOGRAM)
+WORDS_ELSEWHERE = record("elsewhere", HISTOGRAM, OTHER)
+TRAINED = record("trained", PoissonGaussian.single(0.1, 4.0, 3, unit=P))
+USED = record("used", Unaccounted("training without privacy", unit=P))
 
 
 @dataclass
@@ -165,77 +159,49 @@ def house(untracked: Deployment) -> House:
     return House(untracked, uris)
 
 
-TRAINING, BATCHES = TrainingConfig(learning_rate=0.001), BatchConfig(batch_size=8)
-PLAN = PrivacyPlan(
-    dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
-    delta=1e-5,
-)  # fmt: skip
-
-
-def common(house: House) -> dict[str, Any]:
-    return {"root": house.deployment.store, "made_up": False}
+def made(house: House, kind: type[Spec], told: dict[str, Any]) -> Spec:
+    """Return a spec whose inputs are given by their names in the house."""
+    named = {n: house.uris.get(v, v) if n.endswith("_uri") else v for n, v in told.items()}
+    return spec_of(kind, house.deployment.store, **named)
 
 
 def pretraining(house: House, **changes: Any) -> PretrainSpec:
     told = {
         "mode": "dp", "store_uri": "private", "public_store_uri": "public",
         "private_store_uri": "private", "vocabulary_uri": "words", "init_uri": "public model",
-        "plan": PLAN, **changes,
+        **changes,
     }  # fmt: skip
-    told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
-    return PretrainSpec(
-        **common(house), **told, shape=ArchitectureConfig(layers=1, hidden=64),
-        training=TRAINING, batches=BATCHES, updates=2, device="cpu", seed=1,
-    )  # fmt: skip
+    return made(house, PretrainSpec, told)
 
 
 def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
     specs = tuple(pretraining(house, **one) for one in candidates or ({},))
     return SelectSpec(
-        **common(house), candidates=specs, selection=SelectionConfig(selection_mean=2.0)
+        root=house.deployment.store, made_up=False, candidates=specs,
+        selection=SelectionConfig(selection_mean=2.0),
     )  # fmt: skip
 
 
 def finetuning(house: House, **changes: Any) -> FinetuneSpec:
-    told = {"model_uri": "model", "entities_uri": "labels",
-            "plan": PLAN.model_copy(update={"dataset": "labels"}), **changes}  # fmt: skip
-    told |= {n: house.uris[v] for n, v in told.items() if n.endswith("_uri")}
-    return FinetuneSpec(
-        **common(house), **told, entity_types=("problem",),
-        training=TRAINING, batches=BATCHES, updates=2, epochs=1, sequence_length=16,
-        device="cpu", seed=1,
-    )  # fmt: skip
+    told = {"model_uri": "model", "entities_uri": "labels", "plan": planned(dataset="labels")}
+    return made(house, FinetuneSpec, told | {"entity_types": ("problem",)} | changes)
 
 
 def exposing(house: House, **changes: str) -> ExposureSpec:
     told = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "private"}
-    named = {n: house.uris[v] for n, v in (told | changes).items()}
-    return ExposureSpec(**common(house), **named, device="cpu", seed=1)
+    return made(house, ExposureSpec, told | changes)
 
 
 def wording(house: House, **changes: Any) -> VocabularySpec:
-    told = {"corpus_uri": "corpus", "dataset": "notes", "vocabulary_source": "private"} | changes
-    told |= {n: house.uris[v] for n, v in told.items() if n.endswith("_uri")}
-    source = told.pop("vocabulary_source")
-    return VocabularySpec(
-        **common(house), **told, seed=1,
-        config=VocabularyConfig(
-            vocabulary_source=source, declared_units=40, words_per_unit=16,
-            vocabulary_epsilon=8.0, vocabulary_delta=1e-6, vocabulary_size=100,
-        ),
-    )  # fmt: skip
+    told = {"corpus_uri": "corpus"} | changes
+    if source := told.pop("vocabulary_source", ""):
+        told["config"] = {"vocabulary_source": source, "declared_units": 40}
+    return made(house, VocabularySpec, told)
 
 
 def cutting(house: House, **changes: Any) -> TokenStoreSpec:
-    told: dict[str, Any] = {
-        "corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries",
-        "units": UnitConfig(declared_units=40), **changes,
-    }  # fmt: skip
-    told |= {n: house.uris.get(v, v) for n, v in told.items() if n.endswith("_uri")}
-    return TokenStoreSpec(
-        **common(house), **told, holdout=0.0, seed=1,
-        rows=RowsConfig(sequence_length=16, max_examples_per_unit=1),
-    )  # fmt: skip
+    told = {"corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries"}
+    return made(house, TokenStoreSpec, told | changes)
 
 
 def planned(**changes: Any) -> PrivacyPlan:
@@ -395,7 +361,8 @@ def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: Hous
 
 def test_a_results_releases_are_gathered_whatever_the_step_says(house: House) -> None:
     spec = CanariesSpec(
-        **common(house), vocabulary_uri=house.uris["words elsewhere"], seed=1,
+        root=house.deployment.store, made_up=False, seed=1,
+        vocabulary_uri=house.uris["words elsewhere"],
         config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip
     result = contract.run_step(spec, house.deployment, replace_task("canaries"))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import command_line
 import pytest
+from command_line import Confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run
@@ -21,13 +18,6 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
-Confide = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Confide:
-    """`confide …`: its exit code, and what it said on standard output and standard error."""
-    return partial(command_line.confide, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +176,7 @@ def test_the_settings_are_shown_as_they_would_be(
     (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
     given = ["--settings", str(tmp_path / "settings.json"), "--set", "layers=5"]
     words = ["run", "dp_sweep", "--show-settings", *given]
-    found = json.loads(confide(*words, "--json")[1])
+    found = confide.json(*words)
     assert set(found) == set(SweepSettings.model_fields)
     assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 6)
     assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)

@@ -7,21 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
+from release_examples import record
 
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from tasks.protocol import ReleaseRecord
 from tasks.releases.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
 
-RELEASE = ReleaseRecord(
-    ledger_id="entry-1",
-    dataset="notes",
-    unit="patient",
-    event=PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT).to_json(),
-    epsilon=0.3,
-    epsilon_rdp=0.4,
-    delta=1e-6,
-)
+RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 
 
 def test_a_statement_names_its_ledger_entries_and_never_a_seed(tmp_path: Path) -> None:
@@ -35,15 +28,8 @@ def test_a_statement_names_its_ledger_entries_and_never_a_seed(tmp_path: Path) -
 
 
 def _used(dataset: str) -> ReleaseRecord:
-    return ReleaseRecord(
-        ledger_id=f"used-{dataset}",
-        dataset=dataset,
-        unit="document",
-        event=Unaccounted("training without privacy", unit=PrivacyUnit.DOCUMENT).to_json(),
-        epsilon=math.inf,
-        epsilon_rdp=None,
-        delta=0.0,
-    )
+    event = Unaccounted("training without privacy", unit=PrivacyUnit.DOCUMENT)
+    return record(f"used-{dataset}", event, dataset)
 
 
 def test_a_model_without_privacy_says_so(tmp_path: Path) -> None:
@@ -62,12 +48,12 @@ def test_a_use_without_privacy_of_any_data_set_comes_first(tmp_path: Path) -> No
 
 
 def test_an_infinite_epsilon_survives_its_journey_as_json() -> None:
-    record = _used("notes")
-    assert json.loads(record.model_dump_json())["epsilon"] == "inf"
-    assert ReleaseRecord.model_validate_json(record.model_dump_json()) == record
+    used = _used("notes")
+    assert json.loads(used.model_dump_json())["epsilon"] == "inf"
+    assert ReleaseRecord.model_validate_json(used.model_dump_json()) == used
     for wrong in (math.nan, -1.0, -math.inf):
         with pytest.raises(ValueError, match="epsilon"):
-            ReleaseRecord.model_validate(record.model_dump() | {"epsilon": wrong})
+            ReleaseRecord.model_validate(used.model_dump() | {"epsilon": wrong})
 
 
 @pytest.mark.parametrize("name", [WORDS, DATA, "result.json", "Privacy.md"])

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from child_processes import alive, wait_for
 
 from tasks.protocol import supervisor
 from tasks.protocol.messages import Failed, parse
@@ -29,20 +28,6 @@ def start(folder: Path, script: str, *, end_with_us: bool = False) -> Process:
     with (folder / "log").open("ab") as output:
         process = supervisor.start(words, os.environ, folder, output, end_with_us=end_with_us)
     return supervisor.released(process)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def child_of(tmp_path: Path) -> int:
@@ -254,10 +239,7 @@ def test_nothing_that_the_step_started_outlives_it(attended: type[Attended]) -> 
     step = attended(FORGETFUL)
     left = int(step.line())
     assert step.end()[0] == 0
-    until = time.monotonic() + 10
-    while alive(left) and time.monotonic() < until:  # the kernel needs a moment to bury it
-        time.sleep(0.01)
-    assert not alive(left)
+    wait_for(lambda: not alive(left))  # the kernel needs a moment to bury it
 
 
 def test_a_command_that_is_not_there_is_said_so() -> None:

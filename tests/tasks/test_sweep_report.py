@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from release_examples import record
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.protocol import (
     MetricRecord,
-    ReleaseRecord,
     RunContext,
     StepResult,
     StepSpec,
@@ -43,10 +43,7 @@ FACTS = {
 def _done(deployment: Deployment, task: str, spec: StepSpec) -> None:
     """Leave what a step of a point would have left."""
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
-    release = ReleaseRecord(
-        ledger_id=spec.digest(), dataset="notes", unit="patient", event=event.to_json(),
-        epsilon=2.0, epsilon_rdp=2.5, delta=1e-5,
-    )  # fmt: skip
+    release = record(spec.digest(), event, delta=1e-5)
     result = StepResult(
         step=spec.step,
         spec_hash=spec.digest(),

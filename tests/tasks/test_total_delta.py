@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from release_examples import bench_of
+from release_examples import bench_of, record
 from test_plans import PRIVATE, ROOT, steps_of
 
 from dp_core.config.privacy import refuse_large_delta
@@ -54,19 +54,17 @@ def test_all_points_of_a_sweep_are_released_together() -> None:
     SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model leaves
 
 
-@pytest.mark.parametrize("sampling", ["poisson"])
-def test_what_settings_reckon_is_no_less_than_what_is_charged(sampling: str) -> None:
-    settings = JobSettings.model_validate(PRIVATE | {"sampling": sampling})
-    charged = planned_release(steps_of(sampling=sampling)["vocabulary"]).delta
+def test_what_settings_reckon_is_no_less_than_what_is_charged() -> None:
+    settings = JobSettings.model_validate(PRIVATE)
+    charged = planned_release(steps_of()["vocabulary"]).delta
     assert charged <= settings.vocabulary_delta <= charged * 1.02
 
 
-def record(dataset: str, delta: float, units: int, entry: str = "1") -> ReleaseRecord:
-    event = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
-    return ReleaseRecord(
-        ledger_id=entry, dataset=dataset, unit="patient", event=event.to_json(), epsilon=1.0,
-        epsilon_rdp=None, delta=delta, declared_units=units,
-    )  # fmt: skip
+EVENT = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
+
+
+def released(dataset: str, delta: float) -> ReleaseRecord:
+    return record("1", EVENT, dataset, delta=delta, declared_units=6000)
 
 
 def of_delta(spec: VocabularySpec, delta: float) -> VocabularySpec:
@@ -81,11 +79,11 @@ def test_a_hand_made_spec_is_refused_by_the_step_itself() -> None:
         with pytest.raises(PlanError, match="1/6000"):
             planned_release(spec)
     training = planned_release(steps_of(delta=1e-4)["dp_pretraining"])
-    refuse_large_deltas([training], [record("notes", 1e-5, 6000)])
-    refuse_large_deltas([training], [record("others", 1e-4, 6000)])
-    refuse_large_deltas([training], [record("notes", 1e-5, 6000)] * 20)  # one entry, many ways
+    refuse_large_deltas([training], [released("notes", 1e-5)])
+    refuse_large_deltas([training], [released("others", 1e-4)])
+    refuse_large_deltas([training], [released("notes", 1e-5)] * 20)  # one entry, many ways
     with pytest.raises(PlanError, match="δ of the data set notes"):
-        refuse_large_deltas([training], [record("notes", 1e-4, 6000)])
+        refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
 def test_a_whole_run_is_refused_before_it_is_registered(deployment: Deployment) -> None:
@@ -117,9 +115,8 @@ def test_a_sweeps_registration_counts_every_point(deployment: Deployment) -> Non
 
 
 def test_a_statement_makes_no_claim_at_a_delta_of_one_in_the_units() -> None:
-    event = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
     for units, private in ((0, True), (900, True), (1100, False)):
-        release = Release("notes", PrivacyUnit.PATIENT, event, 1e-3, "1", declared_units=units)
+        release = Release("notes", PrivacyUnit.PATIENT, EVENT, 1e-3, "1", declared_units=units)
         said = privacy_statement([release])
         assert said.data["private"] is private
         assert ("No claim is made" in said.words) is not private

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import spec_examples
+from spec_examples import spec_of
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, missing_file
-from tasks.runtime import step as contract
+from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source
 
@@ -55,10 +56,8 @@ ENTRIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run(spec: Any, capfd: pytest.CaptureFixture[str], folder: Path) -> tuple[int, str]:
-    file = folder / "spec.json"
-    file.write_text(spec.model_dump_json())
-    code = contract.main(spec.step, str(file))
+def run(spec: StepSpec, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = spec_examples.run(spec)
     said = capfd.readouterr()
     assert NAME not in said.out + said.err
     lines = (said.out + said.err).splitlines(keepends=True)
@@ -66,11 +65,7 @@ def run(spec: Any, capfd: pytest.CaptureFixture[str], folder: Path) -> tuple[int
 
 
 def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSpec:
-    fields: dict[str, Any] = {"format": format, "path": str(path), "dataset": "notes"}
-    return CorpusSpec(
-        root=deployment.store, made_up=False, role="private", data_version="1",
-        synthetic_patients=50, seed=1, **fields,
-    )  # fmt: skip
+    return spec_of(CorpusSpec, deployment.store, format=format, path=str(path))
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -81,7 +76,7 @@ def test_a_folder_with_something_else_in_it(
     (tmp_path / "in" / "ward" / "note.txt").write_text("zyxsecret")
     ENTRIES[kind](tmp_path / "in" / "ward" / NAME)
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    code, said = run(corpus(deployment, tmp_path / "in"), capfd, tmp_path)
+    code, said = run(corpus(deployment, tmp_path / "in"), capfd)
     assert code == 2, said
     assert said.count("\n") == 1
     assert "private_path" in said
@@ -102,7 +97,7 @@ def test_a_path_that_is_no_source(
     (tmp_path / "note.txt").write_text("good")
     (tmp_path / "round").symlink_to("round")
     for format in ("text", "jsonl", "noteevents"):
-        code, said = run(corpus(deployment, tmp_path / path, format), capfd, tmp_path)
+        code, said = run(corpus(deployment, tmp_path / path, format), capfd)
         assert (code, said.count("\n")) == (2, 1), said
     with pytest.raises(BadInput, match="public_model: n"):  # neither …, no such …
         stage_source(str(tmp_path / path), tmp_path / "staged", field="public_model")
@@ -116,12 +111,11 @@ def test_labels_behind_the_same_door(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
     os.mkfifo(tmp_path / "in" / NAME)
-    spec = EntitiesSpec(
-        root=deployment.store, made_up=False, format="pubtator", train_path=str(tmp_path / "in"),
-        test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", data_version="1", public=True,
-        entities_unit="document", seed=1,
+    spec = spec_of(
+        EntitiesSpec, deployment.store, format="pubtator", train_path=str(tmp_path / "in"),
+        test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", entities_unit="document",
     )  # fmt: skip
-    code, said = run(spec, capfd, tmp_path)
+    code, said = run(spec, capfd)
     assert (code, said.count("\n")) == (2, 1), said
     assert "entities_train" in said
     assert NAME not in said
@@ -144,7 +138,7 @@ def test_a_file_that_may_not_be_read(
         return opened(place, *how, **more)
 
     monkeypatch.setattr(os, "open", denied)
-    code, said = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd, tmp_path)
+    code, said = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd)
     assert (code, said.count("\n")) == (2, 1), said
     assert NAME not in said
 

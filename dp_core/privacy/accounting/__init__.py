@@ -8,9 +8,11 @@ from dp_core.privacy.accounting.composition import (
 from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
 from dp_core.privacy.accounting.rdp import epsilon_paper_conversion, epsilon_rdp
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile, tpr_ceiling
 
 __all__ = [
     "GroupGuarantee",
+    "PrivacyProfile",
     "delta_pld",
     "epsilon_paper_conversion",
     "epsilon_pld",
@@ -19,4 +21,5 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "group_privacy",
+    "tpr_ceiling",
 ]

@@ -1,4 +1,4 @@
-"""How many bands the noise of a plan should have: the least error of the sums at equal ε."""
+"""How many bands the noise of a plan should have: the least error of the weights at equal ε."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, PoissonSampling
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.matrix_factorization import least_error_strategy
+from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
 
 
-def prefix_error(plan: ExecutionPlan) -> float:
-    """Return the root mean square noise of the sums of 1, 2, … updates, in clip norms."""
-    return plan.noise_multiplier * plan.strategy.prefix_error(plan.steps)
+def workload_error(plan: ExecutionPlan, workload: Workload) -> float:
+    """Return the root mean square noise of the weights that training goes through."""
+    return plan.noise_multiplier * workload.error(plan.strategy)
 
 
-def with_bands(plan: ExecutionPlan, bands: int) -> ExecutionPlan:
+def with_bands(plan: ExecutionPlan, bands: int, workload: Workload) -> ExecutionPlan:
     """Return the plan with noise of b bands and batches from b parts in turn, at its σ.
+
+    Args:
+        plan: DP-SGD, with noise of one band.
+        bands: b.
+        workload: of the plan's updates.
 
     Raises:
         PlanError: what is not proven for correlated noise, or a batch that no part can fill.
     """
     if bands == 1:
         return plan
-    strategy = least_error_strategy(bands, plan.steps)
+    strategy = least_error_strategy(bands, workload)
     return dataclasses.replace(plan, sampling=CyclicPoissonSampling(bands), strategy=strategy)
 
 
 @functools.lru_cache(maxsize=64)
-def least_error(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan of the same ε whose prefix sums have the least error, over 1, 2, 4, … bands.
+def least_error(plan: ExecutionPlan, workload: Workload) -> ExecutionPlan:
+    """Return the plan of the same ε whose weights have the least error, over 1, 2, 4, … bands.
 
     Each number of bands has a σ of its own, at which its ε is the plan's or less. One band is the
     plan itself, so what is returned is never worse. It is found without any data.
@@ -42,6 +47,7 @@ def least_error(plan: ExecutionPlan) -> ExecutionPlan:
     Args:
         plan: DP-SGD, with noise of one band. Where correlated noise is not proven for it (cut or
             growing batches, a clip norm that is learned), it is returned as it is.
+        workload: of the plan's updates.
     """
     proven = isinstance(plan.sampling, PoissonSampling) and plan.adaptive is None
     if not proven or len(plan.schedule) > 1:
@@ -52,10 +58,10 @@ def least_error(plan: ExecutionPlan) -> ExecutionPlan:
         return plan
     for doublings in range(1, max(1, most).bit_length()):
         try:
-            candidate = _calibrated(with_bands(plan, 1 << doublings), epsilon)
+            candidate = _calibrated(with_bands(plan, 1 << doublings, workload), epsilon)
         except BadInput:  # no noise that a plan may have reaches this ε
             break
-        if prefix_error(candidate) >= prefix_error(best):
+        if workload_error(candidate, workload) >= workload_error(best, workload):
             break
         best = candidate
     return best

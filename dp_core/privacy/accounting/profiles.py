@@ -229,11 +229,12 @@ _REACH = 14.0  # standard deviations summed; beyond lies less than 1e-42
 
 
 class DiscreteGaussianTail:
-    """T(k) = Pr[X ≥ k], as bounds from above and below that enclose it.
+    """T(k) = Pr[X ≥ k] at integers k of any sign, as bounds from below and above that enclose it.
 
-    Up to s = 4,000 the terms are summed and both bounds are the sum. Above, where no array holds
-    them, convexity of the density beyond s gives midpoint (above) and trapezoid (below) bounds;
-    within s the midpoint rule errs by at most (∫|f''| + ∫|f'''|)/24 < 0.05/s².
+    Up to s = 4,000 the terms are summed, and both bounds are the sum wherever it has terms. Above,
+    where no array holds them, convexity of the density beyond s gives midpoint (above) and
+    trapezoid (below) bounds; within s the midpoint rule errs by at most
+    (∫|f''| + ∫|f'''|)/24 < 0.05/s².
     """
 
     def __init__(self, s: float) -> None:
@@ -242,21 +243,32 @@ class DiscreteGaussianTail:
             k = np.arange(1, math.ceil(_REACH * s) + 3, dtype=np.float64)
             terms = np.exp(-(k * k) / (2 * s * s))
             sums = np.cumsum(terms[::-1])[::-1]
-            self._tail = sums / (1.0 + 2.0 * sums[0])  # T(1), T(2), …
+            tail = sums / (1.0 + 2.0 * sums[0])  # T(1), T(2), … T(last)
+            # Pr[X ≥ k] = 1 − Pr[X ≥ 1 − k] by symmetry; beyond `last` on either side lies a bound.
+            both = np.concatenate([1 - tail[::-1], tail])
+            self._last = len(tail)
+            self._lower = np.concatenate([both[:1], both, [0.0]])  # from k = −last on
+            self._upper = np.concatenate([[1.0], both, both[-1:]])
 
-    def bounds(self, k: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return (lower, upper) bounds of Pr[X ≥ k] for integers k of any sign."""
-        k = np.asarray(k, dtype=np.float64)
-        # Pr[X ≥ k] = 1 − Pr[X ≥ 1 − k] by symmetry, so only k ≥ 1 is ever summed.
-        positive = k >= 1
-        lower, upper = self._positive(np.where(positive, k, 1 - k))
-        return np.where(positive, lower, 1 - upper), np.where(positive, upper, 1 - lower)
-
-    def _positive(self, k: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def lower(self, k: ArrayLike) -> Floats:
+        """Return a lower bound of Pr[X ≥ k]."""
         if self._s <= _SUMMED_UP_TO:
-            last = len(self._tail)
-            exact = self._tail[np.minimum(k, last).astype(np.int64) - 1]
-            return np.where(k > last, 0.0, exact), exact
+            return np.asarray(self._lower.take(self._places(k), mode="clip"))
+        at: Floats = np.asarray(k, dtype=np.float64)
+        return np.where(at >= 1, self._beyond(at)[0], 1 - self._beyond(1 - at)[1])
+
+    def upper(self, k: ArrayLike) -> Floats:
+        """Return an upper bound of Pr[X ≥ k]."""
+        if self._s <= _SUMMED_UP_TO:
+            return np.asarray(self._upper.take(self._places(k), mode="clip"))
+        at: Floats = np.asarray(k, dtype=np.float64)
+        return np.where(at >= 1, self._beyond(at)[1], 1 - self._beyond(1 - at)[0])
+
+    def _places(self, k: ArrayLike) -> NDArray[np.int64]:
+        return np.add(k, self._last).astype(np.int64)
+
+    def _beyond(self, k: Floats) -> tuple[Floats, Floats]:
+        """Return both bounds at k ≥ 1, without a sum."""
         x, s = k - 0.5, self._s
         upper = ndtr(-x / s)
         density = np.exp(-(k * k) / (2 * s * s)) / (math.sqrt(2 * math.pi) * s)
@@ -268,7 +280,7 @@ class DiscreteGaussianTail:
 
 def upper_tail(k: int, sigma: float) -> float:
     """Return Pr[N_ℤ(0, σ²) ≥ k], from above."""
-    return float(DiscreteGaussianTail(sigma).bounds(k)[1])
+    return float(DiscreteGaussianTail(sigma).upper(k))
 
 
 def convolution_slack(m: int, sigma: float) -> float:
@@ -315,18 +327,37 @@ class HistogramProfile(Profile):
 
     def directions(self, epsilon: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (with, without): the hockey-stick divergences at each ε, from above."""
-        eps = np.asarray(epsilon, dtype=np.float64)
+        every = np.asarray(epsilon, dtype=np.float64)
         stay = math.log1p(-self.tail)  # log-probability that a lone word stays hidden
-        with_unit, without_unit = np.zeros_like(eps), np.zeros_like(eps)
-        for first, last in lone_word_blocks(self.words_per_unit):
-            # In a block of ℓ both bounds only grow by taking the shared words of its first
-            # member and the lone words of its last.
+
+        def bounds(first: int, last: int, eps: Floats) -> Floats:
+            """Bound both directions for every ℓ from first to last: (2, n).
+
+            Both only grow by taking the shared words of the first and the lone words of the last.
+            """
             shared = _SharedWords(self.words_per_unit - first, self.sigma)
             hidden = shared.delta(eps - first * stay)
             released = -math.expm1(last * stay)
-            with_unit = np.maximum(with_unit, released + (1 - released) * hidden)
-            without_unit = np.maximum(without_unit, shared.delta(eps + last * stay))
-        return with_unit, without_unit
+            with_unit = released + (1 - released) * hidden
+            return np.stack([with_unit, shared.delta(eps + last * stay)])
+
+        blocks = lone_word_blocks(self.words_per_unit)
+        end, places = len(blocks) - 1, np.arange(len(every))
+        worst = np.zeros((2, len(every)))
+        # The two ends, no lone word and nothing else, are the worst nearly everywhere: what lies
+        # between is halved only where the bound of all of it is above them.
+        waiting = [(1, end, places), (end, end, places), (0, 0, places)]
+        while waiting:
+            i, j, places = waiting.pop()
+            found = bounds(blocks[i][0], blocks[j][1], every[places])
+            above = np.any(found > worst[:, places], axis=0)
+            places = places[above]
+            if i == j:
+                worst[:, places] = np.maximum(worst[:, places], found[:, above])
+            elif len(places):
+                middle = (i + j) // 2
+                waiting += [(i, middle, places), (middle + 1, j, places)]
+        return worst[0], worst[1]
 
     def reach(self) -> float:
         """Return the loss 12 standard deviations out, if every word is shared."""
@@ -408,7 +439,7 @@ class _SharedWords:
             return np.ones_like(eps)
         # One rounding for both tails: they are the two probabilities of one and the same event.
         beyond = np.floor(eps * self._variance + self._m / 2) + 1
-        _, upper = self._tail.bounds(beyond - self._m)
-        lower, _ = self._tail.bounds(beyond)
+        upper, lower = self._tail.upper(beyond - self._m), self._tail.lower(beyond)
         delta = math.exp(self._kappa) * upper - np.exp(eps - self._kappa) * lower
-        return np.asarray(np.clip(delta, np.maximum(0.0, -np.expm1(eps)), 1.0))
+        least = np.maximum(0.0, -np.expm1(eps)) if np.min(eps) < 0 else 0.0
+        return np.asarray(np.minimum(np.maximum(delta, least), 1.0))

@@ -125,7 +125,8 @@ def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
 def test_tail_is_the_sum(s: float, k: int) -> None:
     reach = math.ceil(40 * s)
     exact = math.fsum(discrete_pmf(s, reach)[reach + k :])
-    lower, upper = DiscreteGaussianTail(s).bounds(k)
+    tail = DiscreteGaussianTail(s)
+    lower, upper = tail.lower(k), tail.upper(k)
     assert float(lower) == pytest.approx(exact, rel=1e-12)
     assert float(upper) == pytest.approx(exact, rel=1e-12)
 
@@ -136,9 +137,29 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations: float) -> None:
     k = round(deviations * s)
     terms = np.exp(-(np.arange(-200_000, 200_001.0) ** 2) / (2 * s * s))
     exact = math.fsum(terms[200_000 + k :]) / math.fsum(terms)
-    lower, upper = DiscreteGaussianTail(s).bounds(k)
+    tail = DiscreteGaussianTail(s)
+    lower, upper = tail.lower(k), tail.upper(k)
     assert float(lower) <= exact * (1 + 1e-12) <= float(upper) * (1 + 2e-12)
     assert float(upper - lower) <= 1e-8 + 1e-5 * exact
+
+
+@pytest.mark.parametrize(
+    ("n", "sigma", "threshold"), [(12, 9.0, 6), (3, 9.0, 1), (7, 0.8, 3), (16, 9.0, 60)]
+)
+def test_the_worst_number_of_lone_words_is_found(n: int, sigma: float, threshold: int) -> None:
+    """Halving leaves out no ℓ: the bounds are those of every ℓ, one after the other."""
+    profile = HistogramProfile(n, sigma, threshold)
+    stay = math.log1p(-profile.tail)
+    epsilons = np.linspace(0, profile.reach(), 9)
+    claimed = np.stack(profile.directions(epsilons))
+    for epsilon, (with_unit, without) in zip(epsilons, claimed.T, strict=True):
+        every = range(n + 1)
+        released = [-math.expm1(lone * stay) for lone in every]
+        hidden = [shared_deltas(n, sigma, epsilon - lone * stay)[lone] for lone in every]
+        each = [r + (1 - r) * h for r, h in zip(released, hidden, strict=True)]
+        assert with_unit == pytest.approx(max(each), rel=1e-14)
+        gone = [shared_deltas(n, sigma, epsilon + lone * stay)[lone] for lone in every]
+        assert without == pytest.approx(max(gone), rel=1e-14)
 
 
 @pytest.mark.parametrize(("sigma", "m"), [(0.8, 2), (0.8, 4), (1.0, 3), (1.5, 6)])

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from dp_core.errors import BadInput
 from dp_core.privacy import advice
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 
 
@@ -37,6 +40,16 @@ def test_the_figure_of_a_schedule_weighs_each_phase_by_its_own_batch():
     plan = replace(plan_of(), schedule=(BatchPhase(10, 20), BatchPhase(30, 50)), noise_multiplier=2)
     by_hand = math.sqrt(10 * (2 / 20) ** 2 + 30 * (2 / 50) ** 2) / 40
     assert advice.noise_to_signal(plan) == pytest.approx(by_hand * (1 + advice.HALF_LEARNED / 40))
+
+
+def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
+    """With noise of its own in every update, as large, the figure would be twice as much."""
+    plan = with_bands(plan_of(batch=50, steps=40, sigma=3.0), 4, Workload.prefix_sums(40))
+    drawn = np.random.default_rng(2).normal(0, 3.0 * plan.strategy.norm, size=(40, 20_000))
+    noise = lfilter([1.0], plan.strategy.values, drawn, axis=0) / 50
+    simulated = float(noise.mean(axis=0).std()) * (1 + advice.HALF_LEARNED / 40)
+    assert advice.noise_to_signal(plan) == pytest.approx(simulated, rel=0.03)
+    assert simulated < 0.7 * advice.noise_to_signal(plan_of(batch=50, steps=40, sigma=3.0))
 
 
 def test_a_learned_clip_norm_raises_it_as_it_raises_the_noise():

@@ -20,6 +20,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.matrix_factorization import (
     INDEPENDENT,
     ToeplitzStrategy,
+    Workload,
     least_error_strategy,
     power_strategy,
 )
@@ -35,7 +36,7 @@ from dp_core.privacy.noise_addition import (
 from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("correlated noise")
-FOUR = least_error_strategy(4, 60)
+FOUR = least_error_strategy(4, Workload.prefix_sums(60))
 SIGMA, CLIP, DIVISOR = 0.8, 0.5, 10.0
 STEP = 1 << PAST_BITS
 
@@ -161,7 +162,10 @@ def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
     assert stats.kstest(z.ravel() / right, "norm").pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(z.ravel() / (right * wrong), "norm").pvalue < 1e-9
-    for other in (least_error_strategy(2, 60), least_error_strategy(8, 60)):
+    for other in (
+        least_error_strategy(2, Workload.prefix_sums(60)),
+        least_error_strategy(8, Workload.prefix_sums(60)),
+    ):
         assert not independent(undone(other))
 
 
@@ -184,11 +188,14 @@ def independent(rows: NDArray[np.float64]) -> bool:
 
 
 @pytest.mark.statistical
-def test_the_noise_of_all_updates_together_is_that_of_the_prefix_error() -> None:
+def test_the_noise_of_all_updates_together_is_that_of_the_workloads_error() -> None:
+    workload = Workload.prefix_sums(30)
     sums = np.cumsum(released(30), axis=0)
-    measured = math.sqrt((sums**2).mean())
-    assert measured == pytest.approx(SIGMA * CLIP * FOUR.prefix_error(30), rel=0.05)
-    assert measured < 0.9 * SIGMA * CLIP * INDEPENDENT.prefix_error(30)
+    measured = math.sqrt((sums[[t - 1 for t in workload.iterates]] ** 2).mean())
+    assert measured == pytest.approx(SIGMA * CLIP * workload.error(FOUR), rel=0.05)
+    assert measured < 0.9 * SIGMA * CLIP * workload.error(INDEPENDENT)
+    last = sums[-1].std() / (SIGMA * CLIP)
+    assert last == pytest.approx(FOUR.sum_deviation(30), rel=0.05)
 
 
 def test_noise_is_made_again_wherever_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +244,7 @@ def test_a_plan_makes_noise_by_its_own_strategy() -> None:
             delta=1e-6,
         ),
         4,
+        Workload.prefix_sums(60),
     )
     past = PastNoise()
     made = plan.noise(SEED, b"m", 3, plan.clipper(), past)

@@ -37,7 +37,7 @@ class Dictated(WordStream):
 
 def coin(p: Fraction, *words: int) -> bool:
     stream = Dictated(*words)
-    tossed = bool(bernoulli([p], np.zeros(1, np.int64), stream)[0])
+    tossed = bool(bernoulli([p.numerator], p.denominator, np.zeros(1, np.int64), stream)[0])
     assert stream._queue == []
     return tossed
 
@@ -90,7 +90,8 @@ def test_exp_minus_coins_have_their_probability() -> None:
     gammas = [Fraction(x) for x in ("0", "1/7", "1/2", "1", "3/2", "2", "9/2", "7")]
     n = 100_000
     index = np.repeat(np.arange(len(gammas)), n)
-    coins = bernoulli_exp_minus(gammas, index, WordStream(b"exp"))
+    fourteenths = [int(14 * gamma) for gamma in gammas]
+    coins = bernoulli_exp_minus(fourteenths, 14, index, WordStream(b"exp"))
     for number, gamma in enumerate(gammas):
         heads = int(coins[index == number].sum())
         p = math.exp(-gamma)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting as dpa
@@ -14,15 +15,17 @@ from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
+from dp_core.config.training import OptimizerConfig
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.accounting.noise_bands import least_error, prefix_error, with_bands
+from dp_core.privacy.accounting.noise_bands import least_error, with_bands, workload_error
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
 from dp_core.privacy.matrix_factorization import (
     INDEPENDENT,
     ToeplitzStrategy,
+    Workload,
     least_error_strategy,
     power_strategy,
 )
@@ -50,10 +53,21 @@ def plan(**changes: Any) -> ExecutionPlan:
     return ExecutionPlan.poisson(**(usual | changes))
 
 
+def optimizer(updates: int, **settings: Any) -> Workload:
+    """The workload of the shipped AdamW: warm-up, decay, β₁ = 0.9."""
+    config = OptimizerConfig(**settings)
+    rates = tuple(config.learning_rate_at(t, updates) for t in range(updates))
+    return Workload(rates, config.beta1)
+
+
+def sums(updates: int) -> Workload:
+    return Workload.prefix_sums(updates)
+
+
 STRATEGIES = [
     INDEPENDENT,
     power_strategy(3, 0.5),
-    least_error_strategy(4, 9),
+    least_error_strategy(4, sums(9)),
     ToeplitzStrategy.of(np.array([1.0, -0.7, 0.3])),
 ]
 
@@ -77,23 +91,88 @@ def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_column
     assert b == 1 or worst[b - 1] > strategy.norm * 1.01
 
 
+def weights(workload: Workload, gradients: Matrix) -> Matrix:
+    """Run the optimiser: weights after every update; second moments stay at 1."""
+    mean, weight, passed = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1]), []
+    beta = workload.momentum
+    for t, (rate, gradient) in enumerate(zip(workload.learning_rates, gradients, strict=True)):
+        mean = beta * mean + (1 - beta) * gradient
+        weight = weight + rate * mean / (1 - beta ** (t + 1))
+        passed.append(weight)
+    return np.array(passed)
+
+
+WORKLOADS = [sums(40), optimizer(40), optimizer(40, beta1=0.0, decay_power=2.0), sums(5)]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
-def test_noise_and_error_are_those_of_the_dense_matrix(strategy: ToeplitzStrategy) -> None:
-    inverse = np.linalg.inv(dense(strategy, 40))
-    np.testing.assert_allclose(strategy.noising(40), inverse[:, 0], atol=1e-12)
-    sums = np.tril(np.ones((40, 40))) @ inverse
-    error = math.sqrt((sums**2).sum() / 40) * np.linalg.norm(strategy.values)
-    assert strategy.prefix_error(40) == pytest.approx(error, rel=1e-12)
+def test_noise_and_error_are_those_of_the_dense_matrix(
+    strategy: ToeplitzStrategy, workload: Workload
+) -> None:
+    n = workload.updates
+    inverse = np.linalg.inv(dense(strategy, n))
+    np.testing.assert_allclose(strategy.noising(n), inverse[:, 0], atol=1e-12)
+    rows = weights(workload, np.eye(n))[[t - 1 for t in workload.iterates]] @ inverse
+    error = math.sqrt((rows**2).sum() / len(rows)) * np.linalg.norm(strategy.values)
+    assert workload.error(strategy) == pytest.approx(error, rel=1e-9)
+    total = float(np.linalg.norm(np.ones(n) @ inverse)) * strategy.norm
+    assert strategy.sum_deviation(n) == pytest.approx(total, rel=1e-12)
+    alone = strategy.norm * float(np.linalg.norm(inverse[-1]))  # of the last update
+    assert strategy.loudness(n) == pytest.approx(alone / (total / math.sqrt(n)), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "some"), [(3, (1, 2, 3)), (8, tuple(range(1, 9)))])
+def test_of_short_runs_all_iterates_count_and_of_all_the_last(n: int, some: tuple[int]) -> None:
+    assert sums(n).iterates == some
+    assert sums(1000).iterates == tuple(range(125, 1001, 125))
+
+
+@pytest.mark.parametrize("strategy", [INDEPENDENT, power_strategy(8, 0.6)])
+def test_the_iterates_that_count_stand_for_all(strategy: ToeplitzStrategy) -> None:
+    for workload in (sums(282), optimizer(282)):
+        everything = np.linalg.inv(dense(strategy, 282))
+        rows = weights(workload, everything)
+        error = math.sqrt((rows**2).sum() / 282) * strategy.norm
+        alone = math.sqrt((weights(workload, np.eye(282)) ** 2).sum() / 282)
+        beside = workload.error(strategy) / workload.error(INDEPENDENT)
+        assert beside == pytest.approx(error / alone, rel=0.01)
 
 
 def test_one_band_is_dp_sgd() -> None:
-    assert INDEPENDENT.prefix_error(99) == pytest.approx(math.sqrt(50))
-    assert least_error_strategy(1, 50) is INDEPENDENT
-    assert with_bands(plan(), 1) == plan()
+    assert INDEPENDENT.sum_deviation(49) == pytest.approx(7)
+    assert all(INDEPENDENT.loudness(n) == 1.0 for n in range(1, 300))
+    assert least_error_strategy(1, sums(50)) is INDEPENDENT
+    assert with_bands(plan(), 1, sums(282)) == plan()
 
 
-# of google-deepmind/jax-privacy 2.0.0 in jax 0.10.2, made by
-# tests/dp_core/privacy/golden/jax_privacy_figures.py
+def test_warm_up_decay_and_momentum_choose_another_strategy_with_less_error() -> None:
+    """For 282 updates and 16 bands 7% less noise in the weights than by the prefix sums."""
+    workload = optimizer(282)
+    own, plain = (least_error_strategy(16, made) for made in (workload, sums(282)))
+    assert workload.error(own) < 0.95 * workload.error(plain)
+    assert (
+        own.coefficients == least_error_strategy(16, optimizer(282, learning_rate=1.0)).coefficients
+    )
+
+
+@pytest.mark.parametrize("bands", [33, 64])
+@pytest.mark.parametrize("workload", [sums(200), optimizer(200)], ids=["sums", "optimizer"])
+def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
+    bands: int, workload: Workload
+) -> None:
+    found = least_error_strategy(bands, workload)
+    assert found.bands == bands
+    assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
+
+
+def prefix_error(strategy: ToeplitzStrategy, updates: int) -> float:
+    """√(mean square noise of all prefix sums)·‖c‖."""
+    sums = np.cumsum(strategy.noising(updates))
+    return math.sqrt(np.dot(np.arange(updates, 0, -1), sums * sums) / updates) * strategy.norm
+
+
+# of google-deepmind/jax-privacy 2.0.0 in jax 0.10.2: `make test-jax-privacy` asks it anew
 JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
 JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
 JAX_EPSILON = {
@@ -109,7 +188,7 @@ def test_the_square_roots_error_and_sensitivity_are_those_of_jax_privacy(
 ) -> None:
     (updates, bands), (error, sensitivity) = size, figures
     root = power_strategy(bands, 0.5)
-    assert root.prefix_error(updates) == pytest.approx(error, rel=2e-5)
+    assert prefix_error(root, updates) == pytest.approx(error, rel=2e-5)
     used = np.zeros(updates)
     used[::bands] = 1  # every b-th update, the last of which has fewer rows left
     moved = float(np.linalg.norm(dense(root, updates) @ used))
@@ -122,10 +201,10 @@ def test_the_least_error_is_nearly_that_of_jax_privacys_optimiser(
     size: tuple[int, int], error: float
 ) -> None:
     updates, bands = size
-    found = least_error_strategy(bands, updates)
+    found = least_error_strategy(bands, sums(updates))
     assert found.bands == bands
-    assert found.prefix_error(updates) < error * 1.002
-    assert found.prefix_error(updates) < power_strategy(bands, 0.5).prefix_error(updates) * 0.95
+    assert prefix_error(found, updates) < error * 1.002
+    assert prefix_error(found, updates) < prefix_error(power_strategy(bands, 0.5), updates) * 0.95
 
 
 @pytest.mark.parametrize(("parameters", "epsilon"), JAX_EPSILON.items(), ids=str)
@@ -161,28 +240,30 @@ def test_the_square_roots_gain_at_equal_epsilon_is_that_of_the_design(
             return CyclicPoissonGaussian(bands, ((turns * bands / updates, sigma, updates),))
 
         sigma = noise_for(event, epsilon, 1e-7)
-        return sigma * power_strategy(bands, 0.5).prefix_error(updates)
+        return sigma * prefix_error(power_strategy(bands, 0.5), updates)
 
     alone = error(1)
     assert {bands: round(error(bands) / alone, 2) for bands in ratios} == ratios
 
 
 @pytest.mark.parametrize(
-    ("changes", "bands", "least"),
+    ("changes", "of", "bands", "least"),
     [
-        ({"noise_multiplier": 0.999}, 4, 0.85),
-        ({"noise_multiplier": 0.8, "steps": 400, "expected_batch": 20}, 16, 0.57),
-        ({"expected_batch": 4000}, 1, 1.0),  # no part can fill a batch
-        ({"steps": 1}, 1, 1.0),
+        ({"noise_multiplier": 0.999}, optimizer, 16, 0.72),
+        ({"noise_multiplier": 0.8, "steps": 400, "expected_batch": 20}, sums, 16, 0.57),
+        ({"expected_batch": 4000}, optimizer, 1, 1.0),  # no part can fill a batch
+        ({"steps": 1}, sums, 1, 1.0),
     ],
 )
 def test_the_number_of_bands_is_the_one_of_least_error_and_never_costs_more(
-    changes: dict[str, Any], bands: int, least: float
+    changes: dict[str, Any], of: Callable[[int], Workload], bands: int, least: float
 ) -> None:
     alone = plan(**changes)
-    chosen = least_error(alone)
+    workload = of(alone.steps)
+    chosen = least_error(alone, workload)
     assert chosen.strategy.bands == bands == chosen.sampling.separation
-    assert prefix_error(chosen) / prefix_error(alone) == pytest.approx(least, abs=0.02)
+    ratio = workload_error(chosen, workload) / workload_error(alone, workload)
+    assert ratio == pytest.approx(least, abs=0.02)
     spent = epsilon_pld(alone.event(), 1e-6)
     assert spent * 0.99 < epsilon_pld(chosen.event(), 1e-6) <= spent
 
@@ -192,8 +273,8 @@ def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
     cut = dataclasses.replace(plan(), sampling=TruncatedPoissonSampling(300))
     learned = plan(adaptive=AdaptiveClipping(0.5, 5.0))
     for other in (grown, cut, learned):
-        assert least_error(other) is other
-    eight = with_bands(plan(), 8)
+        assert least_error(other, sums(282)) is other
+    eight = with_bands(plan(), 8, sums(282))
     for changes, reason in (
         ({"adaptive": AdaptiveClipping(0.5, 5.0)}, "a clip norm that stays the same"),
         ({"schedule": grown.schedule}, "batches of one expected size"),

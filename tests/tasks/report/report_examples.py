@@ -13,6 +13,7 @@ import numpy as np
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
+from dp_core.audit.membership_metrics import LowRate, MembershipRow, Share
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
@@ -25,6 +26,7 @@ from tasks.report.model import (
     Kind,
     LedgerLine,
     LedgerView,
+    Membership,
     ModelRow,
     Statement,
     SweepReport,
@@ -38,12 +40,7 @@ PATTERNS, RATES = ("HS", "HSH", "HHSHH"), (0.005, 0.02)
 def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[Canary]:
     coins = np.random.default_rng(seed)
     return [
-        Canary(
-            "",
-            pattern,
-            rate,
-            tuple(coins.integers(5, VOCABULARY_SIZE, len(pattern)).tolist()),
-        )
+        Canary("", pattern, rate, tuple(coins.integers(5, VOCABULARY_SIZE, len(pattern)).tolist()))
         for pattern in PATTERNS
         for rate in rates
         for _ in range(per_group)
@@ -80,79 +77,69 @@ def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow
     )
 
 
-def _curves(private: bool) -> tuple[Curve, ...]:
+def membership(found: float, ceiling: float | None) -> Membership:
+    """Attacks that find a share of the members, beside what the guarantee allows."""
+    rows = []
+    for number, (level, attack) in enumerate(
+        (level, attack) for level in ("sample", "patient") for attack in ("loss", "gradients")
+    ):
+        pl = found * (1 + number / 7)
+        share = Share(pl, pl - 0.0413, pl + 0.0417)
+        area = Share(0.5 + pl / 2, 0.5 + pl / 3, 0.5 + pl)
+        low = tuple(
+            LowRate(r, Share(r + pl / 5, 0.0, pl), Share(r, 0.0, 2 * r)) for r in (0.001, 0.01)
+        )
+        ceilings = None if ceiling is None else (ceiling / 90, ceiling / 9)
+        row = MembershipRow(level, attack, 397, 283, share, area, low, ceiling, ceiling, ceilings)
+        rows.append(replace(row, above=ceiling is not None and share.low > ceiling))
+    return Membership(tuple(rows))
+
+
+def _curves() -> tuple[Curve, ...]:
+    updates = tuple(range(10, 321, 10))
     found = []
-    spent = {"public": (), "nonprivate": ()}
-    labels: dict[Kind, Label] = {
-        "public": Label.PUBLIC,
-        "dp": Label.DP,
-        "nonprivate": Label.OPERATOR,
-    }
-    kinds: tuple[tuple[Kind, float], ...] = (("public", 0.31), ("dp", 0.38), ("nonprivate", 0.47))
-    for kind, top in kinds:
-        updates = tuple(range(10, 321, 10))
+    for kind, label, top in (
+        ("public", Label.PUBLIC, 0.31), ("dp", Label.DP, 0.38), ("nonprivate", Label.OPERATOR, 0.47)
+    ):  # fmt: skip
         accuracy = tuple(top * (1 - math.exp(-t / 90)) for t in updates)
         loss = tuple(8.2 - 9 * a for a in accuracy)
-        epsilon = spent.get(kind, tuple(0.35 * math.sqrt(t) for t in updates))
-        found.append(Curve(kind, "mlm_public", labels[kind], updates, accuracy, epsilon))
+        epsilon = tuple(0.35 * math.sqrt(t) for t in updates) if kind == "dp" else ()
+        found.append(Curve(kind, "mlm_public", label, updates, accuracy, epsilon))
         loss_label = Label.PUBLIC if kind == "public" else Label.OPERATOR
         found.append(Curve(kind, "loss", loss_label, updates, loss, epsilon))
     return tuple(found)
 
 
+def _model(kind: Kind, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
+    f1, *by_type = (Operator(score) for score in scores.pop("f1"))
+    return ModelRow(
+        kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all, f1=f1,
+        f1_by_type=dict(zip(("problem", "test", "treatment"), by_type, strict=True)), **scores,
+    )  # fmt: skip
+
+
 def _models(seed: int) -> tuple[ModelRow, ...]:
+    learned = exposure_rows({0.005: 0.02, 0.02: 0.0008}, seed + 20)
     return (
-        ModelRow(
-            kind="public",
-            name="Public only",
-            epsilon_vocabulary=1.0,
-            epsilon_training=0.0,
-            cost=cost(1.0, 1e-7),
-            mlm_public=Dp(0.3141),
-            mlm_private=Operator(0.2347),
-            f1=Operator(0.6117),
-            f1_by_type={
-                "problem": Operator(0.5953),
-                "test": Operator(0.6473),
-                "treatment": Operator(0.5987),
-            },
+        _model(
+            "public", "Public only", 0.0, cost(1.0, 1e-7), f1=(0.6117, 0.5953, 0.6473, 0.5987),
+            mlm_public=Dp(0.3141), mlm_private=Operator(0.2347),
             exposures=Exposures(Label.DP, exposure_rows({}, seed)),
+            membership=membership(0.2137, 0.5),
         ),
-        ModelRow(
-            kind="dp",
-            name="DP",
-            epsilon_vocabulary=1.0,
-            epsilon_training=6.27,
-            cost=cost(6.61, 1.1e-6),
-            mlm_public=Dp(0.3321),
-            mlm_private=Operator(0.3767),
-            f1=Operator(0.6827),
-            f1_by_type={
-                "problem": Operator(0.6653),
-                "test": Operator(0.7193),
-                "treatment": Operator(0.6637),
-            },
+        _model(
+            "dp", "DP", 6.27, cost(6.61, 1.1e-6), f1=(0.6827, 0.6653, 0.7193, 0.6637),
+            mlm_public=Dp(0.3321), mlm_private=Operator(0.3767),
             exposures=Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),
+            membership=membership(0.2873, 0.97),
         ),
-        ModelRow(
-            kind="nonprivate",
-            name="Non-private",
-            epsilon_vocabulary=1.0,
-            epsilon_training=math.inf,
-            cost=cost(math.inf, 0.0),
-            mlm_public=Operator(0.3389),
-            mlm_private=Operator(0.4783),
-            f1=Operator(0.7417),
-            f1_by_type={
-                "problem": Operator(0.7243),
-                "test": Operator(0.7783),
-                "treatment": Operator(0.7187),
-            },
-            exposures=Exposures(
-                Label.OPERATOR, exposure_rows({0.005: 0.02, 0.02: 0.0008}, seed + 20)
-            ),
+        _model(
+            "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0),
+            f1=(0.7417, 0.7243, 0.7783, 0.7187), mlm_public=Operator(0.3389),
+            mlm_private=Operator(0.4783), exposures=Exposures(Label.OPERATOR, learned),
+            membership=membership(0.4219, None),
         ),
-    )
+    )  # fmt: skip
 
 
 def ledger() -> LedgerView:
@@ -207,27 +194,28 @@ _SETTINGS = {
     "canary_patterns": "HS,HSH,HHSHH",
     "device": "mock-tpu:2",
 }
-_VERSIONS = {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"}
 _REPEAT = ("git checkout 4f2c1a9", "make demo", "./confide run dp_bert --set noise_multiplier=1.0")
+
+
+_COMMON = {
+    "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
+    "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
+    "unit": PrivacyUnit.PATIENT, "declared_units": DECLARED_UNITS,
+    "model_size": "BERT, 2 layers × 128", "ledger": ledger(), "settings": _SETTINGS,
+    "versions": {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"},
+}  # fmt: skip
 
 
 def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
     return JobReport(
         title="dp_bert",
         run_key="manual__2026-11-21T08:00:00+00:00",
-        shown_run="5ed1c0de5ed1c0de",
         created="2026-11-21T08:41:12+00:00",
         made_up=made_up,
-        known_seed=False,
-        private_dataset="synthetic-notes",
-        public_dataset="made-up public text",
-        entities_dataset="made-up entities",
-        unit=PrivacyUnit.PATIENT,
-        declared_units=DECLARED_UNITS,
-        model_size="BERT, 2 layers × 128",
+        **_COMMON,
         statement=_STATEMENT,
         models=_models(seed),
-        curves=_curves(private=not made_up),
+        curves=_curves(),
         training=(
             Fact("Noise multiplier σ", 1.0, Label.PUBLIC, "effective, per update"),
             Fact("Sampling rate q", 0.064, Label.PUBLIC, "Poisson, by patient"),
@@ -240,9 +228,6 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
             Fact("Threshold C", 61, Label.PUBLIC, "smallest that gives (ε, δ)"),
             Fact("δ of the paper's threshold", 1.18e-4, Label.PUBLIC, "claimed there: 10⁻⁹"),
         ),
-        ledger=ledger(),
-        settings=_SETTINGS,
-        versions=_VERSIONS,
         public_seeds={"initialisation, made-up data and canaries": 1},
         repeat=_REPEAT,
         notes=("Both corpora and all entities were written by the project's own generator.",),
@@ -274,21 +259,11 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
     return SweepReport(
         title="dp_sweep",
         run_key="scheduled__2026-11-21T02:00:00+00:00",
-        shown_run="5ed1c0de5ed1c0de",
         created="2026-11-21T04:12:00+00:00",
         made_up=made_up,
-        known_seed=False,
-        private_dataset="synthetic-notes",
-        public_dataset="made-up public text",
-        entities_dataset="made-up entities",
-        unit=PrivacyUnit.PATIENT,
-        declared_units=DECLARED_UNITS,
-        model_size="BERT, 2 layers × 128",
+        **_COMMON,
         statement=replace(_STATEMENT, words=("Releasing all 18 models together costs ε = 21.4.",)),
         points=tuple(points),
-        ledger=ledger(),
-        settings=_SETTINGS,
-        versions=_VERSIONS,
         public_seeds={"initialisation": 1},
         repeat=("./confide run dp_sweep",),
         notes=("F1 chose nothing here: picking a point by it would be a further leak.",),
@@ -297,10 +272,4 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
 
 def public_scores(report: JobReport) -> JobReport:
     """The same report with F1 on public labels, which may be published."""
-    return replace(
-        report,
-        models=tuple(
-            replace(m, f1=Public(m.f1.value) if isinstance(m.f1, Operator) else m.f1)
-            for m in report.models
-        ),
-    )
+    return replace(report, models=tuple(replace(m, f1=Public(m.f1.value)) for m in report.models))

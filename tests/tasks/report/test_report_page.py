@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_examples import job_report, public_scores, sweep_report
+from report_examples import job_report, membership, public_scores, sweep_report
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.labels import Label, Operator
-from tasks.report.model import Edition, Exposures, JobReport, Statement
+from tasks.report.model import Edition, Exposures, JobReport, Membership, Statement
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import WITHHELD_MARK
 
@@ -124,6 +124,9 @@ def _operator_values(report: JobReport) -> Iterator[float]:
     for model in report.models:
         values = (model.mlm_public, model.mlm_private, model.f1, *model.f1_by_type.values())
         yield from (100 * value.value for value in values if isinstance(value, Operator))
+        if isinstance(model.membership, Membership):
+            for row in model.membership.rows:
+                yield from (100 * share.value for share in (row.leakage, row.area))
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
@@ -169,6 +172,7 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
                 f1=_moved(model.f1),
                 f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
                 exposures=_moved_exposures(model.exposures),
+                membership=membership(0.1234, None),
             )
             for model in report.models
         ),
@@ -288,5 +292,7 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     }
     assert names == figures | {"report.html", "tables.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
-    assert set(record) == {"closing", "exposure", "entities", "training", "vocabulary", "ledger"}
+    assert set(record) == {
+        "closing", "exposure", "membership", "entities", "training", "vocabulary", "ledger",
+    }  # fmt: skip
     assert record["closing"]["rows"][1][3]["value"] == 6.61

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from report_examples import VOCABULARY_SIZE, job_report, ledger, sweep_report
+from report_examples import VOCABULARY_SIZE, job_report, ledger, membership, sweep_report
 from rich.console import Console
 
 from dp_core.labels import Dp, Label, Operator
@@ -72,6 +72,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
         _closing(),
         tables.entity_table(report.models),
         tables.exposure_table(report.models),
+        tables.membership_table(report.models),
         tables.sweep_table(sweep_report().points, report.unit),
         tables.facts_table("x", "x", report.training),
     ):
@@ -89,6 +90,24 @@ def test_alarm_only_where_memory_is_shown() -> None:
     words = {(row[0].text, row[-1].text) for row in detail.rows}
     assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
+
+
+def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
+    report = job_report()
+    table = tables.membership_table(report.models)
+    assert len(table.rows) == 3 * 4
+    public, private, unprotected = (table.rows[place] for place in (0, 4, 8))
+    assert "397 against 283" in private[0].detail
+    assert (private[2].text, private[2].detail) == ("28.7", "24.6 – 32.9, ≤ 97.0")
+    assert all("≤" in cell.detail for row in (public, private) for cell in row[2:])
+    assert not any("≤" in cell.detail for cell in unprotected)
+    assert not any(cell.alarm for row in table.rows for cell in row)
+    (found,) = [row for row in membership(0.9, 0.5).rows if row.attack == "loss"][:1]
+    assert found.above
+    model = dataclasses.replace(report.models[1], membership=membership(0.9, 0.5))
+    assert all(row[2].alarm for row in tables.membership_table([model]).rows)
+    shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
+    assert tables.membership_table(shown.models).rows == ()
 
 
 def test_the_note_tells_what_no_memory_looks_like() -> None:

@@ -1,0 +1,422 @@
+"""Audits of this engine itself, on made-up data: they cost no privacy.
+
+Execution plan, sampler, clipper, noise, trainer and loop are those of every private training. What
+is audited is a training of its own, whose data are whole-unit canaries, each in or out by a coin.
+
+* *White box* (Nasr et al. 2023, arXiv:2302.07956): whoever guesses sees the noised sum of every
+  update. Canaries are Dirac gradients: each is a unit whose gradient lies in one entry of one
+  table, of its own, and is far above the clip norm. Nothing hides them but the noise, so the bound
+  comes as near to the claim as one run can. Tables belong to layers of four kinds, each with the
+  clipping rule of that kind.
+* *Black box* (Panda et al. 2025, arXiv:2503.06808): only the released weights are seen. A canary is
+  a row with a token that no other row has, among ordinary rows that a decoder learns; its score is
+  the loss that the released model has on it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from dp_core.audit.one_run import Claim, Coins, Scores
+from dp_core.config.training import TrainingConfig
+from dp_core.data.hashing import U64
+from dp_core.data.masking import MaskedRows
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
+from dp_core.models.config import Gpt2Config
+from dp_core.models.parameters import WORD, Arrays, Model, ModelConfig, fresh
+from dp_core.nn.layers import Layers, Tensor
+from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import PrivateUpdates, train
+from dp_core.training.objectives import Objective, causal_lm
+
+MANIFEST = b"engine audit"
+_START = 0.3  # standard deviation of the black box's initial weights
+_FLOOR = 10.0  # deviations of an update's noise: AdamW's own scaling is never above it
+CLIP_NORM = 1.0
+Progress = Callable[[int, int], None]  # (updates done, of how many)
+
+
+def audited_plan(
+    units: int,
+    epsilon: float,
+    delta: float,
+    *,
+    sampling_rate: float,
+    steps: int,
+) -> ExecutionPlan:
+    """Return a plan with Poisson sampling that claims ε at δ.
+
+    Args:
+        units: declared number of units, all canaries among them, in or out.
+        epsilon: that is claimed; σ is calibrated to it.
+        delta: below 1/units.
+        sampling_rate: of every update.
+        steps: number of updates.
+    """
+
+    def plan(noise_multiplier: float) -> ExecutionPlan:
+        return ExecutionPlan.poisson(
+            unit=PrivacyUnit.EXAMPLE,
+            declared_units=units,
+            expected_batch=sampling_rate * units,
+            steps=steps,
+            clip_norm=CLIP_NORM,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+        )
+
+    return plan(noise_for(lambda sigma: plan(sigma).event(), epsilon, delta))
+
+
+def claim_of(plan: ExecutionPlan) -> Claim:
+    """Return what a plan promises: ε at its δ, and its whole privacy profile."""
+    event = plan.event()
+    return Claim(epsilon_pld(event, plan.delta), plan.delta, PrivacyProfile.of_event(event))
+
+
+# --- white box: Dirac canaries in the noised sums
+
+_KINDS = ("embedding", "dense", "projection", "norm")
+_EMBEDDING, _DENSE, _PROJECTION, _NORM = (f"probe/{kind}" for kind in _KINDS)
+_STEEPNESS = 10.0  # of a canary's gradient before it is clipped, in clip norms
+
+
+@dataclass(frozen=True)
+class DiracCanaries:
+    """Canaries whose gradients are Dirac: one entry each, of a layer's table.
+
+    The number of a canary says its layer and its entry; a quarter of them belongs to each of
+    embedding, dense layer, tied projection and layer norm (there it is a gain and its shift).
+
+    Attributes:
+        rows: A.
+        columns: B, of each table; A·B canaries a layer.
+
+    Raises:
+        BadInput: a number below 1, or A·B odd.
+    """
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.columns) < 1 or self.cells % 2:
+            raise BadInput(f"{self.rows} by {self.columns} canaries a layer", where="audit")
+
+    @classmethod
+    def at_least(cls, canaries: int) -> DiracCanaries:
+        """Return a layout of no fewer canaries than that."""
+        side = 2 * max(1, int(np.ceil(np.sqrt(canaries / 16))))
+        return cls(side, side)
+
+    @property
+    def cells(self) -> int:
+        """Canaries of a layer."""
+        return self.rows * self.columns
+
+    @property
+    def count(self) -> int:
+        """All canaries m."""
+        return len(_KINDS) * self.cells
+
+    def model(self) -> Model[ModelConfig]:
+        """Return tables of zeros; the config says vocabulary and length of rows, and no more."""
+        a, b = self.rows, self.columns
+        config = Gpt2Config(self.count, 1, layers=1, heads=1, intermediate=1, max_positions=1)
+        shapes = {
+            _EMBEDDING: (a, b),
+            f"{_DENSE}/kernel": (a, b),
+            _PROJECTION: (a, b),
+            f"{_NORM}/gain": (a * b,),
+            f"{_NORM}/bias": (a * b,),
+        }
+        return Model(config, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+
+    def row_losses(
+        self, layers: Layers, config: ModelConfig, ids: Tensor, *ignored: Tensor
+    ) -> Tensor:
+        """Return each row's loss, linear in the entry of its canary: (M, 1) ids -> (M,)."""
+        kind, cell = ids[:, 0] // self.cells, ids[:, 0] % self.cells
+        a, b = cell // self.columns, cell % self.columns
+        one_row, one_column = tf.one_hot(a, self.rows), tf.one_hot(b, self.columns)
+        rows = ids.shape[0]
+        signs = tf.tile(tf.constant(self._signs(), tf.float32)[None], (rows, 1))
+        by_kind = (
+            tf.reduce_sum(
+                layers.embed(a[:, None], None, _EMBEDDING, None, None)[:, 0] * one_column, axis=1
+            ),
+            tf.reduce_sum(layers.dense(_DENSE, one_row, bias=False) * one_column, axis=1),
+            tf.reduce_sum(layers.tied_projection(one_column, _PROJECTION, None) * one_row, axis=1),
+            tf.gather(layers.layer_norm(_NORM, signs, 0.0), cell, batch_dims=1),
+        )
+        chosen = tf.one_hot(kind, len(_KINDS), axis=0)  # (kinds, M)
+        return _STEEPNESS * CLIP_NORM * tf.reduce_sum(tf.stack(by_kind) * chosen, axis=0)
+
+    def along(self, means: Mapping[str, Tensor]) -> Scores:
+        """Return the component of an update along every canary's gradient: (m,)."""
+        flat = {name: np.asarray(mean, np.float64).reshape(-1) for name, mean in means.items()}
+        norm = (flat[f"{_NORM}/gain"] * self._signs() + flat[f"{_NORM}/bias"]) / np.sqrt(2.0)
+        tables = [flat[name] for name in (_EMBEDDING, f"{_DENSE}/kernel", _PROJECTION)]
+        return np.concatenate([*tables, norm])
+
+    def _signs(self) -> NDArray[np.float64]:
+        """Return what goes into the layer norm: +1, −1, …, which it leaves as it is."""
+        return np.where(np.arange(self.cells) % 2, -1.0, 1.0)
+
+
+def _only_ids(store: TokenStore, rows: NDArray[np.int64], keys: U64) -> MaskedRows:
+    ids = store.tokens[rows].astype(np.int32)
+    return MaskedRows(ids, np.zeros_like(ids), np.zeros_like(ids), np.ones(ids.shape, np.float32))
+
+
+def white_box_observations(
+    canaries: DiracCanaries,
+    plan: ExecutionPlan,
+    coins: Coins,
+    seed: PrivacySeed,
+    *,
+    device: str = "cpu",
+    micro_rows: int = 512,
+    progress: Progress = lambda done, updates: None,
+) -> Scores:
+    """Train on the canaries that are in; return what the noised sums show of every canary.
+
+    Args:
+        canaries: whose number is the plan's declared units.
+        plan: of the training.
+        coins: (m,) which canaries are in.
+        seed: of the training's sampling and noise; a secret, and not that of the coins.
+        device: where it is trained.
+        micro_rows: of a micro-batch.
+        progress: called after every update.
+
+    Returns:
+        (updates, m): inner products of the noised sums with the canaries' gradients, in clip norms.
+    """
+    if not len(coins) == canaries.count == plan.declared_units:
+        raise BadInput("canaries, coins and declared units must be as many", where="audit")
+    seen = np.empty((plan.steps, canaries.count))
+
+    def observe(step: int, means: Mapping[str, Tensor]) -> None:
+        seen[step] = canaries.along(means) * (plan.expected_batch(step) / plan.clip_norm)
+        progress(step + 1, plan.steps)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        writer = TokenStoreWriter(folder / "store", 1, canaries.count)
+        for number in np.flatnonzero(coins).tolist():
+            writer.add_unit(f"canary {number}", [[number]])
+        train(
+            canaries.model(),
+            Objective("dirac canaries", _only_ids, canaries.row_losses),
+            store=writer.finish(),
+            updates=PrivateUpdates(plan, seed, MANIFEST),
+            config=_constant_rate(1.0, plan.steps, micro_rows),
+            seed=0,
+            checkpoints=LocalFolder(folder / "checkpoints"),
+            device=device,
+            progress=lambda _: None,
+            observe=observe,
+        )
+    return seen
+
+
+def summed(observations: Scores) -> Scores:
+    """Return each canary's score, (T, m) -> (m,): its inner products, summed over the updates."""
+    return np.asarray(observations.sum(axis=0))
+
+
+def periodic(observations: Scores, period: int) -> Scores:
+    """Return each canary's largest sum over every `period`-th update, (T, m) -> (m,).
+
+    Under Poisson sampling it tells less than `summed`. Where batches are dealt out in a fixed order
+    and Poisson sampling is claimed, it finds the turn of each canary, which nothing then hides.
+
+    Args:
+        observations: from `white_box_observations`.
+        period: updates of an epoch, 1 / sampling rate.
+    """
+    turns = [observations[turn::period].sum(axis=0) for turn in range(period)]
+    return np.asarray(np.max(turns, axis=0))
+
+
+def white_box_scores(plan: ExecutionPlan, observations: Scores) -> list[Scores]:
+    """Return the scores that every white-box audit looks at: summed, and periodic where it differs.
+
+    They follow from the plan alone, so they are fixed before the training.
+    """
+    period = min(plan.steps, max(1, round(1 / plan.sampling_rate(0))))
+    ways = [summed(observations)]
+    return ways if period == 1 else [*ways, periodic(observations, period)]
+
+
+# --- black box: a token of its own, in the released weights
+
+
+@dataclass(frozen=True)
+class NewTokenCanaries:
+    """Rows of one token each, that no other row has; ordinary rows are of the other tokens.
+
+    Attributes:
+        count: m.
+        ordinary: rows without a canary.
+        words: tokens that ordinary rows are made of, special ones not counted.
+        length: tokens of an ordinary row.
+        hidden: width of the decoder.
+    """
+
+    count: int
+    ordinary: int = 256
+    words: int = 64
+    length: int = 8
+    hidden: int = 64
+
+    @property
+    def units(self) -> int:
+        """Declared units: every canary, in or out, and every ordinary row."""
+        return self.count + self.ordinary
+
+    @property
+    def first(self) -> int:
+        """Id of the first canary's token."""
+        return len(SpecialIds().as_tuple()) + self.words
+
+    def model(self, seed: int) -> Model[Gpt2Config]:
+        """Return a decoder of one block, fresh but for its new tokens, which begin at zero.
+
+        The start is public, and the auditor's choice (Annamalai and De Cristofaro 2024,
+        arXiv:2405.14106): states that are large beside an update's noise stay what they are, so
+        that what a canary leaves in its own row of the table can be read off.
+        """
+        config = Gpt2Config(
+            self.first + self.count,
+            self.hidden,
+            layers=1,
+            heads=1,
+            intermediate=self.hidden,
+            max_positions=self.length + 2,
+            initializer_range=_START,
+        )
+        start = fresh(config, seed)
+        start.parameters[WORD][self.first :] = 0.0
+        return start
+
+    def row(self, number: int) -> list[int]:
+        """Return the row of a canary."""
+        special = SpecialIds()
+        return [special.cls, self.first + number, special.sep]
+
+    def write_store(self, folder: Path, coins: Coins, seed: int) -> TokenStore:
+        """Write the canaries that are in, and ordinary rows: runs of words that follow each other.
+
+        Args:
+            folder: where the store goes.
+            coins: (m,) which canaries are in.
+            seed: public; draws the ordinary rows.
+        """
+        special, first = SpecialIds(), self.first - self.words
+        writer = TokenStoreWriter(folder, self.length + 2, self.first + self.count)
+        for number in np.flatnonzero(coins).tolist():
+            writer.add_unit(f"canary {number}", [self.row(number)])
+        starts = np.random.default_rng(seed).integers(0, self.words, self.ordinary)
+        for number, start in enumerate(starts.tolist()):
+            run = [first + (start + i) % self.words for i in range(self.length)]
+            writer.add_unit(f"ordinary {number}", [[special.cls, *run, special.sep]])
+        return writer.finish()
+
+
+def black_box_scores(
+    canaries: NewTokenCanaries,
+    plan: ExecutionPlan,
+    coins: Coins,
+    seed: PrivacySeed,
+    *,
+    learning_rate: float = 0.02,
+    device: str = "cpu",
+    micro_rows: int = 128,
+    progress: Progress = lambda done, updates: None,
+) -> Scores:
+    """Train a decoder; return for every canary how well the released weights predict it: (m,).
+
+    Args:
+        canaries: with whose units the plan is declared.
+        plan: of the training.
+        coins: (m,) which canaries are in.
+        seed: of the training's sampling and noise; a secret, and not that of the coins.
+        learning_rate: of every update.
+        device: where it is trained.
+        micro_rows: of a micro-batch.
+        progress: called now and then.
+
+    Returns:
+        By how much the logarithm of each canary token's probability, at the beginning of a row, is
+        above what it was with the public weights at the start, in nats.
+    """
+    if len(coins) != canaries.count or plan.declared_units != canaries.units:
+        raise BadInput("canaries, coins and declared units must be as many", where="audit")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        released = train(
+            canaries.model(seed=0),
+            causal_lm(),
+            store=canaries.write_store(folder / "store", coins, seed=0),
+            updates=PrivateUpdates(plan, seed, MANIFEST),
+            config=_constant_rate(learning_rate, plan.steps, micro_rows),
+            seed=0,
+            checkpoints=LocalFolder(folder / "checkpoints"),
+            device=device,
+            progress=lambda p: progress(p.update, p.updates),
+        )
+    start = canaries.model(seed=0)
+    before = _log_likelihoods(canaries, start.config, start.parameters)
+    return _log_likelihoods(canaries, released.config, released.parameters) - before
+
+
+def _log_likelihoods(
+    canaries: NewTokenCanaries, config: Gpt2Config, parameters: Arrays, rows_at_once: int = 512
+) -> Scores:
+    objective, scores = causal_lm(), np.empty(canaries.count)
+    layers = Layers({name: tf.constant(array) for name, array in parameters.items()})
+    with tempfile.TemporaryDirectory() as scratch:
+        # One row for each canary, whether it was in or not.
+        every = np.ones(canaries.count, np.bool_)
+        store = canaries.write_store(Path(scratch), every, seed=0)
+        keys = np.zeros(rows_at_once, np.uint64)
+        for start in range(0, canaries.count, rows_at_once):
+            rows = np.arange(start, min(start + rows_at_once, canaries.count))
+            made = objective.examples(store, rows, keys[: len(rows)])
+            arrays = (made.input_ids, store.lengths[rows], made.positions, made.labels)
+            tensors = (*map(tf.constant, arrays), tf.constant(made.weights))
+            scores[rows] = -objective.row_losses(layers, config, *tensors).numpy()
+    return scores
+
+
+def _constant_rate(learning_rate: float, steps: int, micro_rows: int) -> TrainingConfig:
+    """Return a configuration whose updates weigh alike: gradient descent at a constant rate.
+
+    DP-AdamBC with a large noise floor and no momentum: w ← w − η·g̃/(_FLOOR·noise's deviation).
+    """
+    return TrainingConfig(
+        learning_rate=learning_rate,
+        beta1=0.0,
+        noise_floor=_FLOOR**2,
+        warmup=0.0,
+        decay_power=0.0,
+        weight_decay=0.0,
+        checkpoint_every=steps,
+        micro_rows=micro_rows,
+    )

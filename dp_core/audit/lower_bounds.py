@@ -1,0 +1,264 @@
+"""Lower bounds on ε from one training run: what m canaries, each in or out by a fair coin, refute.
+
+Of m canaries, each a whole privacy unit, an independent fair coin puts each into the training data
+or leaves it out. From what was released a guesser says of r of them whether they were in, and is
+right v times. Too many right guesses contradict the claim. Two theorems say how many that is:
+
+* `BinomialBound` (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, Theorem 5.2). Under
+  (ε, δ)-DP, with W ~ Binomial(r, e^ε/(1 + e^ε)),
+
+      P[right ≥ v] ≤ P[W ≥ v] + 2mδ · max_{1≤i≤v} P[v − i ≤ W < v]/i.
+
+* `TradeOffBound` (Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235). Let p_i be the
+  probability of i right guesses, and x(·) a claimed trade-off. Flip the coin of one canary, chosen
+  at random: what guessed it right with i right in all, now has i − 1. So for every k ≥ 1
+
+      Σ_{i≥k−1} (r − i)·p_i/m ≥ x(Σ_{i≥k} i·p_i/m),
+
+  by the convexity of x. If P[right ≥ v] were α, these would force the p_i to add up to more than 1
+  unless α is small. It uses the whole curve, so it sees more than one (ε, δ) of it does; with the
+  curve of one (ε, δ) it assumes nothing else.
+
+Neither theorem needs canaries to be independent of each other in what the training makes of them:
+only the coins must be. What would void them: coins that training or guessing saw by another way
+than the model; a number r that was chosen by looking at who was in; a fixed split in the place of
+coins. A choice among thresholds after the scores are known is paid for by dividing the error
+probability by the number of thresholds that could have been chosen, m, and not by the few that the
+scores favour (docs/audits.md).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrc, expit
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile, TradeOff
+
+_TOLERANCE = 1e-4  # of ε
+_STRIDE = 0.25  # of the search upwards: a bound is refuted all the way up to it
+_LARGEST = 50.0  # ε; nobody's guesses reach it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an audit saw.
+
+    Attributes:
+        canaries: m, all of those whose coin was thrown.
+        guesses: r, those of which a guess was made; the others are abstentions.
+        right: v, right guesses.
+
+    Raises:
+        BadInput: not 0 ≤ v ≤ r ≤ m.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.right <= self.guesses <= self.canaries:
+            raise BadInput(
+                f"{self.right} right of {self.guesses} guesses on {self.canaries} canaries",
+                where="audit",
+            )
+
+    @property
+    def all_right(self) -> Outcome:
+        """The best that the same guesses could have been."""
+        return Outcome(self.canaries, self.guesses, self.guesses)
+
+
+def binomial_p_value(outcome: Outcome, epsilon: float, delta: float) -> float:
+    """Return the most that P[right ≥ v] can be under (ε, δ)-DP (Steinke et al., Theorem 5.2)."""
+    m, r, v = outcome.canaries, outcome.guesses, outcome.right
+    q = float(expit(epsilon))
+    tail = float(bdtrc(v - 1, r, q)) if v else 1.0  # P[W ≥ v]
+    if delta == 0 or v == 0:
+        return tail
+    i = np.arange(1, v + 1)
+    nearly = np.where(i < v, bdtrc(np.maximum(v - i - 1, 0), r, q), 1.0) - tail  # P[v − i ≤ W < v]
+    return min(1.0, tail + 2 * m * delta * float(np.max(nearly / i)))
+
+
+def trade_off_refuted(outcome: Outcome, trade_off: TradeOff, significance: float) -> bool:
+    """Whether under the trade-off P[right ≥ v] < `significance`.
+
+    With h_k = Σ_{i≥k} (r − i)p_i/m and c_k = Σ_{i≥k} i·p_i/m the theorem says h_{k−1} ≥ x(c_k), and
+    c_{k−1} = c_k + (h_{k−1} − h_k)·(k − 1)/(r − k + 1) by definition. From P[right ≥ v] = α the
+    smallest start is c_v = αv/m, h_v = α(r − v)/m, and every step grows with the one before. All
+    p_i add up to (c_0 + h_0)·m/r, which must not pass 1.
+    """
+    m, r, v = outcome.canaries, outcome.guesses, outcome.right
+    if r == 0:
+        return False
+    right, wrong = significance * v / m, significance * (r - v) / m
+    for i in range(v - 1, -1, -1):
+        least = trade_off.least_false_positive_rate(min(1.0, right))
+        if least <= wrong:  # from here on nothing grows
+            break
+        right += (least - wrong) * i / (r - i)
+        wrong = least
+        if right + wrong > r / m:
+            return True
+    return right + wrong > r / m
+
+
+def trade_off_p_value(outcome: Outcome, trade_off: TradeOff, least: float = 1e-12) -> float:
+    """Return the smallest significance at which the trade-off is not refuted, from above.
+
+    Args:
+        outcome: of the audit.
+        trade_off: that is claimed.
+        least: below it the p-value is not computed; the answer is never smaller.
+    """
+    if not trade_off_refuted(outcome, trade_off, 1.0 - 1e-12):
+        return 1.0
+    low, high = math.log(least), 0.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if trade_off_refuted(outcome, trade_off, math.exp(middle)):
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
+
+
+class OneRunBound(ABC):
+    """A family of claims, one for each ε at a δ, and the test that refutes one of them.
+
+    Every bound is held to one conformance suite: null models, mechanisms of known ε, planted bugs
+    (tests/dp_core/audit/lower_bound_conformance.py).
+    """
+
+    name: ClassVar[str]
+    assumes: ClassVar[str] = ""
+
+    @abstractmethod
+    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+        """Whether the outcome has probability at most `significance` under the claim."""
+
+    def epsilon(self, outcome: Outcome, delta: float, confidence: float = 0.95) -> float:
+        """Return the lower bound on ε at δ: every smaller ε is refuted. 0 where nothing is.
+
+        Args:
+            outcome: of guesses whose number was fixed before the coins were seen.
+            delta: δ of the claim.
+            confidence: probability that the bound is right, 1 − significance.
+        """
+        _refuse_no_probability(confidence, "confidence")
+        if not 0 <= delta < 1:
+            raise BadInput(f"{delta} is not a probability below 1", where="delta")
+        return self._search(outcome, delta, 1 - confidence, 0.0)
+
+    def best_epsilon(
+        self, right: NDArray[np.bool_], delta: float, confidence: float = 0.95
+    ) -> float:
+        """Return the lower bound where the number of guesses was not fixed beforehand.
+
+        The first r guesses are looked at for every r from 1 to m, each at the error probability
+        (1 − confidence)/m: a union bound over all that could have been chosen.
+
+        Args:
+            right: (m,) whether each guess is right, the surest first, of all m canaries.
+            delta: δ of the claim.
+            confidence: probability that the bound is right.
+        """
+        _refuse_no_probability(confidence, "confidence")
+        m = len(right)
+        significance, best = (1 - confidence) / max(m, 1), 0.0
+        counts, made = np.cumsum(right), np.arange(1, m + 1)
+        shares = counts / made
+        # The most promising first: then for most of the others one test is enough.
+        promise = shares - np.sqrt(np.maximum(shares * (1 - shares), 1 / made) / made)
+        for index in np.argsort(-promise, kind="stable"):
+            if 2 * counts[index] > made[index]:  # a coin does as well
+                outcome = Outcome(m, int(made[index]), int(counts[index]))
+                best = self._search(outcome, delta, significance, best)
+        return best
+
+    def power(self, canaries: int, guesses: int, delta: float, confidence: float = 0.95) -> float:
+        """Return the largest ε that an audit of this size can refute: all of its guesses right.
+
+        Known before the training. About 3·e^ε right guesses refute ε at 95%.
+        """
+        return self.epsilon(Outcome(canaries, guesses, guesses), delta, confidence)
+
+    def _search(self, outcome: Outcome, delta: float, significance: float, refuted: float) -> float:
+        """Return the largest refuted ε found upwards of `refuted`."""
+
+        def refutes(epsilon: float) -> bool:
+            return self.refutes(outcome, epsilon, delta, significance)
+
+        if not refutes(refuted):
+            return refuted
+        low, high = refuted, refuted + _STRIDE
+        while refutes(high) and high < _LARGEST:
+            low, high = high, high + _STRIDE
+        while high - low > _TOLERANCE:
+            middle = (low + high) / 2
+            low, high = (middle, high) if refutes(middle) else (low, middle)
+        return low
+
+
+class BinomialBound(OneRunBound):
+    """Steinke, Nasr and Jagielski 2023: (ε, δ)-DP by the tail of a binomial."""
+
+    name = "binomial"
+
+    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+        """Whether the p-value is at most the significance."""
+        likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # quick, and enough
+        return not likely and binomial_p_value(outcome, epsilon, delta) <= significance
+
+
+class TradeOffBound(OneRunBound):
+    """Mahloujifar, Melis and Chaudhuri 2024, with the trade-off of (ε, δ)-DP: nothing assumed."""
+
+    name = "trade-off"
+
+    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+        """Whether the trade-off of (ε, δ) is refuted."""
+        return trade_off_refuted(outcome, PrivacyProfile.of_claim(epsilon, delta), significance)
+
+
+class GaussianBound(OneRunBound):
+    """The same for Gaussian trade-offs: refuted is μ-GDP for every smaller μ, and stated is its ε.
+
+    That a training is not μ-GDP needs no assumption. That its ε at δ is above the Gaussian curve's
+    does: that its own curve has that shape, as of noised sums over many updates it nearly has.
+    """
+
+    name = "Gaussian"
+    assumes = "a Gaussian trade-off"
+
+    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+        """Whether the Gaussian trade-off with this ε at δ is refuted."""
+        if delta == 0:
+            return False  # no Gaussian mechanism has an ε at δ = 0
+        curve = GaussianTradeOff.of_epsilon(epsilon, delta)
+        return trade_off_refuted(outcome, curve, significance)
+
+
+BOUNDS: tuple[OneRunBound, ...] = (BinomialBound(), TradeOffBound(), GaussianBound())
+
+
+def right_guesses_to_refute(epsilon: float, confidence: float = 0.95) -> int:
+    """Return how many guesses, all of them right, refute (ε, 0)-DP: about 3·e^ε at 95%.
+
+    (e^ε/(1 + e^ε))^r ≤ 1 − confidence; a δ above 0 asks for more.
+    """
+    _refuse_no_probability(confidence, "confidence")
+    return math.ceil(math.log(1 - confidence) / -math.log1p(math.exp(-epsilon)))
+
+
+def _refuse_no_probability(value: float, where: str) -> None:
+    if not 0 < value < 1:
+        raise BadInput(f"{value} is not between 0 and 1", where=where)

@@ -1,0 +1,268 @@
+"""An audit in one training run: coins, guesses, null control, and the verdict on a claim.
+
+The order is what makes it an audit: number of guesses and significance are fixed, coins are thrown
+from a secret of their own, the training sees only the canaries that are in, the guesses are made
+from what was released, and only then are they compared with the coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.audit.lower_bounds import BOUNDS, Outcome, trade_off_p_value, trade_off_refuted
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting.tradeoff import TradeOff
+from dp_core.privacy.seed_store import PrivacySeed
+
+Coins = NDArray[np.bool_]
+Indices = NDArray[np.int64]
+Scores = NDArray[np.float64]
+SIGNIFICANCE = 0.001  # rate at which an audit may contradict a claim that holds
+CONFIDENCE = 0.95  # of lower bounds, as the literature states them
+NULL_REPEATS = 1000
+
+
+def throw_coins(seed: PrivacySeed, canaries: int) -> Coins:
+    """Return for each canary whether it is in: fair, independent coins, (canaries,).
+
+    Args:
+        seed: a secret of the audit's own, of which nothing else is drawn but null controls.
+        canaries: m.
+    """
+    return _coins(seed, canaries, 0)
+
+
+def _coins(seed: PrivacySeed, canaries: int, stream: int) -> Coins:
+    key = np.frombuffer(seed.derive("audit coins", stream)[:16], dtype="<u8")
+    words = np.random.Philox(key=key).random_raw(canaries)
+    return np.asarray(words >> np.uint64(63), np.bool_)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many guesses are made, fixed before the training.
+
+    Attributes:
+        inside: the canaries with the highest scores that are guessed to be in.
+        outside: those with the lowest scores that are guessed to be out.
+
+    Raises:
+        BadInput: there are none, or a number is below 0.
+    """
+
+    inside: int
+    outside: int
+
+    def __post_init__(self) -> None:
+        if min(self.inside, self.outside) < 0 or self.total == 0:
+            raise BadInput(f"{self.inside} and {self.outside} guesses", where="audit guesses")
+
+    @classmethod
+    def of_share(cls, canaries: int, share: float) -> Guesses:
+        """Return guesses on a share of the canaries, half of them at each end."""
+        each = max(1, round(canaries * share / 2))
+        return cls(each, each)
+
+    @property
+    def total(self) -> int:
+        """The number of guesses r."""
+        return self.inside + self.outside
+
+    def right(self, scores: Scores, coins: Coins) -> int:
+        """Return how many guesses are right.
+
+        Args:
+            scores: (m,) higher for canaries that are rather in. Ties are broken by number, which
+                says nothing of the coins.
+            coins: (m,).
+
+        Raises:
+            BadInput: scores that are not finite or not one a canary, or more guesses than canaries.
+        """
+        inside, outside = self.chosen(scores)
+        if coins.shape != scores.shape:
+            raise BadInput("there must be one coin for each score", where="audit scores")
+        return _right(inside, outside, coins)
+
+    def chosen(self, scores: Scores) -> tuple[Indices, Indices]:
+        """Return the numbers of the canaries guessed in, and of those guessed out."""
+        if scores.ndim != 1 or not np.isfinite(scores).all():
+            raise BadInput("scores must be finite, one for each canary", where="audit scores")
+        if self.total > len(scores):
+            raise BadInput(f"{self.total} guesses on {len(scores)} canaries", where="audit guesses")
+        order = np.argsort(-scores, kind="stable")
+        return order[: self.inside], order[len(order) - self.outside :]
+
+
+def _right(inside: Indices, outside: Indices, coins: Coins) -> int:
+    return int(coins[inside].sum() + (~coins[outside]).sum())
+
+
+def surest_first(scores: Scores, coins: Coins) -> Coins:
+    """Return whether each of m guesses is right, the surest first, for `best_epsilon`.
+
+    Guesses are made from both ends of the scores in turn: highest in, lowest out, and so on.
+    """
+    order = np.argsort(-scores, kind="stable")
+    half = len(order) - len(order) // 2
+    ranks = np.empty(len(order), np.int64)
+    ranks[0::2], ranks[1::2] = order[:half], order[half:][::-1]
+    says_in = np.arange(len(order)) % 2 == 0
+    return np.asarray(coins[ranks] == says_in)
+
+
+@dataclass(frozen=True)
+class NullControl:
+    """The same guesses, compared with coins that no training saw.
+
+    Attributes:
+        repeats: how many sets of such coins.
+        alarms: how many of them would have contradicted that nothing is kept at all, ε = 0.
+        significance: the rate of alarms that is allowed.
+    """
+
+    repeats: int
+    alarms: int
+    significance: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether so many alarms are no surprise: not one time in a million."""
+        p = float(stats.binom.sf(self.alarms - 1, self.repeats, self.significance))
+        return self.alarms == 0 or p > 1e-6
+
+
+def null_control(
+    scores: Scores, guesses: Guesses, seed: PrivacySeed, significance: float
+) -> NullControl:
+    """Compare the guesses with `NULL_REPEATS` fresh sets of coins.
+
+    Args:
+        scores: those of the audit.
+        guesses: as in the audit.
+        seed: as in the audit; the coins are of other streams.
+        significance: as in the audit.
+    """
+    nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
+    alarms, known = 0, dict[int, bool]()
+    for stream in range(1, NULL_REPEATS + 1):
+        right = _right(inside, outside, _coins(seed, len(scores), stream))
+        if right not in known:
+            outcome = Outcome(len(scores), guesses.total, right)
+            known[right] = trade_off_refuted(outcome, nothing_kept, significance)
+        alarms += known[right]
+    return NullControl(NULL_REPEATS, alarms, significance)
+
+
+class _NothingKept:
+    """The trade-off of ε = δ = 0."""
+
+    def least_false_positive_rate(self, true_positive_rate: float) -> float:
+        return true_positive_rate
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is audited.
+
+    Attributes:
+        epsilon: ε at δ, as it is stated.
+        delta: δ.
+        trade_off: the whole claim, of which (ε, δ) is one point.
+    """
+
+    epsilon: float
+    delta: float
+    trade_off: TradeOff
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """What one audit says of a claim.
+
+    Attributes:
+        epsilon: claimed, at `delta`.
+        delta: δ of the claim.
+        canaries: m.
+        guesses: r, fixed beforehand.
+        right: v.
+        lower_bounds: ε at `confidence`, by the name of the bound.
+        power: the largest ε that this audit could have refuted, by the name of the bound.
+        confidence: of bounds and power.
+        p_value: the most that the probability of so many right guesses can be under the claim.
+        significance: the p-value below which the claim is contradicted.
+        null: the control.
+    """
+
+    epsilon: float
+    delta: float
+    canaries: int
+    guesses: int
+    right: int
+    lower_bounds: dict[str, float]
+    power: dict[str, float]
+    confidence: float
+    p_value: float
+    significance: float
+    null: NullControl
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the claim is refuted, by an audit whose null control is sound."""
+        return self.null.sound and self.p_value <= self.significance
+
+    @property
+    def word(self) -> str:
+        """`consistent`, `contradicted`, or `invalid` where the control is not sound."""
+        if not self.null.sound:
+            return "invalid"
+        return "contradicted" if self.contradicted else "consistent"
+
+
+def audit_claim(
+    claim: Claim,
+    scores: Sequence[Scores],
+    coins: Coins,
+    guesses: Guesses,
+    seed: PrivacySeed,
+    *,
+    significance: float = SIGNIFICANCE,
+    confidence: float = CONFIDENCE,
+) -> AuditVerdict:
+    """Compare guesses with coins, and the result with a claim.
+
+    Args:
+        claim: of the training.
+        scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at
+            its part of both error probabilities, and the one with the smallest p-value is shown.
+        coins: (m,) which canaries were in.
+        guesses: how many, fixed beforehand.
+        seed: from which the coins were thrown; null controls are drawn from it too.
+        significance: probability, at most, of contradicting a claim that holds.
+        confidence: of the lower bounds.
+    """
+    if not scores:
+        raise BadInput("an audit needs scores", where="audit scores")
+    ways, m = len(scores), len(coins)
+    outcomes = [Outcome(m, guesses.total, guesses.right(way, coins)) for way in scores]
+    best = int(np.argmax([outcome.right for outcome in outcomes]))  # p-values fall with it
+    outcome = outcomes[best]
+    each = 1 - (1 - confidence) / ways
+    return AuditVerdict(
+        epsilon=claim.epsilon,
+        delta=claim.delta,
+        canaries=m,
+        guesses=guesses.total,
+        right=outcome.right,
+        lower_bounds={b.name: b.epsilon(outcome, claim.delta, each) for b in BOUNDS},
+        power={b.name: b.power(m, guesses.total, claim.delta, each) for b in BOUNDS},
+        confidence=confidence,
+        p_value=min(1.0, ways * trade_off_p_value(outcome, claim.trade_off)),
+        significance=significance,
+        null=null_control(scores[best], guesses, seed, significance),
+    )

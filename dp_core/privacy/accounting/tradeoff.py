@@ -1,0 +1,212 @@
+"""Hypothesis testing: how well any attack can tell whether one unit was in the data.
+
+An attack decides from the release whether it was made with the unit (P) or without it (Q). Its
+true positive rate (TPR) is P(S), its false positive rate (FPR) Q(S), for the set S of releases on
+which it says "in". Every (ε, δ(ε)) of the privacy profile bounds the one by the other, in both
+directions, so the errors of saying "out" are bounded too (Dong, Roth and Su 2022,
+arXiv:1905.02383).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import ndtr, ndtri
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting.composition import group_privacy
+from dp_core.privacy.accounting.pld import composed_profile, epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_epsilon
+
+if TYPE_CHECKING:
+    from dp_core.privacy.mechanisms import MechanismEvent
+
+Floats = NDArray[np.float64]
+
+_REACH = 60.0  # ε beyond which nobody's ceiling is sought
+# δ at the last of a profile's points: the least at which the mechanism has an ε. Attacks on so few
+# units see nothing below the first; released words have no ε below the chance that one slips out.
+_LEAST_DELTAS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
+_PROFILE_POINTS = 128
+_AREA_POINTS = 4000
+
+
+class TradeOff(Protocol):
+    """A bound on every test that tells a unit's presence from its absence."""
+
+    def least_false_positive_rate(self, true_positive_rate: float) -> float:
+        """Return x(r), the least false positive rate at a true positive rate r, both in [0, 1].
+
+        It is convex and never falls; a lower bound on the truth is valid, and only weaker.
+        """
+
+
+@dataclass(frozen=True)
+class PrivacyProfile:
+    """Several (ε, δ) that hold together: what no attack on one unit's membership can pass.
+
+    Every pair bounds both errors of every test (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776,
+    Theorem 2.1): TPR ≤ e^ε·FPR + δ, which says that "in" is not much likelier with the unit, and
+    1 − FPR ≤ e^ε·(1 − TPR) + δ, that "out" is not much likelier without it. So the least of all
+    pairs' bounds holds. The bounds are on expectations over training and over which units are
+    members: what is measured on a few units may lie above by chance.
+
+    Attributes:
+        pairs: (ε, δ); none: nothing is excluded.
+
+    Raises:
+        BadInput: a pair that is no guarantee.
+    """
+
+    pairs: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        for epsilon, delta in self.pairs:
+            if not (0 <= epsilon < math.inf and 0 <= delta <= 1):
+                raise BadInput(f"({epsilon}, {delta}) is no guarantee", where="privacy profile")
+
+    @classmethod
+    def of_claim(cls, epsilon: float, delta: float) -> PrivacyProfile:
+        """Return the stated (ε, δ) alone; of ε = ∞, nothing."""
+        return cls(((epsilon, delta),) if epsilon != math.inf else ())
+
+    @classmethod
+    def of_event(cls, event: MechanismEvent) -> PrivacyProfile:
+        """Return points of a mechanism's profile δ(ε), by PLD, from above, in both directions.
+
+        Only some ε are looked at, so it allows more than the mechanism does, and what contradicts
+        it contradicts that. Without a guarantee there are none.
+        """
+        profile = composed_profile(event)
+        ends = (epsilon_pld(event, delta) for delta in _LEAST_DELTAS)
+        highest = next(filter(math.isfinite, ends), math.inf)
+        if profile is None or not math.isfinite(highest):
+            return cls(())
+        points = highest * np.linspace(0, 1, _PROFILE_POINTS) ** 1.5  # denser where δ falls fast
+        return cls(tuple((float(e), min(1.0, profile(float(e)))) for e in points))
+
+    def for_group(self, units: int) -> PrivacyProfile:
+        """Return what holds for a group of that many units (Dwork and Roth 2014, Theorem 2.2)."""
+        groups = [group_privacy(epsilon, delta, units) for epsilon, delta in self.pairs]
+        return PrivacyProfile(tuple((g.epsilon, min(1.0, g.delta)) for g in groups))
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """Return the largest TPR at an FPR.
+
+        Raises:
+            BadInput: FPR is not in [0, 1].
+        """
+        _check(false_positive_rate)
+        up, down, deltas = self._columns
+        first = up * false_positive_rate + deltas
+        second = 1 - down * (1 - deltas - false_positive_rate)
+        return float(np.minimum(first, second).min(initial=1.0))
+
+    def least_false_positive_rate(self, true_positive_rate: float) -> float:
+        """Return x(r), the least FPR at a TPR r in [0, 1] (Dong, Roth and Su, Proposition 2.5)."""
+        up, down, deltas = self._columns
+        first = down * (true_positive_rate - deltas)
+        second = 1 - deltas - up * (1 - true_positive_rate)
+        return float(np.maximum(first, second).max(initial=0.0))
+
+    @property
+    def leakage(self) -> float:
+        """The largest TPR − FPR: (e^ε − 1 + 2δ)/(e^ε + 1), where both lines meet."""
+        bounds = (math.tanh(e / 2) + 2 * d / (math.exp(min(e, 700.0)) + 1) for e, d in self.pairs)
+        return min((1.0, *bounds))
+
+    @property
+    def area(self) -> float:
+        """The largest AUC: the area under the largest TPR, from above."""
+        rates = np.union1d(np.geomspace(1e-9, 1, _AREA_POINTS), np.linspace(0, 1, _AREA_POINTS))
+        highest = [self.true_positive_rate(float(rate)) for rate in rates[1:]]  # it never falls
+        return min(1.0, float(np.dot(np.diff(rates), highest)))
+
+    @cached_property
+    def _columns(self) -> tuple[Floats, Floats, Floats]:
+        """e^ε, e^{−ε} and δ of all pairs."""
+        epsilons, deltas = np.array(self.pairs, np.float64).reshape(-1, 2).T
+        return np.exp(np.minimum(epsilons, 700.0)), np.exp(-epsilons), deltas
+
+
+@dataclass(frozen=True)
+class GaussianTradeOff:
+    """The trade-off of μ-GDP, N(0, 1) against N(μ, 1): x = Φ(Φ⁻¹(r) − μ)."""
+
+    mu: float
+
+    @classmethod
+    def of_epsilon(cls, epsilon: float, delta: float) -> GaussianTradeOff:
+        """Return the curve of the Gaussian mechanism whose ε at δ this is."""
+        return cls(_gaussian_mu(epsilon, delta))
+
+    def epsilon(self, delta: float) -> float:
+        """Return ε at δ of this curve."""
+        return gaussian_epsilon(delta, self.mu) if self.mu > 0 else 0.0
+
+    def least_false_positive_rate(self, true_positive_rate: float) -> float:
+        """Return x(r)."""
+        return float(ndtr(ndtri(true_positive_rate) - self.mu))
+
+
+@lru_cache(maxsize=4096)  # bounds that are searched for ask for the same ε again
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    if epsilon <= 0:
+        return 0.0
+    high = 1.0
+    while gaussian_epsilon(delta, high) < epsilon:
+        high *= 2
+    return float(brentq(lambda mu: gaussian_epsilon(delta, mu) - epsilon, 1e-9, high, xtol=1e-8))
+
+
+def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
+    """Return the largest TPR at this FPR that the mechanism leaves to any attack, from above.
+
+    The least of the ceilings of all its (ε, δ(ε)), ε ≥ 0: 1 − f(FPR) for its trade-off function f,
+    which the profile determines (Dong, Roth and Su 2022, Proposition 2.12). δ(ε) is that of the
+    worse direction, composed by PLD, from above; so is the ceiling at every ε, however well the
+    best one is found.
+
+    Raises:
+        BadInput: FPR is not in [0, 1].
+    """
+    _check(fpr)
+    profile = composed_profile(event)
+    if profile is None:  # no guarantee
+        return 1.0
+
+    # Convex in e^ε, and concave in e^{−ε} (the perspective of a convex function): one optimum each.
+    def more(epsilon: float) -> float:
+        return math.exp(epsilon) * fpr + profile(epsilon)
+
+    def missed(epsilon: float) -> float:
+        return math.exp(-epsilon) * (1 - profile(epsilon) - fpr)
+
+    nothing = missed(0.0)  # the same bound at ε = 0; beyond −ln of it no ε does better
+    found = [
+        more(_best(more, _reach(fpr))),
+        1 - missed(_best(lambda epsilon: -missed(epsilon), _reach(nothing))),
+        1 - nothing,
+    ]
+    return min(1.0, *found)
+
+
+def _best(bound: Callable[[float], float], reach: float) -> float:
+    found = minimize_scalar(bound, bounds=(0.0, reach), method="bounded", options={"xatol": 1e-3})
+    return float(found.x)
+
+
+def _reach(least: float) -> float:
+    return min(_REACH, max(-math.log(least), 1e-3)) if least > 0 else _REACH
+
+
+def _check(fpr: float) -> None:
+    if not 0 <= fpr <= 1:
+        raise BadInput(f"{fpr} is not between 0 and 1", where="false positive rate")

@@ -1,0 +1,1 @@
+"""The evidence pack: what a stranger needs to check a model's privacy claim without us."""

@@ -1,0 +1,55 @@
+"""Which model of the store is meant: by its URI, by an exported folder, or the latest one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dp_core.errors import BadInput
+from tasks.releases.provenance import MODELS
+from tasks.storage import Store, sha256_of
+
+_SUFFIX = ".safetensors"
+
+
+def origin_of_export(store: Store, folder: Path) -> str:
+    """Return the output of which a folder is the exported copy, file by file.
+
+    The weights find it: no other training has the same. An adapter by itself is found by its own.
+
+    Raises:
+        BadInput: there are no weights, no training of this deployment made them, or a file beside
+            them is not the one that was exported.
+    """
+    files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.is_file()}
+    weights = {sha256_of(file) for name, file in files.items() if name.endswith(_SUFFIX)}
+    if not weights:
+        raise BadInput(
+            "no model there", where=str(folder), fix="Give what confide export wrote, or --uri."
+        )
+    for step in MODELS:
+        for uri in store.outputs(step):
+            made = store.digests(uri)
+            if weights <= set(made.values()):
+                _refuse_changed(folder, files, made)
+                return uri
+    raise BadInput(
+        "no training of this deployment made these weights",
+        where=str(folder),
+        fix="Evidence is made where the model was trained: there is its ledger.",
+    )
+
+
+def _refuse_changed(folder: Path, files: dict[str, Path], made: dict[str, str]) -> None:
+    """Refuse a copy that was changed since.
+
+    Raises:
+        BadInput: names the file.
+    """
+    for name, file in files.items():
+        expected = made.get(name)
+        if expected is not None and sha256_of(file) != expected:
+            raise BadInput(
+                f"{name} is not the file that was exported",
+                where=str(folder),
+                fix="Export the model anew.",
+            )

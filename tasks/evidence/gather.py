@@ -1,0 +1,454 @@
+"""From a released model to its evidence: what its step, the ledger and the audits say of it.
+
+Everything is read, nothing is believed twice: the statement in the model's folder must be that of
+the releases that its result names, and each of these must stand in the ledger as it was made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.privacy.accounting import PrivacyProfile, tpr_ceiling
+from dp_core.privacy.ledger import Entry, Ledger, State
+from dp_core.privacy.ledger.database import RESTORE
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
+from tasks.evidence import check_evidence
+from tasks.evidence.audits import audits_of
+from tasks.evidence.model import (
+    NOT_DERIVED,
+    Claim,
+    Evidence,
+    LedgerEntry,
+    LedgerExtract,
+    LedgerFile,
+    Measure,
+    ModelIdentity,
+    OperatorWords,
+    Part,
+    Rederivation,
+    ReleaseEvidence,
+    TprCeiling,
+    TrainedBy,
+)
+from tasks.evidence.nist import nist_fields
+from tasks.protocol import ReleaseRecord, StepResult
+from tasks.releases.ledger import open_ledger
+from tasks.releases.provenance import MODELS, operator_only
+from tasks.releases.statements import DATA, statement_of
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+
+FALSE_POSITIVE_RATES = (0.001, 0.01)
+WEIGHTS = "model.safetensors"
+_EXACT = (  # fields of a statement that do not change with the version that wrote it
+    "dataset",
+    "unit",
+    "neighbours",
+    "delta",
+    "declared_units",
+    "private",
+    "seed_known",
+    "made_up",
+    "one_plan",
+    "ledger_ids",
+)
+_RUN_AGAIN = "Delete the folder and run its step again: what was charged is not charged again."
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Evidence of a model, before it is written: `evidence.files` is still empty."""
+
+    evidence: Evidence
+    ledger: LedgerFile
+    folder: Path  # of the model, for its statement
+
+
+def gather(
+    deployment: Deployment, store: Store, uri: str, *, operator: bool, words: OperatorWords
+) -> Gathered:
+    """Return the evidence of a model in the store.
+
+    Args:
+        deployment: whose ledger holds its releases.
+        store: where it lies.
+        uri: a training step's output.
+        operator: also values that no noise protects.
+        words: what the operator says of model and data.
+
+    Raises:
+        BadInput: there is no model, or none with a guarantee; or its statement, its releases and
+            the ledger do not say the same.
+    """
+    result = _model_of(store, uri)
+    folder = store.local_copy(uri)
+    statement = _true_statement(result, folder, uri)
+    ledger = open_ledger(deployment, store)
+    entries = _entries(ledger, result, uri)
+    own = _own_release(ledger, result, uri)
+    digests = store.digests(uri)
+    statements = [statement, *statement.get("others", ())]
+    claims = tuple(
+        _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
+        for part in statements
+    )
+    subjects = {digests.get(WEIGHTS, ""): "the released model"}
+    if began_with := result.facts.get("began_with"):
+        subjects[began_with] = "the model that it was fine-tuned from"
+    made_up = bool(result.facts.get("made_up"))
+    evidence = Evidence(
+        edition="operator" if operator else "publishable",
+        made_up=made_up,
+        created=datetime.now(UTC).date().isoformat(),
+        model=_identity(result, digests),
+        promise=statement_of(result.releases, made_up=made_up).words,
+        claims=claims,
+        trained_by=_trained_by(result, own),
+        audits=audits_of(store, subjects, operator=operator),
+        measures=_measures(result, operator),
+        operator_words=words,
+        nist_sp_800_226=nist_fields(claims, words),
+        versions=result.versions or {"versions": "the step did not record them"},
+        repeat=_repeat(result, uri),
+        files={},
+    )
+    extracts = tuple(_extract(ledger, claim.dataset, set(entries), operator) for claim in claims)
+    return Gathered(evidence, LedgerFile(extracts=extracts), folder)
+
+
+# --- what must be true before anything is claimed
+
+
+def _model_of(store: Store, uri: str) -> StepResult:
+    result = read_result(store, uri)
+    if result is None or result.step not in MODELS:
+        raise BadInput("no model there", where=uri, fix="Give a training step's output.")
+    if operator_only(result.releases):
+        raise BadInput(
+            "trained on private text without privacy: there is no guarantee to prove",
+            where=uri,
+            fix="Give the output of dp_pretraining.",
+        )
+    if not result.releases:
+        raise BadInput(
+            "made without private text: there is no claim to prove",
+            where=uri,
+            fix="Give a model that was trained with DP.",
+        )
+    return result
+
+
+def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any]:
+    """Return the statement in the model's folder, which is that of its releases.
+
+    Raises:
+        BadInput: it is another, or makes no claim.
+    """
+    try:
+        written = json.loads((folder / DATA).read_text())
+        parts = [written, *written.get("others", ())]
+    except (OSError, ValueError, AttributeError):
+        raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
+    made_up = bool(result.facts.get("made_up"))
+    true = dict(statement_of(result.releases, made_up=made_up).record)
+    expected = [true, *true.get("others", ())]
+    if len(parts) != len(expected) or not all(map(_same_claim, parts, expected)):
+        raise BadInput(
+            "its privacy statement is not that of the releases that it was made from",
+            where=uri,
+            fix=_RUN_AGAIN,
+        )
+    for part in parts:
+        if not part["private"] and part["epsilon"] is not None:
+            raise BadInput(
+                f"its statement makes no claim for the data set {part['dataset']}",
+                where=uri,
+                fix="PRIVACY.md beside it says why.",
+            )
+    return dict(written)
+
+
+def _same_claim(written: Any, true: Mapping[str, Any]) -> bool:
+    """Return whether two statements claim the same; words and last digits change over versions."""
+    if not isinstance(written, dict) or any(written.get(n) != true.get(n) for n in _EXACT):
+        return False
+    fields = ("ledger_id", "unit", "event", "delta")
+    told, made = (
+        [{name: release.get(name) for name in fields} for release in part.get("releases", ())]
+        for part in (written, true)
+    )
+    return told == made and _alike(written.get("epsilon"), true["epsilon"])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return not check_evidence.differs(other, one)
+    return bool(one == other)
+
+
+def _entries(ledger: Ledger, result: StepResult, uri: str) -> dict[str, Entry]:
+    """Return the ledger's entry of each release, which is settled and as the result says.
+
+    Raises:
+        BadInput: one is missing, not settled, or another mechanism's.
+    """
+    found = {}
+    for record in result.releases:
+        where = f"release {record.ledger_id} of {uri}"
+        try:
+            entry = ledger.entry(record.ledger_id)
+        except BadInput:
+            raise BadInput("the ledger does not hold it", where=where, fix=RESTORE) from None
+        held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta)
+        if held != (record.dataset, record.unit, record.event, record.delta):
+            raise BadInput("the ledger holds another release", where=where, fix=_RUN_AGAIN)
+        if entry.state is not State.SETTLED or not entry.released_hash:
+            raise BadInput(
+                f"the ledger has not settled it: it is {entry.state.value}",
+                where=where,
+                fix="Let its step finish: confide run, with the same settings.",
+            )
+        found[entry.id] = entry
+    return found
+
+
+def _own_release(ledger: Ledger, result: StepResult, uri: str) -> str:
+    """Return the ledger id of the release that the model's own step made; empty for none.
+
+    Raises:
+        BadInput: the ledger settled one for this very step, and the result does not name it.
+    """
+    made = [
+        entry.id
+        for dataset in ledger.datasets()
+        for entry in ledger.history(dataset)
+        if entry.spec_hash == result.spec_hash and entry.accounted and entry.state is State.SETTLED
+    ]
+    named = [record.ledger_id for record in result.releases if record.ledger_id in made]
+    if made and not named:
+        raise BadInput(
+            f"the ledger settled a release of this step ({made[-1]}) that its result does not name",
+            where=uri,
+            fix=_RUN_AGAIN,
+        )
+    return named[-1] if named else ""
+
+
+# --- the claims
+
+
+def _claim(statement: Mapping[str, Any], records: Sequence[ReleaseRecord]) -> Claim:
+    releases = tuple(
+        _release(record, own["epsilon"])
+        for record, own in zip(records, statement["releases"], strict=True)
+    )
+    events = [MechanismEvent.from_json(r.event).stating(PrivacyUnit(r.unit)) for r in records]
+    epsilon, delta = statement["epsilon"], statement["delta"]
+    again: Rederivation | None = None
+    ceilings: tuple[TprCeiling, ...] = ()
+    if epsilon is not None:
+        derived = check_evidence.derive([r.event for r in records], delta, FALSE_POSITIVE_RATES)
+        again = _rederivation(epsilon, derived)
+        whole, stated = compose(*events), PrivacyProfile.of_claim(epsilon, delta)
+        ceilings = tuple(
+            TprCeiling(
+                fpr=rate,
+                tpr=tpr_ceiling(whole, rate),
+                tpr_of_epsilon_delta=stated.true_positive_rate(rate),
+                tpr_rederived=derived.ceilings.get(rate),
+            )
+            for rate in FALSE_POSITIVE_RATES
+        )
+    return Claim(
+        dataset=statement["dataset"],
+        unit=statement["unit"],
+        neighbours=statement["neighbours"],
+        declared_units=statement["declared_units"],
+        epsilon=epsilon,
+        delta=delta,
+        composition=_composition(statement, len(records)),
+        one_plan=statement["one_plan"],
+        assumptions=tuple(statement["assumptions"]),
+        releases=releases,
+        rederived=again,
+        tpr_ceilings=ceilings,
+    )
+
+
+def _composition(statement: Mapping[str, Any], count: int) -> str:
+    if statement["epsilon"] is None:
+        return "none: the releases protect unlike things, and each has its own guarantee alone"
+    if count == 1:
+        return f"one release, by {statement['accounting']}"
+    plan = (
+        "registered as one plan before the first of them"
+        if statement["one_plan"]
+        else "not registered as one plan: the total presumes that nothing of a later release was"
+        " chosen after looking at an earlier one"
+    )
+    return f"{count} releases by {statement['accounting']}, at the sum of their δ; {plan}"
+
+
+def _release(record: ReleaseRecord, epsilon: float) -> ReleaseEvidence:
+    event = MechanismEvent.from_json(record.event)
+    return ReleaseEvidence(
+        ledger_id=record.ledger_id,
+        release=event.title,
+        mechanism=event.describe(),
+        sampler=event.sampling_in_words(),
+        noise=event.noise_in_words(),
+        event=record.event,
+        unit=record.unit,
+        neighbours=event.relation.value,
+        delta=record.delta,
+        epsilon=epsilon,
+        epsilon_rdp=record.epsilon_rdp,
+        rederived=_rederivation(epsilon, check_evidence.derive([record.event], record.delta)),
+    )
+
+
+def _rederivation(epsilon: float, derived: check_evidence.Derived) -> Rederivation:
+    done = derived.epsilon is not None
+    return Rederivation(
+        tool=f"dp-accounting {metadata.version('dp-accounting')}",
+        status="derived" if done else NOT_DERIVED,
+        epsilon=derived.epsilon,
+        difference=derived.epsilon / epsilon - 1
+        if derived.epsilon is not None and epsilon
+        else None,
+        parts=tuple(Part(says=says, theorem=theorem) for says, theorem in derived.lines),
+        why_not=derived.why_not,
+    )
+
+
+# --- the model
+
+
+def _identity(result: StepResult, digests: dict[str, str]) -> ModelIdentity:
+    shape = result.facts.get("shape") or {}
+    return ModelIdentity(
+        step=result.step,
+        kind=shape.get("kind"),
+        layers=shape.get("layers"),
+        hidden=shape.get("hidden"),
+        parameters=result.facts.get("parameters"),
+        files=digests,
+    )
+
+
+def _trained_by(result: StepResult, ledger_id: str) -> TrainedBy | None:
+    plan = result.facts.get("plan")
+    if not plan or not ledger_id:
+        return None
+    return TrainedBy(
+        ledger_id=ledger_id,
+        sampling=plan["sampling"]["kind"],
+        declared_units=plan["declared_units"],
+        phases=tuple(plan["schedule"]),
+        noise_multiplier=plan["noise_multiplier"],
+        clip_norm=plan["clip_norm"],
+        clipping=plan["clipping"],
+        examples_per_step=plan["examples_per_step"],
+        max_examples_per_unit=plan["max_examples_per_unit"],
+        noise_bands=len(plan["strategy"]["coefficients"]),
+    )
+
+
+def _measures(result: StepResult, operator: bool) -> tuple[Measure, ...]:
+    """Return the last value of each number of the model's step that the edition may show."""
+    last = {m.name: m for m in sorted(result.metrics, key=lambda m: m.step)}
+    return tuple(
+        Measure(name=name, value=m.value, label=m.label)
+        for name, m in sorted(last.items())
+        if (operator or Label(m.label) is not Label.OPERATOR)
+        and not name.startswith(("epsilon", "delta"))
+    )
+
+
+def _repeat(result: StepResult, uri: str) -> tuple[str, ...]:
+    name = uri.rstrip("/").split("/")[-1]
+    return (
+        "Check this pack, with nothing of Confide: pip install dp-accounting, then"
+        " python check_evidence.py (with --model FOLDER for the model's own files).",
+        "Train the model again: confide run with the settings of its report. Its step"
+        f" {result.step} has the spec hash {result.spec_hash}, its output the name {name}. With the"
+        " same settings a run finds what is done; another seed is a new release, charged again.",
+        "Noise and sampling come from secret seeds: figures repeat within their spread.",
+    )
+
+
+# --- the ledger
+
+
+def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> LedgerExtract:
+    standing, every = ledger.remaining(dataset), ledger.history(dataset)
+    shown = [entry for entry in every if entry.accounted or operator]
+    plans: dict[str, int] = {}
+    for entry in shown:
+        if entry.whole_plan and entry.plan_key:
+            plans.setdefault(entry.plan_key, len(plans) + 1)
+    shares = any(
+        name != dataset and budget.name == standing.budget.name
+        for name, budget in ledger.datasets().items()
+    )
+    left_out = (
+        "nothing"
+        if operator
+        else "uses of the data without any guarantee, whose results stay with the operator; times"
+        " of day; names of runs"
+    )
+    budget = standing.budget
+    return LedgerExtract(
+        dataset=dataset,
+        budget_unit=None if budget.unit is None else budget.unit.value,
+        budget_neighbours=None if budget.relation is None else budget.relation.value,
+        budget_epsilon=budget.epsilon,
+        budget_delta=budget.delta,
+        share_spent=None if budget.made_up else standing.share,
+        shares_budget=shares,
+        entries=tuple(
+            _line(number, entry, dataset, made_of, plans, operator)
+            for number, entry in enumerate(shown, 1)
+        ),
+        left_out=left_out,
+    )
+
+
+def _line(
+    number: int,
+    entry: Entry,
+    dataset: str,
+    made_of: set[str],
+    plans: Mapping[str, int],
+    operator: bool,
+) -> LedgerEntry:
+    until = None if operator else len("2026-01-01")  # a time of day tells how large the data are
+    return LedgerEntry(
+        number=number,
+        id=entry.id,
+        of_this_data_set=entry.dataset == dataset,
+        in_this_model=entry.id in made_of and entry.dataset == dataset,
+        release=entry.event.title,
+        mechanism=entry.event.describe(),
+        event=entry.event.to_json(),
+        unit=entry.unit.value,
+        neighbours=entry.event.relation.value,
+        delta=entry.delta,
+        state=entry.state.value,
+        accounted=entry.accounted,
+        plan=plans.get(entry.plan_key, 0) if entry.whole_plan else 0,
+        known_seed=entry.known_seed,
+        seed_hash=entry.seed_hash,
+        released_hash=entry.released_hash,
+        reserved=entry.reserved_at[:until],
+        settled=(entry.settled_at or "")[:until],
+    )

@@ -1,0 +1,273 @@
+"""What evidence.json holds: a schema in which every field is required and says what it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dp_core.audit.record import AuditRecord
+from dp_core.config.fields import Config
+from dp_core.config.privacy import RelationName, UnitName
+
+NOT_STATED = "not stated by the operator"
+NOT_DERIVED = "not re-derived"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Words = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Part(Config):
+    """One thing that stands for another, and by which theorem."""
+
+    says: Words
+    theorem: Words
+
+
+class Rederivation(Config):
+    """A claim as another library derives it.
+
+    Attributes:
+        tool: name and version of that library.
+        status: `derived`, or `not re-derived`.
+        epsilon: at the claim's δ; None where it was not derived.
+        difference: (derived − claimed)/claimed.
+        parts: what stands for each mechanism, by which theorem.
+        why_not: why it was not derived; empty where it was.
+    """
+
+    tool: Words
+    status: Literal["derived", "not re-derived"]
+    epsilon: float | None
+    difference: float | None
+    parts: tuple[Part, ...]
+    why_not: str
+
+
+class TprCeiling(Config):
+    """The largest true positive rate that the claim leaves to any membership attack.
+
+    Attributes:
+        fpr: false positive rate.
+        tpr: by the composed privacy loss distribution.
+        tpr_of_epsilon_delta: by the claim's one (ε, δ) alone.
+        tpr_rederived: by the other library's distribution; None where it was not derived.
+    """
+
+    fpr: Share
+    tpr: Share
+    tpr_of_epsilon_delta: Share
+    tpr_rederived: Share | None
+
+
+class ReleaseEvidence(Config):
+    """One release of private data that the model was made from.
+
+    Attributes:
+        ledger_id: its entry in ledger.json.
+        release: what was released, in a word or two.
+        mechanism: in words, parameters included.
+        sampler: which units took part in each update or round.
+        noise: which noise was drawn, and its deviation.
+        event: the mechanism as data: ε is a function of it.
+        unit, neighbours: what it protects, under which neighbouring relation.
+        delta: δ set aside for it.
+        epsilon: by itself, by PLD, at δ.
+        epsilon_rdp: by Rényi DP; None where no curve is known.
+        rederived: ε by another library.
+    """
+
+    ledger_id: Words
+    release: Words
+    mechanism: Words
+    sampler: Words
+    noise: Words
+    event: dict[str, Any]
+    unit: UnitName
+    neighbours: RelationName
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=0)]
+    epsilon_rdp: float | None
+    rederived: Rederivation
+
+
+class Claim(Config):
+    """What is claimed for the units of one data set. Claims of different data sets never add up.
+
+    Attributes:
+        dataset: its name in the ledger.
+        unit: what is protected.
+        neighbours: the neighbouring relation.
+        declared_units: n, a public upper bound; None where an older record does not hold it.
+        epsilon: of all releases together; None where they protect unlike things.
+        delta: of the same guarantee.
+        composition: how the releases were added up.
+        one_plan: whether they were registered as one plan before the first of them.
+        assumptions: what must have been true for the guarantee to hold.
+        releases: in the order in which the model descends from them.
+        rederived: the total by another library; None where there is no total.
+        tpr_ceilings: for a membership attack on one unit; empty where there is no total.
+    """
+
+    dataset: Words
+    unit: UnitName
+    neighbours: RelationName
+    declared_units: Annotated[int, Field(ge=1)] | None
+    epsilon: Annotated[float, Field(ge=0)] | None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    composition: Words
+    one_plan: bool
+    assumptions: tuple[Words, ...]
+    releases: Annotated[tuple[ReleaseEvidence, ...], Field(min_length=1)]
+    rederived: Rederivation | None
+    tpr_ceilings: tuple[TprCeiling, ...]
+
+
+class TrainedBy(Config):
+    """The plan of the model's own private training: settings, all public.
+
+    Attributes:
+        ledger_id: its release.
+        sampling: how batches are drawn.
+        declared_units, expected_batch, steps: of each phase, in units.
+        noise_multiplier: σ of a whole update, over the clip norm.
+    """
+
+    ledger_id: Words
+    sampling: Words
+    declared_units: int
+    phases: tuple[dict[str, float], ...]
+    noise_multiplier: float
+    clip_norm: float
+    clipping: Words
+    examples_per_step: int
+    max_examples_per_unit: int
+    noise_bands: int
+
+
+class ModelIdentity(Config):
+    """Which model this is evidence of.
+
+    Attributes:
+        step: the step that made it.
+        kind, layers, hidden, parameters: its architecture; None where its step does not say.
+        files: SHA-256 of each of its files, as they are exported.
+    """
+
+    step: Words
+    kind: str | None
+    layers: int | None
+    hidden: int | None
+    parameters: int | None
+    files: dict[str, Sha256]
+
+
+class OperatorWords(Config):
+    """What only people can say of a model and its data: given by the operator, never derived."""
+
+    model_name: str = NOT_STATED
+    license: str = NOT_STATED
+    language: str = NOT_STATED
+    contact: str = NOT_STATED
+    intended_use: str = NOT_STATED
+    out_of_scope_use: str = NOT_STATED
+    data_collection: str = NOT_STATED
+    data_people: str = NOT_STATED
+    legal_basis: str = NOT_STATED
+    known_biases: str = NOT_STATED
+    access_to_private_data: str = NOT_STATED
+
+
+class NistField(Config):
+    """One point of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees)."""
+
+    level: Literal["guarantee", "algorithms", "deployment"]
+    field: Words
+    answer: Words
+
+
+class Measure(Config):
+    """One number that the model's own step measured, of public data or protected by noise."""
+
+    name: Words
+    value: float
+    label: Literal["dp", "public", "operator"]
+
+
+class Evidence(Config):
+    """Everything that evidence.json holds."""
+
+    version: Literal[1] = 1
+    edition: Literal["publishable", "operator"]
+    made_up: bool  # the private text was made up or public: nobody's privacy is at stake
+    created: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    model: ModelIdentity
+    promise: Annotated[tuple[Words, ...], Field(min_length=1)]
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
+    trained_by: TrainedBy | None
+    audits: Annotated[tuple[AuditRecord, ...], Field(min_length=1)]
+    measures: tuple[Measure, ...]
+    operator_words: OperatorWords
+    nist_sp_800_226: Annotated[tuple[NistField, ...], Field(min_length=1)]
+    versions: Annotated[dict[str, str], Field(min_length=1)]
+    repeat: Annotated[tuple[Words, ...], Field(min_length=1)]
+    files: dict[str, Sha256]  # every other file of the pack
+
+
+class LedgerEntry(Config):
+    """One entry of the privacy ledger, as it may be shown.
+
+    Attributes:
+        number: order of reservation within the extract.
+        of_this_data_set: False for a data set that shares the budget.
+        in_this_model: whether the model descends from it.
+        plan: number of the run that registered it with others before the first release; 0: none.
+        reserved, settled: the day; with the time in the operator's edition.
+        seed_hash: salted hash of its secret seed; released_hash: keyed digest of what came out.
+    """
+
+    number: int
+    id: Words
+    of_this_data_set: bool
+    in_this_model: bool
+    release: Words
+    mechanism: Words
+    event: dict[str, Any]
+    unit: UnitName
+    neighbours: RelationName
+    delta: float
+    state: Literal["planned", "reserved", "settled", "withdrawn"]
+    accounted: bool
+    plan: int
+    known_seed: bool
+    seed_hash: str
+    released_hash: str
+    reserved: str
+    settled: str
+
+
+class LedgerExtract(Config):
+    """The account of one data set: its budget, and every release that was ever charged to it.
+
+    Attributes:
+        budget_*: None for data that are made up or public: nothing is limited.
+        share_spent: of the budget, in the ledger's own currency.
+    """
+
+    dataset: Words
+    budget_unit: UnitName | None
+    budget_neighbours: RelationName | None
+    budget_epsilon: float | None
+    budget_delta: float | None
+    share_spent: float | None
+    shares_budget: bool
+    entries: tuple[LedgerEntry, ...]
+    left_out: Words  # what is not in the extract, in words
+
+
+class LedgerFile(Config):
+    """What ledger.json holds."""
+
+    version: Literal[1] = 1
+    extracts: tuple[LedgerExtract, ...]

@@ -1,0 +1,136 @@
+"""What every lower bound on ε must do: stay silent on noise, below the truth, and find bugs.
+
+A subclass names a bound and how its guesses are chosen; it inherits the rest. The published bounds
+that failed are run through the same checks by `test_lower_bounds.py`, and must fail them here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+
+DELTA = 1e-5
+# (scores, coins, δ, confidence) -> lower bound on ε
+Auditor = Callable[[np.ndarray, np.ndarray, float, float], float]
+TRIALS, SIGNIFICANCE = 1000, 0.001
+
+
+def coins_of(rng: np.random.Generator, canaries: int) -> np.ndarray:
+    return rng.random(canaries) < 0.5
+
+
+def null_alarms(auditor: Auditor, *, canaries: int = 60, confidence: float = 0.999) -> int:
+    """How many of 1,000 audits of scores that hold nothing say that ε is above 0."""
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(TRIALS):
+        scores, coins = rng.normal(size=canaries), coins_of(rng, canaries)
+        alarms += auditor(scores, coins, DELTA, confidence) > 0
+    return alarms
+
+
+def randomised_response(rng, coins, epsilon: float) -> np.ndarray:
+    """ε-DP: every coin is told, and is right with probability e^ε/(1 + e^ε)."""
+    honest = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
+    return np.where(coins == honest, 1.0, 0.0) + 1e-6 * rng.random(len(coins))
+
+
+def subsampled_gaussian(rng, coins, rate: float, sigma: float, steps: int) -> np.ndarray:
+    """What a Dirac canary of a DP-SGD training leaves in the sum of the noised sums."""
+    taken = rng.binomial(steps, rate, len(coins)) * coins
+    return taken + rng.normal(0, sigma * math.sqrt(steps), len(coins))
+
+
+def all_or_nothing(rng, coins, delta: float) -> np.ndarray:
+    """(0, δ)-DP: with probability δ all coins are told, else none: what the δ term is there for."""
+    if rng.random() < delta:
+        return np.where(coins, 1.0, 0.0)
+    return rng.random(len(coins))
+
+
+def excesses(draw, auditor: Auditor, truth: float, *, trials: int, canaries: int, delta: float):
+    """(lower bounds, how many of them are above the truth) at 95% confidence."""
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(trials):
+        coins = coins_of(rng, canaries)
+        found.append(auditor(draw(rng, coins), coins, delta, 0.95))
+    return np.array(found), int(np.sum(np.array(found) > truth + 1e-3))
+
+
+def most_excesses(trials: int, significance: float = 0.05) -> int:
+    """So many are passed by chance less than once in a million times."""
+    return int(stats.binom.isf(1e-6, trials, significance))
+
+
+class LowerBoundConformance:
+    """Inherited by the tests of every bound."""
+
+    shapes: frozenset[str] = frozenset({"pure", "gaussian", "delta"})
+    canaries = 400
+    trials = 40
+    refuting = 0.999, 1.5  # confidence, and what an audit then says at least of a large ε
+    delta = DELTA  # with all thresholds paid for, the δ term would hide everything at a larger one
+    near = 0.5  # of the truth, that the median audit reaches
+
+    def auditor(self, scores, coins, delta, confidence) -> float:
+        raise NotImplementedError
+
+    def test_noise_is_silent(self):
+        assert null_alarms(self.auditor) <= 1
+
+    def test_constant_scores_are_silent(self):
+        rng = np.random.default_rng(1)
+        found = [self.auditor(np.zeros(60), coins_of(rng, 60), DELTA, 0.999) for _ in range(TRIALS)]
+        assert sum(epsilon > 0 for epsilon in found) <= 1
+
+    def test_randomised_response_is_not_overstated(self):
+        if "pure" not in self.shapes:
+            return
+        found, above = excesses(
+            lambda rng, coins: randomised_response(rng, coins, 1.5),
+            self.auditor,
+            1.5,
+            trials=self.trials,
+            canaries=self.canaries,
+            delta=self.delta,
+        )
+        assert above <= most_excesses(self.trials)
+        assert np.median(found) > self.near * 1.5
+
+    def test_a_subsampled_gaussian_is_not_overstated(self):
+        found, above = excesses(
+            lambda rng, coins: subsampled_gaussian(rng, coins, 0.5, 1.9845, 10),
+            self.auditor,
+            4.0,  # its ε by PLD
+            trials=self.trials,
+            canaries=2 * self.canaries,
+            delta=self.delta,
+        )
+        assert above == 0
+        assert np.median(found) > self.near * 1.2
+
+    def test_what_delta_allows_is_no_evidence(self):
+        if "delta" not in self.shapes:
+            return
+        _, above = excesses(
+            lambda rng, coins: all_or_nothing(rng, coins, 0.1),
+            self.auditor,
+            0.0,
+            trials=300,
+            canaries=40,
+            delta=0.1,
+        )
+        assert above <= most_excesses(300)
+
+    def test_a_claim_below_the_truth_is_refuted(self):
+        rng = np.random.default_rng(5)
+        coins = coins_of(rng, 3 * self.canaries)
+        confidence, claimed = self.refuting
+        told = randomised_response(rng, coins, 4.0)
+        assert self.auditor(told, coins, self.delta, confidence) > claimed
+        half_the_noise = subsampled_gaussian(rng, coins, 1.0, 0.3, 1)
+        assert self.auditor(half_the_noise, coins, self.delta, confidence) > claimed

@@ -1,0 +1,218 @@
+"""The engine is consistent with its claim; with a planted bug it is not.
+
+Each audit has the size at which its bug is contradicted in nearly all repeats. Guesses that are all
+right refute the claim's curve at p ≤ 0.001 if there are 300 of them on 4,096 canaries, 410 on
+16,384. With the noise halved, 410 at each end of 16,384 do so in 20 of 20 simulated audits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.audit.engine_audit import (
+    DiracCanaries,
+    NewTokenCanaries,
+    audited_plan,
+    black_box_scores,
+    claim_of,
+    periodic,
+    white_box_observations,
+    white_box_scores,
+)
+from dp_core.audit.one_run import AuditVerdict, Claim, Guesses, audit_claim, throw_coins
+from dp_core.errors import BadInput
+from dp_core.privacy.batch_selection import PoissonSampling
+from dp_core.privacy.clipping import layer_rules
+from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import trainer
+
+CANARIES = DiracCanaries(32, 32)
+COINS_OF, TRAINING = PrivacySeed.fixed("coins"), PrivacySeed.fixed("training")
+EPSILON, DELTA = 4.0, 1e-5
+
+
+@cache
+def planned(count: int, sampling_rate: float, steps: int) -> tuple[ExecutionPlan, Claim]:
+    plan = audited_plan(count, EPSILON, DELTA, sampling_rate=sampling_rate, steps=steps)
+    return plan, claim_of(plan)
+
+
+def audited(
+    guesses: Guesses,
+    canaries: DiracCanaries = CANARIES,
+    *,
+    sampling_rate: float = 1.0,
+    steps: int = 2,
+    micro_rows: int = 512,
+) -> AuditVerdict:
+    plan, claim = planned(canaries.count, sampling_rate, steps)
+    coins = throw_coins(COINS_OF, canaries.count)
+    seen = white_box_observations(canaries, plan, coins, TRAINING, micro_rows=micro_rows)
+    return audit_claim(claim, white_box_scores(plan, seen), coins, guesses, COINS_OF)
+
+
+def test_every_canary_is_clipped_to_the_clip_norm_and_lies_in_its_own_entry():
+    parameters = {n: tf.constant(a) for n, a in CANARIES.model().parameters.items()}
+    for number in (3, 1024 + 40, 2 * 1024 + 77, 3 * 1024 + 1023):
+        ids = tf.constant([[number]], tf.int32)
+        clipped = clipped_grad_sum(
+            lambda layers, ids=ids: CANARIES.row_losses(layers, None, ids), parameters, 1, 1.0
+        )
+        expected = 10.0 if number < 3 * 1024 else 10.0 * 2**0.5
+        assert clipped.norms.numpy() == pytest.approx(expected, rel=1e-3)
+        along = CANARIES.along({n: g.numpy() for n, g in clipped.sums.items()})
+        assert along[number] == pytest.approx(1.0, rel=1e-3)
+        assert np.abs(np.delete(along, number)).max() < 1e-6
+
+
+def test_the_engine_is_consistent_and_the_audit_sees_something():
+    verdict = audited(Guesses(100, 100), sampling_rate=0.5, steps=4)
+    assert verdict.word == "consistent"
+    assert verdict.epsilon == pytest.approx(EPSILON, rel=1e-3)
+    assert 0.8 < verdict.lower_bounds["trade-off"] < EPSILON
+    assert verdict.power["Gaussian"] > EPSILON
+    assert verdict.null.sound
+
+
+def test_what_is_seen_is_the_clipped_sum_and_the_plans_noise():
+    plan, _ = planned(CANARIES.count, 0.5, 4)
+    coins = throw_coins(COINS_OF, CANARIES.count)
+    seen = white_box_observations(CANARIES, plan, coins, TRAINING)
+    noise = seen[:, ~coins]
+    assert noise.std() == pytest.approx(plan.noise_multiplier, rel=0.05)
+    drawn = seen[:, coins].mean()
+    spread = noise.std() / seen[:, coins].size ** 0.5
+    assert drawn == pytest.approx(plan.sampling_rate(0), abs=6 * spread)
+
+
+# --- planted bugs: each must be contradicted
+
+
+def test_half_the_noise(monkeypatch):
+    monkeypatch.setattr(
+        ExecutionPlan, "gradient_noise_multiplier", lambda plan: plan.noise_multiplier / 2
+    )
+    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64, 64)))
+
+
+@pytest.mark.parametrize(
+    "record", ["EmbeddingRecord", "LinearRecord", "TiedProjectionRecord", "NormRecord"]
+)
+def test_a_layer_unclipped(monkeypatch, record):
+    rule = getattr(layer_rules, record)
+    true = rule.gradients
+
+    def without_norm(self, g):
+        found = true(self, g)
+        return replace(found, squared_norms=0.0 * found.squared_norms)
+
+    monkeypatch.setattr(rule, "gradients", without_norm)
+    assert_contradicted(audited(Guesses(400, 0)))
+
+
+def test_accumulation_noise_counted_once(monkeypatch):
+    """Noise is meant for each of the micro-batches of an update, and added to the last alone."""
+    true, micro_batches = trainer.noised_means, []
+    add = trainer.Trainer.add
+
+    def counted(self, batch):
+        micro_batches.append(1)
+        add(self, batch)
+
+    def once(totals, noise, divisor):
+        share = len(micro_batches) ** -0.5
+        micro_batches.clear()
+        less = replace(noise, noise_multiplier=noise.noise_multiplier * share)
+        return true(totals, less, divisor)
+
+    monkeypatch.setattr(trainer.Trainer, "add", counted)
+    monkeypatch.setattr(trainer, "noised_means", once)
+    assert_contradicted(audited(Guesses(200, 200), micro_rows=128))  # 17 of them
+
+
+def test_noise_per_shard_forgotten(monkeypatch):
+    """Each of 16 shards is to add σ/√16, and only the chief does."""
+    true = trainer.noised_means
+
+    def of_the_chief(totals, noise, divisor):
+        less = replace(noise, noise_multiplier=noise.noise_multiplier / 4)
+        return true(totals, less, divisor)
+
+    monkeypatch.setattr(trainer, "noised_means", of_the_chief)
+    assert_contradicted(audited(Guesses(200, 200)))
+
+
+def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
+    true = PoissonSampling.draw
+    monkeypatch.setattr(
+        PoissonSampling,
+        "draw",
+        lambda law, seed, n, rate, step: true(law, seed, n, rate, 0),
+    )
+    found = audited(Guesses(310, 0), DiracCanaries(64, 32), sampling_rate=0.1, steps=20)
+    assert_contradicted(found)
+
+
+@pytest.mark.slow
+def test_a_sampler_that_deals_batches_in_a_fixed_order(monkeypatch):
+    def dealt(law, seed, n, rate, step):
+        period = round(1 / rate)
+        return np.arange(step % period, n, period)
+
+    monkeypatch.setattr(PoissonSampling, "draw", dealt)
+    found = audited(Guesses(320, 0), DiracCanaries(64, 64), sampling_rate=0.05, steps=200)
+    assert_contradicted(found)
+
+
+def assert_contradicted(verdict):
+    assert verdict.word == "contradicted"
+    assert verdict.lower_bounds["Gaussian"] > EPSILON
+
+
+# --- black box
+
+
+def test_released_weights_show_what_the_noise_leaves_and_not_more():
+    canaries = NewTokenCanaries(1000, ordinary=64)
+    coins = throw_coins(COINS_OF, canaries.count)
+    plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
+    scores = black_box_scores(canaries, plan, coins, TRAINING)
+    verdict = audit_claim(claim_of(plan), [scores], coins, Guesses(50, 50), COINS_OF)
+    assert verdict.word == "consistent"
+    assert verdict.lower_bounds["trade-off"] > 0.3
+
+
+def test_without_noise_the_released_weights_give_every_canary_away(monkeypatch):
+    canaries = NewTokenCanaries(1000, ordinary=64)
+    coins = throw_coins(COINS_OF, canaries.count)
+    plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
+    monkeypatch.setattr(ExecutionPlan, "gradient_noise_multiplier", lambda plan: 0.05)
+    scores = black_box_scores(canaries, plan, coins, TRAINING)
+    assert_contradicted(audit_claim(claim_of(plan), [scores], coins, Guesses(300, 0), COINS_OF))
+
+
+# --- inputs
+
+
+def test_canaries_that_do_not_fit_the_plan_are_refused():
+    plan, _ = planned(CANARIES.count, 1.0, 2)
+    coins = throw_coins(COINS_OF, CANARIES.count)
+    with pytest.raises(BadInput, match="as many"):
+        white_box_observations(DiracCanaries(2, 2), plan, coins, TRAINING)
+    with pytest.raises(BadInput, match="as many"):
+        black_box_scores(NewTokenCanaries(5), plan, coins, TRAINING)
+    with pytest.raises(BadInput, match="3 by 1"):
+        DiracCanaries(3, 1)
+    assert DiracCanaries.at_least(1000).count >= 1000
+
+
+def test_the_periodic_score_is_the_best_turn():
+    seen = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, -1.0]])
+    assert periodic(seen, 2).tolist() == [2.0, 1.0]

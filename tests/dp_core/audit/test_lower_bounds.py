@@ -1,0 +1,281 @@
+"""Bounds against theorems, brute force, another library, and the failures of others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from lower_bound_conformance import (
+    DELTA,
+    LowerBoundConformance,
+    all_or_nothing,
+    coins_of,
+    excesses,
+    most_excesses,
+    null_alarms,
+)
+from scipy import stats
+from scipy.optimize import linprog
+from scipy.special import bdtrc, betaincinv, ndtri
+
+from dp_core.audit.lower_bounds import (
+    BOUNDS,
+    BinomialBound,
+    GaussianBound,
+    OneRunBound,
+    Outcome,
+    TradeOffBound,
+    binomial_p_value,
+    right_guesses_to_refute,
+    trade_off_p_value,
+    trade_off_refuted,
+)
+from dp_core.audit.one_run import Guesses, surest_first
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
+
+
+class OfAFixedNumber(LowerBoundConformance):
+    """A fifth of the canaries is guessed."""
+
+    bound: OneRunBound
+
+    def auditor(self, scores, coins, delta, confidence):
+        guesses = Guesses.of_share(len(coins), 0.2)
+        outcome = Outcome(len(coins), guesses.total, guesses.right(scores, coins))
+        return self.bound.epsilon(outcome, delta, confidence)
+
+
+class TestBinomialBound(OfAFixedNumber):
+    bound = BinomialBound()
+
+
+class TestTradeOffBound(OfAFixedNumber):
+    bound = TradeOffBound()
+
+
+class TestGaussianBound(OfAFixedNumber):
+    bound = GaussianBound()
+    shapes = frozenset({"gaussian"})  # what it assumes
+
+
+class TestBinomialBoundOverAllThresholds(LowerBoundConformance):
+    bound = BinomialBound()
+    near, trials, canaries = 0.2, 8, 300
+    refuting, delta = (0.95, 1.5), 1e-9
+
+    def auditor(self, scores, coins, delta, confidence):
+        return self.bound.best_epsilon(surest_first(scores, coins), delta, confidence)
+
+
+class TestTradeOffBoundOverAllThresholds(TestBinomialBoundOverAllThresholds):
+    bound = TradeOffBound()
+
+
+# --- published failures: each must fail the suite
+
+
+def uncorrected(scores, coins, delta, confidence):
+    """The best of all thresholds, none of them paid for."""
+    right = np.cumsum(surest_first(scores, coins))
+    outcomes = [Outcome(len(coins), r, int(v)) for r, v in enumerate(right, start=1)]
+    best = min(outcomes, key=lambda o: bdtrc(o.right - 1, o.guesses, 0.5) if o.right else 1.0)
+    return BinomialBound().epsilon(best, delta, confidence)
+
+
+def corrected_for_the_hull(scores, coins, delta, confidence):
+    """The thresholds on the hull of the ROC curve, which the scores pick, paid for by their number.
+
+    Guesses "in" alone, as in the library where this was found.
+    """
+    order = np.argsort(-scores)
+    tp = np.concatenate([[0], np.cumsum(coins[order])])
+    fp = np.concatenate([[0], np.cumsum(~coins[order])])
+    hull = [0]
+    for i in range(1, len(tp)):
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
+            if (tp[b] - tp[a]) * (fp[i] - fp[b]) <= (tp[i] - tp[b]) * (fp[b] - fp[a]):
+                hull.pop()
+            else:
+                break
+        hull.append(i)
+    each = 1 - (1 - confidence) / len(hull)
+    outcomes = [Outcome(len(coins), i, int(tp[i])) for i in hull if i]
+    return max(BinomialBound().epsilon(o, delta, each) for o in outcomes)
+
+
+def without_the_delta_term(scores, coins, delta, confidence):
+    guesses = Guesses.of_share(len(coins), 0.2)
+    outcome = Outcome(len(coins), guesses.total, guesses.right(scores, coins))
+    return BinomialBound().epsilon(outcome, 0.0, confidence)
+
+
+def gaussian_by_rates(scores, coins, delta, confidence):
+    """μ from the best threshold's Clopper–Pearson rates, the ends with no errors kept in.
+
+    One threshold of all m is always so extreme that both of its rates are favourable by chance.
+    """
+    above = scores[None, :] >= scores[:, None]
+    tp, fp = (above & coins).sum(axis=1), (above & ~coins).sum(axis=1)
+    n, k = int(coins.sum()), int((~coins).sum())
+    fnr = np.where(tp > 0, betaincinv(n - tp + 1, np.maximum(tp, 1), confidence), 1.0)
+    fpr = np.where(fp < k, betaincinv(fp + 1, np.maximum(k - fp, 1), confidence), 1.0)
+    with np.errstate(invalid="ignore"):
+        best = float(np.nanmax(np.abs(-ndtri(fpr) - ndtri(fnr))[(fpr < 1) & (fnr < 1)]))
+    return GaussianTradeOff(best).epsilon(delta) if best else 0.0
+
+
+@pytest.mark.parametrize("auditor", [uncorrected, gaussian_by_rates])
+def test_bounds_that_were_published_and_wrong_alarm_on_noise(auditor):
+    assert null_alarms(auditor, confidence=0.95) > most_excesses(1000)
+
+
+def test_to_pay_for_the_thresholds_that_the_data_picks_is_to_pay_too_little():
+    def corrected_for_all(scores, coins, delta, confidence):
+        return BinomialBound().best_epsilon(surest_first(scores, coins), delta, confidence)
+
+    ours = null_alarms(corrected_for_all, confidence=0.95)
+    assert ours <= 5
+    assert null_alarms(corrected_for_the_hull, confidence=0.95) > 6 * max(ours, 5)
+
+
+def test_without_the_delta_term_what_delta_allows_looks_like_a_leak():
+    _, above = excesses(
+        lambda rng, coins: all_or_nothing(rng, coins, 0.2),
+        without_the_delta_term,
+        0.0,
+        trials=300,
+        canaries=40,
+        delta=0.2,
+    )
+    assert above > most_excesses(300)
+
+
+# --- against theorems and brute force
+
+
+def test_for_pure_privacy_the_p_value_is_that_of_randomised_response():
+    for epsilon, r in itertools.product((0.0, 0.7, 3.0), (1, 5, 12)):
+        q = 1 / (1 + math.exp(-epsilon))
+        for v in range(r + 1):
+            exact = sum(math.comb(r, i) * q**i * (1 - q) ** (r - i) for i in range(v, r + 1))
+            assert binomial_p_value(Outcome(20, r, v), epsilon, 0.0) == pytest.approx(exact)
+
+
+def test_the_delta_term_is_the_largest_of_all():
+    m, r, v, epsilon, delta = 30, 12, 10, 1.0, 1e-3
+    q = 1 / (1 + math.exp(-epsilon))
+    pmf = stats.binom.pmf(np.arange(r + 1), r, q)
+    terms = [pmf[v - i : v].sum() / i for i in range(1, v + 1)]
+    expected = pmf[v:].sum() + 2 * m * delta * max(terms)
+    assert binomial_p_value(Outcome(m, r, v), epsilon, delta) == pytest.approx(expected)
+
+
+def most_right(m, r, v, epsilon, delta):
+    """The largest P[right ≥ v] that the theorem's inequalities allow: a linear program."""
+    i = np.arange(r + 1)
+    rows, ends = [], []
+    for k in range(1, r + 1):
+        hit = np.where(i >= k, i, 0) / m
+        missed = np.where(i >= k - 1, r - i, 0) / m
+        rows += [math.exp(-epsilon) * hit - missed, math.exp(epsilon) * hit - missed]
+        ends += [math.exp(-epsilon) * delta, math.exp(epsilon) - 1 + delta]
+    found = linprog(
+        -(i >= v).astype(float), A_ub=rows, b_ub=ends, A_eq=[np.ones(r + 1)], b_eq=[1.0]
+    )
+    return -found.fun
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.5, 0.01), (0.1, 0.05)])
+@pytest.mark.parametrize(("m", "r"), [(8, 8), (12, 5)])
+def test_the_recursion_solves_the_theorems_linear_program(m, r, epsilon, delta):
+    for v in range(1, r + 1):
+        most = most_right(m, r, v, epsilon, delta)
+        outcome, curve = Outcome(m, r, v), PrivacyProfile.of_claim(epsilon, delta)
+        # Above the largest possible probability it refutes, below it does not.
+        assert trade_off_refuted(outcome, curve, min(1.0, most * 1.02 + 1e-9)) or most > 0.98
+        assert not trade_off_refuted(outcome, curve, most * 0.98)
+
+
+def test_the_p_value_is_where_refuting_begins():
+    outcome, curve = Outcome(1000, 100, 91), GaussianTradeOff(0.9)
+    p = trade_off_p_value(outcome, curve)
+    assert trade_off_refuted(outcome, curve, p)
+    assert not trade_off_refuted(outcome, curve, p / 1.01)
+    assert trade_off_p_value(Outcome(1000, 100, 40), curve) == 1.0
+
+
+# (m, r, v, δ, significance, binomial, Gaussian): jax_privacy 2.0.0, `_epsilon_one_run` and `_fdp`
+FROZEN = [
+    (100, 100, 60, 1e-5, 0.05, 0.05168, 0.07901),
+    (100, 100, 100, 1e-5, 0.001, 2.606867, 4.43962),
+    (1000, 100, 91, 1e-5, 0.05, 1.715576, 2.5988),
+    (1000, 100, 91, 1e-3, 0.05, 0.429107, 1.79722),
+    (1000, 1000, 600, 1e-5, 0.001, 0.199442, 0.29156),
+    (5000, 500, 433, 1e-5, 0.001, 0.888831, 1.66108),
+    (20000, 400, 368, 1e-5, 0.05, 2.096335, 2.6354),
+    (300, 7, 7, 1e-3, 0.05, 0.0, 0.48408),
+    (50, 50, 25, 1e-5, 0.05, 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)
+def test_another_library_finds_the_same(m, r, v, delta, significance, binomial, gaussian):
+    outcome, confidence = Outcome(m, r, v), 1 - significance
+    found = BinomialBound().epsilon(outcome, delta, confidence)
+    assert found == pytest.approx(binomial, abs=3e-4)
+    found = GaussianBound().epsilon(outcome, delta, confidence)
+    assert found == pytest.approx(gaussian, abs=1e-3)
+
+
+# --- power, order, and what is refused
+
+
+def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
+    assert right_guesses_to_refute(4.0) == 166 == round(3.04 * math.exp(4.0))
+    for epsilon in (0.5, 2.0, 4.0):
+        r = right_guesses_to_refute(epsilon)
+        assert BinomialBound().power(r, r, 0.0) >= epsilon - 1e-3
+        assert BinomialBound().power(r - 1, r - 1, 0.0) < epsilon
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
+def test_no_audit_says_more_than_its_power(bound):
+    power = bound.power(500, 60, DELTA)
+    found = [bound.epsilon(Outcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
+    assert found == sorted(found)
+    assert found[0] == 0.0
+    assert found[-1] == pytest.approx(power)
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
+def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
+    plain = bound.epsilon(Outcome(500, 60, 55), 1e-5, 0.95)
+    assert bound.epsilon(Outcome(500, 60, 55), 1e-5, 0.99) < plain
+    assert bound.epsilon(Outcome(500, 60, 55), 1e-3, 0.95) < plain
+    assert bound.epsilon(Outcome(50_000, 60, 55), 1e-3, 0.95) < plain
+
+
+def test_all_thresholds_are_paid_for_and_not_those_that_were_looked_at():
+    # 10 right guesses and 90 coins: each of 100 thresholds has a hundredth of the probability.
+    right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
+    found = BinomialBound().best_epsilon(right, 0.0, 0.95)
+    each = [
+        BinomialBound().epsilon(Outcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
+        for r in range(1, 101)
+    ]
+    assert found == pytest.approx(max(each), abs=1e-3)
+
+
+def test_guesses_that_cannot_be_are_refused():
+    for m, r, v in ((5, 6, 1), (5, 4, 5), (5, 4, -1)):
+        with pytest.raises(BadInput, match="right of"):
+            Outcome(m, r, v)
+    for confidence in (0.0, 1.0):
+        with pytest.raises(BadInput, match="confidence"):
+            BinomialBound().epsilon(Outcome(5, 5, 5), 0.0, confidence)
+    with pytest.raises(BadInput, match="delta"):
+        BinomialBound().epsilon(Outcome(5, 5, 5), 1.0)

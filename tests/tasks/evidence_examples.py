@@ -1,0 +1,181 @@
+"""A released model with its ledger entries and its statement, as a job would have left it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
+from tasks.evidence import check_evidence
+from tasks.evidence.gather import gather
+from tasks.evidence.model import OperatorWords
+from tasks.evidence.pack import write_pack
+from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.releases.statements import write_statement
+from tasks.runtime.deployment import Deployment
+from tasks.storage import RESULT, Store
+
+UNIT = PrivacyUnit.PATIENT
+UNITS = 10_000
+TRAINING = PoissonGaussian.single(0.1, 2.0, 100, unit=UNIT)
+EARLIER = PoissonGaussian.single(1.0, 9.0, 4, unit=UNIT)
+SPEC = "5" * 64
+# What may be in no publishable pack: as an operator's number, a run's name, an error, a file.
+SECRET = "Quendoline"
+PLAN = {
+    "declared_units": UNITS,
+    "sampling": {"kind": "poisson"},
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "schedule": [{"steps": 100, "expected_batch": 1000}],
+    "clipping": "flat",
+    "examples_per_step": 1,
+    "max_examples_per_unit": 4,
+    "strategy": {"coefficients": [65536]},
+}
+
+
+def store_of(deployment: Deployment) -> Store:
+    return Store(deployment.store, deployment.cache)
+
+
+def settled(
+    deployment: Deployment,
+    *events: MechanismEvent,
+    dataset: str = "notes",
+    spec_hash: str = SPEC,
+    settle: bool = True,
+    delta: float = 1e-6,
+) -> list[ReleaseRecord]:
+    """Charge releases as one plan; the last one's step is that of the model."""
+    ledger = Ledger.open(deployment.ledger)
+    if dataset not in ledger.datasets():
+        ledger.register_dataset(dataset, UNIT, 20.0, 1e-4)
+    seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
+    hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
+    planned = [
+        Reservation(dataset, UNIT, event, delta, one, key, key)
+        for event, one in zip(events, hashes, strict=True)
+    ]
+    ledger.register_plan(planned)
+    records = []
+    for reservation in planned:
+        entry = ledger.reserve(reservation)
+        ledger.seed(entry, seeds, b"manifest")
+        if settle:
+            entry = ledger.settle(entry.id, released=b"what came out")
+        records.append(
+            ReleaseRecord(
+                ledger_id=entry.id,
+                dataset=dataset,
+                unit="patient",
+                event=entry.event.to_json(),
+                epsilon=0.5,
+                epsilon_rdp=0.6,
+                delta=delta,
+                plan=entry.plan_key,
+                declared_units=UNITS,
+            )
+        )
+    return records
+
+
+def released_model(
+    deployment: Deployment,
+    releases: Sequence[ReleaseRecord],
+    *,
+    name: str = "a" * 16,
+    weights: bytes = b"weights",
+    spec_hash: str = SPEC,
+    step: str = "pretrain",
+    plan: Mapping[str, Any] | None = PLAN,
+    **facts: Any,
+) -> str:
+    """Publish a model made of these releases; return its URI."""
+    store, folder = store_of(deployment), deployment.home / "made" / name
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text("{}")
+    write_statement(folder, releases, made_up=False)
+    uri = f"{store.root}/{step}/{name}"
+    store.publish(folder, uri)
+    write_result(
+        store,
+        uri,
+        releases,
+        spec_hash,
+        {
+            "shape": {"kind": "bert", "layers": 2, "hidden": 128},
+            "parameters": 7,
+            "weights_digest": hashlib.sha256(weights).hexdigest(),
+            "plan": plan,
+            "made_up": False,
+            **facts,
+        },
+    )
+    return uri
+
+
+def write_result(
+    store: Store,
+    uri: str,
+    releases: Sequence[ReleaseRecord],
+    spec_hash: str = SPEC,
+    facts: Mapping[str, Any] = {},
+) -> None:
+    result = StepResult(
+        step=uri.split("/")[-2],
+        spec_hash=spec_hash,
+        outputs={},
+        metrics=[
+            MetricRecord(name="mlm_accuracy_public", value=0.25, label="dp"),
+            MetricRecord(name=f"f1/{SECRET}", value=0.75, label="operator"),
+        ],
+        releases=list(releases),
+        facts=dict(facts),
+        seconds=12345.678,
+        versions={"python": "3.11.7"},
+    )
+    store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+
+
+def pack_of(
+    deployment: Deployment, uri: str, folder: Path, *, operator: bool = False, **words: str
+) -> Path:
+    """Write the evidence pack of a model."""
+    folder.mkdir(parents=True)
+    said = OperatorWords(**words)
+    write_pack(gather(deployment, store_of(deployment), uri, operator=operator, words=said), folder)
+    return folder
+
+
+def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
+    """Change files of a pack by functions of their JSON, name their digests anew, and check it.
+
+    An attacker who can change a file can change its digest, too.
+
+    Args:
+        pack: its folder.
+        changed: `evidence`, `statement` or `ledger` -> a function that alters its content.
+    """
+    names = {
+        "evidence": check_evidence.EVIDENCE,
+        "statement": check_evidence.STATEMENT,
+        "ledger": check_evidence.LEDGER,
+    }
+    for part, change in changed.items():
+        file = pack / names[part]
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+    evidence = json.loads((pack / check_evidence.EVIDENCE).read_text())
+    for name in evidence.get("files", {}):
+        if (pack / name).exists():
+            evidence["files"][name] = hashlib.sha256((pack / name).read_bytes()).hexdigest()
+    (pack / check_evidence.EVIDENCE).write_text(json.dumps(evidence))
+    return check_evidence.check(pack)

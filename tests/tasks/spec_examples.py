@@ -1,0 +1,63 @@
+"""Specs by hand, as small as they get: each test says what is its own. And the way into a step."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from tasks.protocol import (
+    CorpusSpec,
+    EntitiesSpec,
+    ExposureSpec,
+    FinetuneSpec,
+    PretrainSpec,
+    PrivacyPlan,
+    StepSpec,
+    TokenStoreSpec,
+    VocabularySpec,
+)
+from tasks.runtime import step as contract
+from tasks.storage import encode_data
+
+Spec = TypeVar("Spec", bound=StepSpec)
+
+PLAN = PrivacyPlan(
+    dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
+    delta=1e-5,
+)  # fmt: skip
+_TRAINING: dict[str, Any] = {
+    "plan": PLAN, "training": {"learning_rate": 0.001}, "batches": {"batch_size": 8},
+    "updates": 2, "device": "cpu",
+}  # fmt: skip
+_DEFAULTS: dict[type[StepSpec], dict[str, Any]] = {
+    CorpusSpec: {
+        "role": "private", "format": "text", "dataset": "notes", "data_version": "1",
+        "synthetic_patients": 50,
+    },
+    EntitiesSpec: {"format": "columns", "public": True, "data_version": "1"},
+    TokenStoreSpec: {
+        "corpus_uri": "corpus", "vocabulary_uri": "vocabulary", "canaries_uri": "canaries",
+        "units": {"declared_units": 40}, "holdout": 0.0,
+        "rows": {"sequence_length": 16, "max_examples_per_unit": 1},
+    },
+    VocabularySpec: {
+        "corpus_uri": "corpus", "dataset": "notes",
+        "config": {
+            "vocabulary_source": "private", "declared_units": 40, "words_per_unit": 16,
+            "vocabulary_epsilon": 8.0, "vocabulary_delta": 1e-6, "vocabulary_size": 100,
+        },
+    },
+    PretrainSpec: {"mode": "dp", "shape": {"layers": 1, "hidden": 64}, **_TRAINING},
+    FinetuneSpec: {"epochs": 1, "sequence_length": 16, **_TRAINING},
+    ExposureSpec: {"device": "cpu"},
+}  # fmt: skip
+
+
+def spec_of(kind: type[Spec], root: str, **changes: Any) -> Spec:
+    """Return a spec of that kind, of private data, with these fields in place of the defaults."""
+    shared = {"root": root, "made_up": False, "seed": 1}
+    return kind.model_validate({**shared, **_DEFAULTS[kind], **changes})
+
+
+def run(spec: StepSpec) -> int:
+    """Run a step as a launcher does; return its exit code."""
+    return contract.main(spec.step, encode_data(spec.model_dump_json().encode()))

@@ -1,0 +1,52 @@
+"""`confide audit-engine`: a small audit as JSON and as a table, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import Confide
+
+from dp_core.privacy.execution_plan import ExecutionPlan
+
+pytestmark = pytest.mark.usefixtures("at_home")
+SMALL = ["audit-engine", "--updates", "2", "--sampling-rate", "1"]
+
+
+def test_a_small_audit_is_consistent_and_says_what_it_could_have_refuted(confide: Confide):
+    words = ["--white-box-canaries", "400", "--black-box-canaries", "0", "--json"]
+    code, out, _ = confide(*SMALL, *words)
+    found = json.loads(out)["white-box"]
+    assert code == 0
+    assert found["verdict"] == "consistent"
+    assert found["canaries"] >= 400
+    assert found["lower_bounds"].keys() == found["power"].keys()
+    assert found["lower_bounds"]["trade-off"] <= found["power"]["trade-off"]
+    assert found["null"]["repeats"] == 1000
+
+
+def test_a_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
+    monkeypatch.setattr(ExecutionPlan, "gradient_noise_multiplier", lambda plan: 0.05)
+    words = ["--epsilon", "1", "--white-box-canaries", "10000", "--black-box-canaries", "0"]
+    code, out, err = confide(*SMALL, *words)
+    assert code == 1
+    assert "contradicted" in out
+    assert "white-box audit" in err
+    assert "200 of 200 guesses were right" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--epsilon 0", "--epsilon"),
+        ("--delta 0.01", "--delta"),
+        ("--updates 0", "--updates"),
+        ("--sampling-rate 2", "--sampling-rate"),
+        ("--white-box-canaries 0 --black-box-canaries 0", "nothing to audit"),
+    ],
+)
+def test_what_no_audit_can_be_made_of_is_refused(confide: Confide, words, named):
+    code, _, err = confide("audit-engine", *words.split())
+    assert code == 2
+    assert named in err
+    assert len(err.strip().splitlines()) == 1

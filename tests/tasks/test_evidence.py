@@ -1,0 +1,621 @@
+"""The evidence pack: what it holds, what it refuses, and what a forged one is caught by."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import html
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import Confide
+from evidence_examples import (
+    EARLIER,
+    SECRET,
+    SPEC,
+    TRAINING,
+    UNITS,
+    altered,
+    pack_of,
+    released_model,
+    settled,
+    store_of,
+    write_result,
+)
+from step_outputs import publish
+
+from dp_core.audit.canaries import Canary
+from dp_core.audit.exposure import rows_from_ranks
+from dp_core.audit.membership_metrics import MembershipRow, Share
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import tpr_ceiling
+from dp_core.privacy.mechanisms import compose
+from tasks.evidence import check_evidence
+from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
+from tasks.evidence.pack import read_pack, schema
+from tasks.releases.statements import DATA, WORDS
+from tasks.report.results import EXPOSURE_FILE, MEMBERSHIP_FILE
+from tasks.runtime.deployment import Deployment
+from tasks.storage import CHECKSUMS, sha256_of
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def model(deployment: Deployment) -> str:
+    return released_model(deployment, settled(deployment, EARLIER, TRAINING))
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("evidence")
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
+    deployment.prepare()
+    model = released_model(deployment, settled(deployment, EARLIER, TRAINING))
+    return pack_of(deployment, model, home / "pack")
+
+
+@pytest.fixture
+def pack(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of a pack, to be read or forged."""
+    return Path(shutil.copytree(made_once, tmp_path / "pack"))
+
+
+# --- what it holds
+
+
+def test_a_stranger_checks_it_with_the_script_alone(pack: Path, tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    shutil.copytree(pack, away)
+    answer = subprocess.run(
+        [sys.executable, "-I", str(away / "check_evidence.py"), "--json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    said = json.loads(answer.stdout)
+    assert said["faults"] == said["not_derived"] == []
+    assert sum("derived again" in line for line in said["compared"]) == 5
+
+
+def test_the_script_imports_nothing_of_ours() -> None:
+    source = Path(check_evidence.__file__).read_text()
+    imported = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                imported |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module)):
+                imported.add(module.partition(".")[0])
+    foreign = {name for name in imported if name not in sys.stdlib_module_names}
+    assert foreign <= {"dp_accounting", "numpy", "scipy"}
+    assert "__import__" not in source and "importlib" not in source
+
+
+def test_the_claim_is_said_whole(pack: Path) -> None:
+    evidence, ledger = read_pack(pack)
+    (claim,) = evidence.claims
+    statement = json.loads((pack / DATA).read_text())
+    assert (claim.unit, claim.neighbours) == ("patient", "add-or-remove-one")
+    assert (claim.epsilon, claim.delta) == (statement["epsilon"], 2e-6)
+    assert claim.declared_units == UNITS
+    assert claim.one_plan and "one plan" in claim.composition
+    assert [release.sampler for release in claim.releases] == [
+        "Poisson samples; sampling rate 1", "Poisson samples; sampling rate 0.1"
+    ]  # fmt: skip
+    assert "σ = 2 clip norms" in claim.releases[1].noise
+    assert claim.rederived is not None and claim.rederived.status == "derived"
+    whole = compose(EARLIER, TRAINING)
+    for ceiling, rate in zip(claim.tpr_ceilings, (0.001, 0.01), strict=True):
+        assert ceiling.fpr == rate
+        assert ceiling.tpr == pytest.approx(tpr_ceiling(whole, rate))
+        assert ceiling.tpr < ceiling.tpr_of_epsilon_delta
+        assert ceiling.tpr_rederived == pytest.approx(ceiling.tpr, rel=1e-3)
+    assert evidence.trained_by is not None
+    assert evidence.trained_by.ledger_id == claim.releases[1].ledger_id
+    assert [entry.in_this_model for entry in ledger.extracts[0].entries] == [True, True]
+    assert evidence.model.files["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+
+
+def test_every_field_is_required_and_no_other_allowed() -> None:
+    whole = schema()
+    for definition in (whole, *whole["$defs"].values()):
+        if definition.get("type") == "object":
+            assert set(definition["required"]) == set(definition["properties"])
+            assert definition["additionalProperties"] is False
+
+
+def test_what_the_operator_did_not_say_is_said_to_be_missing(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    pack = pack_of(deployment, model, tmp_path / "pack", license="apache-2.0", data_people="none")
+    card, page = (pack / "README.md").read_text(), (pack / "evidence.html").read_text()
+    for text in (card, page):
+        assert "apache-2.0" in text
+        assert text.count("not stated by the operator") >= 9
+    answers = {one.field: one.answer for one in read_pack(pack)[0].nist_sp_800_226}
+    assert answers["Data collection exposure"] == "not stated by the operator"
+    assert {"Privacy parameters ε and δ", "Privacy unit", "Trust model"} <= set(answers)
+
+
+def test_the_model_card_is_one_to_hugging_face(pack: Path) -> None:
+    cards = pytest.importorskip("huggingface_hub").ModelCard
+    data = cards.load(pack / "README.md").data.to_dict()
+    assert data["library_name"] == "transformers"
+    assert "differential-privacy" in data["tags"]
+    (claim,) = data["differential_privacy"]
+    assert (claim["unit"], claim["delta"]) == ("patient", 2e-6)
+
+
+def test_the_page_needs_nothing_else(pack: Path) -> None:
+    page = (pack / "evidence.html").read_text()
+    assert not re.search(r"""(?:src|href)\s*=|@import|url\(""", page)
+    assert "Another library derives the same ε" in page
+
+
+# --- labels
+
+
+def test_a_publishable_pack_holds_no_word_of_private_origin(pack: Path) -> None:
+    evidence, _ = read_pack(pack)
+    assert [m.name for m in evidence.measures] == ["mlm_accuracy_public"]
+    for file in pack.iterdir():
+        text = file.read_text()
+        for planted in (SECRET, "14:03", "12345.6", "0.75"):
+            assert planted not in text, file.name
+        assert not re.search(r"\d{4}-\d\d-\d\dT\d\d:", text), file.name
+
+
+def test_the_operators_edition_says_so_on_every_page(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    pack = pack_of(deployment, model, tmp_path / "pack", operator=True)
+    evidence, ledger = read_pack(pack)
+    assert f"f1/{SECRET}" in [m.name for m in evidence.measures]
+    assert "T" in ledger.extracts[0].entries[0].settled
+    for page in ("README.md", "evidence.html"):
+        assert "Operator edition: do not publish" in (pack / page).read_text()
+    assert check_evidence.check(pack).code == 0
+
+
+# --- audits
+
+
+def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
+    canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
+    references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
+    rows = [
+        row
+        for context in ("alone", "embedded")
+        for row in rows_from_ranks(
+            canaries, np.full((4, 2), ranks), references, np.full((4, 2), 500.0),
+            context=context, candidates=1000, declared_units=UNITS,
+        )
+    ]  # fmt: skip
+    folder = deployment.home / "made" / f"exposure-{name}"
+    folder.mkdir(parents=True)
+    (folder / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows]))
+    store = store_of(deployment)
+    publish(store, f"{store.root}/exposure/{name * 16}", folder, **facts)
+
+
+def test_an_audit_that_was_not_run_is_said_to_be_not_run(pack: Path) -> None:
+    evidence, _ = read_pack(pack)
+    assert {a.key: a.verdict for a in evidence.audits} == {a.key: "not run" for a in AUDITS}
+    page = html.unescape((pack / "evidence.html").read_text())
+    assert all(audit.name in page for audit in AUDITS)
+
+
+def test_exposure_of_this_model_and_of_no_other_is_in_the_pack(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    ours, other = hashlib.sha256(b"weights").hexdigest(), hashlib.sha256(b"other").hexdigest()
+    _exposures(deployment, "1", 400.0, **{SUBJECT: ours, PROBES: "c"})
+    _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
+    _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
+    evidence, _ = read_pack(pack_of(deployment, model, tmp_path / "pack"))
+    (found,) = [a for a in evidence.audits if a.key == "exposure"]
+    assert found.value == pytest.approx(1.32, abs=0.01)
+    assert (found.verdict, found.label, found.level) == ("consistent", "dp", "canary")
+    assert found.null_control is not None and found.null_control.alarm_rate == 0.025
+    assert len(found.rows) == 2
+
+
+def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    folder = deployment.home / "made" / "membership"
+    folder.mkdir(parents=True)
+    rows = [
+        MembershipRow(
+            level, attack, 300, 200, Share(found, found - 0.1, found + 0.1), Share(0.6, 0.5, 0.7),
+            (), ceiling, ceiling, None, above,
+        )
+        for level, attack, found, ceiling, above in (
+            ("sample", "loss", 0.07, 0.3, False), ("sample", "gradients", 0.21, 0.3, False),
+            ("patient", "loss", 0.45, 0.3, True), ("admission", "loss", 0.02, None, False),
+        )
+    ]  # fmt: skip
+    (folder / MEMBERSHIP_FILE).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
+    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
+    publish(store, f"{store.root}/membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
+
+    shared, _ = read_pack(pack_of(deployment, model, tmp_path / "shared"))
+    (told,) = [a for a in shared.audits if a.key == "membership"]
+    assert (told.verdict, told.value) == ("not run", None)
+    assert "It was run" in told.finding
+
+    own, _ = read_pack(pack_of(deployment, model, tmp_path / "own", operator=True))
+    found = {a.level: a for a in own.audits if a.key == "membership"}
+    assert {level: a.value for level, a in found.items()} == {
+        "example": 0.21, "patient": 0.45, "group": 0.02,
+    }  # fmt: skip
+    assert {a.verdict for a in found.values()} == {"consistent", "inconclusive"}
+    assert found["patient"].verdict == "inconclusive"
+    assert all(a.label == "operator" for a in found.values())
+
+
+# --- which model
+
+
+def test_an_exported_model_is_found_by_its_weights(
+    confide: Confide, at_home: None, tmp_path: Path, model: str
+) -> None:
+    given, out = str(tmp_path / "given"), str(tmp_path / "out")
+    assert confide("export", given, "--uri", model)[0] == 0
+    code, said, _ = confide("evidence", given, "--out", out, "--json")
+    assert code == 0
+    assert json.loads(said)["sha256"] == sha256_of(tmp_path / "out" / "evidence.json")
+    code, said, _ = confide("evidence", given, "--check", out)
+    assert code == 0 and said.splitlines()[-1].startswith("HOLDS")
+    (tmp_path / "given" / DATA).write_text("{}")
+    code, _, said = confide("evidence", given, "--out", f"{out}2")
+    assert code == 2 and f"{DATA} is not the file that was exported" in said
+    assert len(said.strip().splitlines()) == 1
+    (tmp_path / "given" / "model.safetensors").write_bytes(b"other")
+    code, said, _ = confide("evidence", given, "--check", out)
+    assert code == 1 and "another model's" in said
+    code, _, said = confide("evidence", given, "--out", f"{out}2")
+    assert code == 2 and "no training of this deployment made these weights" in said
+    assert not (tmp_path / "out2").exists()
+
+
+def test_the_latest_report_names_the_model(
+    confide: Confide, at_home: None, deployment: Deployment, tmp_path: Path, model: str
+) -> None:
+    store = store_of(deployment)
+    publish(
+        store, f"{store.root}/report/{'b' * 16}", created="2026-01-01",
+        models={"dp_pretraining": model},
+    )  # fmt: skip
+    words = tmp_path / "words.json"
+    words.write_text('{"licence": "none"}')
+    out = ["--out", str(tmp_path / "out")]
+    code, _, said = confide("evidence", *out, "--words", str(words))
+    assert code == 2 and "licence" in said and "license" in said
+    code, said, _ = confide("evidence", *out)
+    assert code == 0 and "SHA-256" in said
+    assert read_pack(tmp_path / "out")[0].model.step == "pretrain"
+
+
+@pytest.mark.parametrize("name", ["nothing", "no weights"])
+def test_a_foreign_folder_is_refused(
+    confide: Confide, at_home: None, tmp_path: Path, name: str
+) -> None:
+    if name == "no weights":
+        (tmp_path / name).mkdir()
+    for words, fault in (
+        (("evidence", str(tmp_path / name)), "no model there"),
+        (("evidence", "--check", str(tmp_path / name)), "no evidence pack"),
+    ):
+        code, _, said = confide(*words)
+        assert code == 2 and fault in said and len(said.strip().splitlines()) == 1
+
+
+def _refused(deployment: Deployment, uri: str, tmp_path: Path) -> str:
+    with pytest.raises(BadInput) as error:
+        pack_of(deployment, uri, tmp_path / "pack")
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    (record,) = settled(deployment, TRAINING)
+    nothing = {"kind": "unaccounted", "version": 1, "unit": "patient", "reason": "for comparison"}
+    used = record.model_copy(update={"event": nothing, "ledger_id": "used", "delta": 0.0})
+    known = record.model_copy(update={"seed_known": True})
+    few = record.model_copy(update={"declared_units": 10})
+    for name, releases, fault in (
+        ("1", [used], "without privacy"),
+        ("2", [], "without private text"),
+        ("3", [known], "makes no claim"),
+        ("4", [few.model_copy(update={"delta": 0.2})], "makes no claim"),
+    ):
+        uri = released_model(deployment, releases, name=name * 16)
+        assert fault in _refused(deployment, uri, tmp_path / name)
+
+
+# --- the store and the ledger must agree
+
+
+def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
+    """Alter the statement in the store, and its checksum with it."""
+    folder = Path(uri.removeprefix("file://"))
+    content = json.loads((folder / DATA).read_text())
+    change(content)
+    (folder / DATA).write_text(json.dumps(content))
+    sums = json.loads((folder / CHECKSUMS).read_text())
+    sums[DATA]["sha256"] = sha256_of(folder / DATA)
+    (folder / CHECKSUMS).write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(epsilon=s["epsilon"] * 0.9),
+        lambda s: s.update(unit="document"),
+        lambda s: s.update(delta=1e-9),
+        lambda s: s.update(declared_units=10**6),
+        lambda s: s.update(dataset="letters"),
+        lambda s: s.update(neighbours="zero-out-one"),
+        lambda s: s["releases"].pop(),
+        lambda s: s["releases"][0]["event"].update(phases=[[1.0, 90.0, 4]]),
+        lambda s: s.update(others=[dict(s)]),
+        lambda s: s.clear(),
+    ],
+)
+def test_a_tampered_statement_is_no_evidence(
+    deployment: Deployment, model: str, tmp_path: Path, change: Change
+) -> None:
+    _with_statement(deployment, model, change)
+    assert "its privacy statement is not that" in _refused(deployment, model, tmp_path)
+
+
+def test_a_damaged_file_is_no_evidence(deployment: Deployment, model: str, tmp_path: Path) -> None:
+    (Path(model.removeprefix("file://")) / WORDS).write_text("nothing was used")
+    assert "damaged" in _refused(deployment, model, tmp_path)
+
+
+def test_a_release_that_the_ledger_lost_is_no_evidence(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    with sqlite3.connect(deployment.home / "ledger.db") as ledger:
+        ledger.execute("DELETE FROM entries WHERE number = 1")
+    shutil.rmtree(deployment.seeds)  # else the seeds already tell
+    assert "the ledger does not hold it" in _refused(deployment, model, tmp_path)
+
+
+def test_a_release_that_is_not_settled_is_no_evidence(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    uri = released_model(deployment, settled(deployment, TRAINING, settle=False))
+    assert "has not settled it: it is reserved" in _refused(deployment, uri, tmp_path)
+
+
+def test_a_result_that_hides_its_own_release_is_no_evidence(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    records = settled(deployment, EARLIER, TRAINING)
+    uri = released_model(deployment, records[:1], spec_hash=SPEC)
+    said = _refused(deployment, uri, tmp_path)
+    assert records[1].ledger_id in said and "does not name" in said
+
+
+def test_a_release_of_another_mechanism_is_no_evidence(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    (record,) = settled(deployment, TRAINING)
+    quieter = record.model_copy(update={"event": EARLIER.to_json()})
+    uri = released_model(deployment, [quieter])
+    assert "the ledger holds another release" in _refused(deployment, uri, tmp_path)
+
+
+# --- forged packs, of which every digest is right
+
+
+def _each(part: str, **values: Any) -> Change:
+    """Return a change of all releases (of evidence or statement) or all entries of a ledger."""
+
+    def change(content: dict[str, Any]) -> None:
+        holders = content.get(part) or [content]
+        for holder in holders:
+            for one in holder.get("entries") or holder.get("releases") or ():
+                one.update(values)
+
+    return change
+
+
+def _claims(**values: Any) -> Change:
+    return lambda evidence: [claim.update(values) for claim in evidence["claims"]]
+
+
+def _quieter(content: dict[str, Any]) -> None:
+    for holder in content.get("claims") or content.get("extracts") or [content]:
+        for one in holder.get("entries") or holder["releases"]:
+            for phase in one["event"]["phases"]:
+                phase[1] *= 1.5
+
+
+FORGED: dict[str, tuple[dict[str, Change], str]] = {
+    "the claim's ε alone": ({"evidence": _claims(epsilon=0.1)}, "the statement's epsilon is"),
+    "ε wherever it is said": (
+        {"evidence": _claims(epsilon=0.1), "statement": lambda s: s.update(epsilon=0.1)},
+        "ε = 0.1 is claimed, and dp_accounting derives",
+    ),
+    "ε of a release": (
+        {"evidence": _each("claims", epsilon=0.01)},
+        "ε = 0.01 is claimed, and dp_accounting derives",
+    ),
+    "the ceiling": (
+        {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(tpr=0.001)},
+        "most TPR at FPR 0.001",
+    ),
+    "more noise in evidence and statement": (
+        {"evidence": _quieter, "statement": _quieter},
+        "the ledger has another event",
+    ),
+    "more noise everywhere": (
+        {"evidence": _quieter, "statement": _quieter, "ledger": _quieter},
+        "rate, noise or length of the training's plan",
+    ),
+    "a ledger entry removed": (
+        {"ledger": lambda f: f["extracts"][0]["entries"].pop(0)},
+        "the ledger extract does not hold it",
+    ),
+    "a settled release left out": (
+        {
+            "evidence": lambda e: e["claims"][0]["releases"].pop(0),
+            "statement": lambda s: s["releases"].pop(0),
+        },
+        "marks other releases as this model's",
+    ),
+    "an entry not settled": ({"ledger": _each("extracts", state="reserved")}, "has not settled it"),
+    "a known seed": ({"ledger": _each("extracts", known_seed=True)}, "its seed is known"),
+    "another unit": (
+        {"evidence": _claims(unit="example"), "statement": lambda s: s.update(unit="example")},
+        "it protects the unit patient, the claim example",
+    ),
+    "another unit in the ledger": (
+        {"ledger": _each("extracts", unit="example")}, "the ledger has another unit",
+    ),
+    "a budget for another unit": (
+        {"ledger": lambda f: f["extracts"][0].update(budget_unit="document")},
+        "the budget protects the unit document",
+    ),
+    "more units declared": (
+        {
+            "evidence": _claims(declared_units=10**6),
+            "statement": lambda s: s.update(declared_units=10**6),
+        },
+        "declare another number of units",
+    ),
+    "a smaller δ": (
+        {"evidence": _claims(delta=1e-9), "statement": lambda s: s.update(delta=1e-9)},
+        "δ is not the sum",
+    ),
+    "releases of two plans": (
+        {"ledger": lambda f: f["extracts"][0]["entries"][0].update(plan=2)},
+        "were not registered as one plan",
+    ),
+    "a data set without a claim": (
+        {"ledger": lambda f: f["extracts"].append(f["extracts"][0] | {"dataset": "letters"})},
+        "the data set letters has a statement or a ledger extract, and no claim",
+    ),
+    "a statement that claims nothing": (
+        {"statement": lambda s: s.update(private=False)}, "the statement makes no claim",
+    ),
+    "a bound above the claim": (
+        {
+            "evidence": lambda e: e["audits"][1].update(
+                verdict="consistent", bounds_claim=True, interval=[9.0, 10.0], ceiling=3.0
+            )
+        },
+        "contradicts the claim",
+    ),
+    "a missing field": ({"evidence": lambda e: e.pop("audits")}, "audits is missing"),
+    "an unknown field": ({"evidence": lambda e: e.update(seal="ok")}, "seal is unknown"),
+    "no claim at all": ({"evidence": lambda e: e.update(claims=[])}, "has the wrong length"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_pack_does_not_hold(pack: Path, forged: str) -> None:
+    changes, fault = FORGED[forged]
+    found = altered(pack, **changes)
+    assert found.code == 1
+    assert any(fault in line for line in found.faults), found.faults
+
+
+def test_a_pack_that_contradicts_itself_by_an_audit_does_not_hold(pack: Path) -> None:
+    found = altered(
+        pack,
+        evidence=lambda e: e["audits"][1].update(verdict="contradicted", finding="ε ≥ 3."),
+    )
+    assert found.code == 1 and "contradicts the claim: ε ≥ 3." in found.faults[0]
+
+
+@pytest.mark.parametrize("what", ["changed", "missing", "added"])
+def test_every_file_is_named_by_its_digest(made_once: Path, tmp_path: Path, what: str) -> None:
+    for name in sorted(f.name for f in made_once.iterdir() if f.name != "evidence.json"):
+        copy = tmp_path / name
+        shutil.copytree(made_once, copy)
+        match what:
+            case "changed":
+                (copy / name).write_text((copy / name).read_text() + " ")
+            case "missing":
+                (copy / name).unlink()
+            case "added":
+                (copy / f"more-{name}").write_text("")
+        found = check_evidence.check(copy)
+        assert found.code == 1 and name in found.faults[0]
+
+
+def test_what_cannot_be_derived_again_is_said_and_has_a_code_of_its_own(
+    deployment: Deployment, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(check_evidence._REDUCTIONS, ("poisson_gaussian", 1))
+    pack = pack_of(deployment, model, tmp_path / "pack")
+    (claim,) = read_pack(pack)[0].claims
+    assert claim.rederived is not None
+    assert (claim.rederived.status, claim.rederived.epsilon) == ("not re-derived", None)
+    assert "poisson_gaussian" in claim.rederived.why_not
+    found = check_evidence.check(pack)
+    assert found.code == 4 and len(found.not_derived) == 3 and not found.faults
+    assert "NOT RE-DERIVED" in check_evidence.as_text(found)
+    page = (pack / "evidence.html").read_text()
+    assert "could not be derived by another library" in page
+    assert "derives the same" not in page
+
+
+# --- two data sets
+
+
+def test_two_data_sets_are_two_claims(deployment: Deployment, tmp_path: Path) -> None:
+    notes = settled(deployment, EARLIER, spec_hash="1" * 64)
+    labels = settled(deployment, TRAINING, dataset="labels")
+    uri = released_model(deployment, [*notes, *labels], step="finetune", plan=None)
+    pack = pack_of(deployment, uri, tmp_path / "pack")
+    evidence, ledger = read_pack(pack)
+    assert [claim.dataset for claim in evidence.claims] == ["notes", "labels"]
+    assert [claim.delta for claim in evidence.claims] == [1e-6, 1e-6]
+    assert [extract.dataset for extract in ledger.extracts] == ["notes", "labels"]
+    assert check_evidence.check(pack).code == 0
+
+    def one_claim_for_both(evidence: dict[str, Any]) -> None:
+        first, second = evidence["claims"]
+        first["releases"] += second["releases"]
+        evidence["claims"] = [first]
+
+    assert altered(pack, evidence=one_claim_for_both).code == 1
+
+
+def test_a_fine_tuned_model_shows_the_audits_of_the_one_it_began_with(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    records, began = settled(deployment, TRAINING), hashlib.sha256(b"began").hexdigest()
+    uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
+    _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
+    evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
+    subjects = {a.subject for a in evidence.audits if a.verdict != "not run"}
+    assert subjects == {"the model that it was fine-tuned from"}
+
+
+def test_a_result_without_its_statement_is_no_evidence(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    store = store_of(deployment)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    uri = f"{store.root}/pretrain/{'c' * 16}"
+    store.publish(empty, uri)
+    write_result(store, uri, settled(deployment, TRAINING))
+    assert "no privacy statement there" in _refused(deployment, uri, tmp_path)

@@ -1,0 +1,245 @@
+"""The membership step: who can be told is told, and all of it stays with the operator."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from test_steps_alone import DECLARED, LENGTH, WORDS, Bench, Chain, answered, with_facts
+
+from dp_core.audit.canaries import Canary
+from dp_core.audit.membership_attacks import Attack
+from dp_core.audit.membership_metrics import Scored
+from dp_core.config.audit import MembershipConfig
+from dp_core.config.data import RowsConfig
+from dp_core.config.privacy import UnitConfig
+from dp_core.config.training import BatchConfig, TrainingConfig
+from dp_core.data.corpus import Document, write_corpus
+from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import is_held_out
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
+from tasks.evidence.audits import PROBES, SUBJECT
+from tasks.protocol import MembershipSpec, ReleaseRecord
+from tasks.report.results import MEMBERSHIP_FILE
+from tasks.runtime.context import Input, StepOutput
+from tasks.steps import canaries, membership, pretrain, token_store
+
+PATIENTS, HELD_OUT, SEED = 260, 0.4, 1
+
+
+def notes(*, apart: bool) -> Iterator[Document]:
+    """Two notes a patient, each of an admission of its own; nobody could guess their words.
+
+    `apart`: who is held out never uses the words of the others. A model of the others' then gives
+    them away, as one would that had learned their rows by heart.
+    """
+    rng = np.random.default_rng(0)
+    for number in range(PATIENTS):
+        patient, words = f"patient-{number}", WORDS
+        if apart:
+            half = len(WORDS) // 2
+            out = is_held_out(patient, HELD_OUT, seed_key(SEED))
+            words = WORDS[half:] if out else WORDS[:half]
+        for note in range(2):
+            text = " ".join(rng.choice(words, LENGTH - 4))
+            yield Document(f"d{note}", patient, text, f"a{note}")
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    made = Chain(tmp_path_factory.mktemp("membership"))
+    planted = made.context("few canaries")
+    drawn = [Canary("HS-1-0", "HS", 0.1, made.pieces("arm", "fever"))]
+    (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
+    known = {"vocabulary_digest": made.inputs["vocabulary"].facts["digest"], "digest": "few"}
+    made.inputs["canaries"] = answered(StepOutput({}, facts=known), planted, "canaries")
+    for prefix, apart in (("", False), ("apart ", True)):
+        corpus = made.context(f"{prefix}many notes")
+        write_corpus(notes(apart=apart), corpus.out)
+        facts = {"dataset": "notes", "role": "private", "all_name_a_patient": True}
+        facts["digest"] = corpus.content_digest(corpus.out)
+        made.inputs[f"{prefix}corpus"] = answered(StepOutput({}, facts=facts), corpus, "corpus")
+        cut = made.cut().model_copy(
+            update={
+                "corpus_uri": f"{prefix}corpus",
+                "units": UnitConfig(declared_units=PATIENTS),
+                "rows": RowsConfig(sequence_length=LENGTH, max_examples_per_unit=4),
+                "holdout": HELD_OUT,
+            }
+        )
+        made.inputs[f"{prefix}rows"] = made.answer(f"{prefix}many rows", token_store.run, cut)
+    return made
+
+
+def attacking(chain: Chain, **changes: Any) -> MembershipSpec:
+    spec = MembershipSpec(
+        root=chain.home.store,
+        made_up=False,
+        model_uri="model",
+        reference_uris=("public model",),
+        corpus_uri="corpus",
+        canaries_uri="canaries",
+        private_store_uri="rows",
+        units=UnitConfig(declared_units=PATIENTS),
+        config=MembershipConfig(membership_units=60, membership_masks=3),
+        device="cpu",
+        seed=SEED,
+    )
+    return spec.model_copy(update=changes)
+
+
+@pytest.fixture(scope="module")
+def models(chain: Chain) -> dict[str, Input]:
+    """A model of public text, and one of members who have words of their own."""
+    once = {"plan": None, "public_store_uri": "public rows", "private_store_uri": "rows"}
+    public = chain.training(mode="public", store_uri="public rows", updates=2, **once)
+    chain.inputs["public model"] = chain.answer("public model", pretrain.run, public)
+    telling = chain.training(
+        mode="nonprivate",
+        store_uri="apart rows",
+        updates=40,
+        training=TrainingConfig(learning_rate=0.004),
+        batches=BatchConfig(batch_size=32, examples_per_step=4),
+        **once,
+    )
+    return {
+        "public": chain.inputs["public model"],
+        "telling": chain.answer("telling", pretrain.run, telling),
+    }
+
+
+def attacked(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[StepOutput, Bench]:
+    context = chain.context(name)
+    context.inputs = chain.inputs | {"model": model}
+    return membership.run(attacking(chain, **changes), context), context
+
+
+@pytest.fixture(scope="module")
+def caught(chain: Chain, models: dict[str, Input]) -> tuple[StepOutput, Bench]:
+    apart = {"corpus_uri": "apart corpus", "private_store_uri": "apart rows"}
+    return attacked(chain, models["telling"], "caught", **apart)
+
+
+def figures(context: Bench) -> dict[str, float]:
+    return {number.name: number.value for number in context.numbers}
+
+
+def test_a_model_of_its_members_words_gives_them_away_at_every_level(
+    caught: tuple[StepOutput, Bench],
+) -> None:
+    found = figures(caught[1])
+    for level in ("sample", "document", "admission", "patient"):
+        for attack in ("loss", "reference", "gradients"):
+            assert found[f"membership/{level}/{attack}/auc"] > 0.8, (level, attack)
+    assert found["membership/patient/loss/pl"] > 0.3
+
+
+def test_a_model_of_public_text_tells_members_from_nobody(
+    chain: Chain, models: dict[str, Input]
+) -> None:
+    _, context = attacked(chain, models["public"], "null", reference_uris=())
+    found = json.loads((context.out / MEMBERSHIP_FILE).read_text())
+    assert {row["attack"] for row in found["rows"]} == {"loss", "min-k", "attention", "gradients"}
+    for row in found["rows"]:  # 16 intervals of 95%; none may be far off
+        assert row["leakage"]["low"] <= 0.02 and row["leakage"]["high"] >= -0.02, row
+        assert not row["above"]
+
+
+def test_all_but_the_ceilings_is_the_operators(caught: tuple[StepOutput, Bench]) -> None:
+    answer, context = caught
+    labels = context.labels()
+    assert labels and all(
+        own == {Label.PUBLIC if name.startswith("membership_ceiling/") else Label.OPERATOR}
+        for name, own in labels.items()
+    )
+    assert [artifact.label for artifact in answer.artifacts] == [Label.OPERATOR]
+    assert answer.facts.keys() == {SUBJECT, PROBES}  # which model, and whose rows: digests
+    written = (context.out / MEMBERSHIP_FILE).read_text()
+    assert "patient-" not in written
+    assert not any(word in written for word in WORDS if len(word) > 2)
+
+
+def test_nobody_carries_a_canary_and_members_are_bounded(
+    caught: tuple[StepOutput, Bench],
+) -> None:
+    rows = json.loads((caught[1].out / MEMBERSHIP_FILE).read_text())["rows"]
+    by_patient = next(row for row in rows if (row["level"], row["attack"]) == ("patient", "loss"))
+    assert by_patient["members"] == by_patient["others"] == 60
+
+
+def test_an_infinite_claim_has_no_ceiling_and_a_finite_one_its_own(
+    chain: Chain, models: dict[str, Input], caught: tuple[StepOutput, Bench]
+) -> None:
+    assert not any(name.startswith("membership_ceiling") for name in figures(caught[1]))
+    ceiling = membership.claimed(models["public"], chain.inputs["rows"])
+    assert ceiling is not None
+    (release,) = models["public"].result.releases  # the vocabulary's
+    assert (release.epsilon, release.delta) == pytest.approx(ceiling.pairs[-1])
+    stated = PrivacyProfile.of_claim(release.epsilon, release.delta)
+    assert ceiling.true_positive_rate(0.01) <= stated.true_positive_rate(0.01)
+    other = with_facts(chain.inputs["rows"], unit="document")
+    assert membership.claimed(models["public"], other) is None
+    elsewhere = with_facts(chain.inputs["rows"], dataset="elsewhere")
+    free = membership.claimed(models["public"], elsewhere)
+    assert free is not None and free.leakage == 0 and free.true_positive_rate(0.3) == 0.3
+
+
+def test_the_ceiling_is_of_all_releases_together(chain: Chain, models: dict[str, Input]) -> None:
+    (release,) = models["public"].result.releases
+    twice = [release, release.model_copy(update={"ledger_id": "again"})]
+    result = models["public"].result.model_copy(update={"releases": twice})
+    ceiling = membership.claimed(Input(result, models["public"].folder), chain.inputs["rows"])
+    event = compose(*(MechanismEvent.from_json(cast(ReleaseRecord, r).event) for r in twice))
+    assert ceiling is not None
+    expected = (epsilon_pld(event, 2 * release.delta), 2 * release.delta)
+    assert ceiling.pairs[-1] == pytest.approx(expected)
+    assert math.isfinite(expected[0]) and expected[0] > release.epsilon
+    assert ceiling.pairs[:-1] == PrivacyProfile.of_event(event).pairs
+
+
+def test_rows_of_another_corpus_or_other_canaries_are_refused(
+    chain: Chain, models: dict[str, Input]
+) -> None:
+    for changes in ({"dataset": "elsewhere"}, {"canaries_digest": "other"}, {"unit": "document"}):
+        context = chain.context(f"wrong {changes}")
+        wrong = with_facts(chain.inputs["rows"], **changes)
+        context.inputs = chain.inputs | {"model": models["public"], "rows": wrong}
+        with pytest.raises(BadInput, match=f"its {next(iter(changes))} is not that"):
+            membership.run(attacking(chain), context)
+
+
+def test_too_few_held_out_units_measure_nothing_and_fail_nothing(
+    chain: Chain, models: dict[str, Input]
+) -> None:
+    few = MembershipConfig(membership_units=2)
+    _, context = attacked(chain, models["public"], "few", config=few)
+    assert json.loads((context.out / MEMBERSHIP_FILE).read_text())["rows"] == []
+    assert DECLARED < PATIENTS
+
+
+def test_a_group_of_several_units_has_the_ceiling_of_several(chain: Chain) -> None:
+    n = 60
+    scored = Scored(np.arange(n, dtype=np.float64), np.arange(n) % 2 == 0, np.arange(n))
+
+    class Grouped:
+        unit, groups = PrivacyUnit.DOCUMENT, dict.fromkeys(("sample", "document", "patient"))
+
+        def scored(self, level: str, attack: Attack) -> tuple[Scored, int]:
+            return scored, 3
+
+    one = PrivacyProfile.of_claim(0.5, 1e-6)
+    attack = Attack("loss", scored.scores, 0.0, np.ones(n, np.bool_))
+    rows = membership.measured(cast(Any, Grouped()), [attack], one)
+    ceilings = {row.level: row.leakage_ceiling for row in rows}
+    assert ceilings["sample"] == ceilings["document"] == one.leakage
+    assert ceilings["patient"] == one.for_group(3).leakage > one.leakage
+    assert {
+        r.leakage_ceiling for r in membership.measured(cast(Any, Grouped()), [attack], None)
+    } == {None}

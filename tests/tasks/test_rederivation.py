@@ -1,0 +1,142 @@
+"""ε of every mechanism, derived again by dp_accounting from the recorded events alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dp_core.privacy.accounting import epsilon_pld, tpr_ceiling
+from dp_core.privacy.mechanism_event import REGISTRY
+from dp_core.privacy.mechanisms import (
+    Composed,
+    ConvertedRelation,
+    CyclicPoissonGaussian,
+    FixedSizeGaussian,
+    Gaussian,
+    MechanismEvent,
+    NeighboringRelation,
+    NoisedWeights,
+    PhraseRounds,
+    PoissonGaussian,
+    RandomCountSelection,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
+    compose,
+)
+from tasks.evidence.check_evidence import TOLERANCE, derive, differs
+
+DELTA = 1e-6
+HISTOGRAM = ThresholdedHistogram(4, 6.0, 40)
+WEIGHTS = NoisedWeights(
+    "elimination", 64, 1, (60_000, 40_000), ((0, 0, 2_000_000), (0, 1, 2_600_000)), largest=0.35
+)
+SAMPLED = PoissonGaussian(((0.05, 1.5, 40), (0.1, 1.2, 10)))
+CASES: list[MechanismEvent] = [
+    SAMPLED,
+    PoissonGaussian.single(0.01, 0.6, 50),
+    CyclicPoissonGaussian(8, ((0.2, 3.0, 100),)),
+    TruncatedPoissonGaussian(10_000, 560, ((0.05, 2.0, 30),)),
+    FixedSizeGaussian(1000, ((20, 2.0, 30),)),
+    Gaussian(3.0, 2),
+    ShuffledGaussian(4.0, 3),
+    HISTOGRAM,
+    PhraseRounds((HISTOGRAM, HISTOGRAM), (2, 3)),
+    WEIGHTS,
+    NoisedWeights("mad2r", 8, 2, (20_000_000,), ((0, 0, 700_000_000),), rounding=50),
+    NoisedWeights("weighted", 8, 1, (60_000,), ((0, 0, 2_400_000),)),
+    ConvertedRelation(Gaussian(4.0), NeighboringRelation.ZERO_OUT),
+    ConvertedRelation(Gaussian(4.0), NeighboringRelation.REPLACE, DELTA),
+    RandomCountSelection(
+        (Gaussian(6.0), Gaussian(9.0)), "truncated-negative-binomial", DELTA, eta=1.0, gamma=0.1
+    ),
+    RandomCountSelection((Gaussian(6.0),), "truncated-negative-binomial", DELTA, gamma=0.1),
+    RandomCountSelection((Gaussian(6.0),), "poisson", DELTA, mean=8.0),
+    compose(RandomCountSelection((Gaussian(6.0),), "poisson", DELTA, mean=8.0), WEIGHTS),
+]
+
+
+def _recorded(event: MechanismEvent) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(event.to_json())))
+
+
+@pytest.mark.parametrize("event", CASES, ids=lambda e: f"{e.kind}-{CASES.index(e)}")
+def test_another_library_derives_the_same(event: MechanismEvent) -> None:
+    delta = max(event.stated_delta(DELTA), 2e-6 if isinstance(event, Composed) else 0.0)
+    claimed = epsilon_pld(event, delta)
+    assert math.isfinite(claimed)
+    again = derive([_recorded(event)], delta)
+    assert again.epsilon == pytest.approx(claimed, rel=TOLERANCE), again.why_not
+    assert all(says and theorem for says, theorem in again.lines)
+
+
+def test_every_mechanism_of_the_product_is_tried() -> None:
+    assert {event.kind for event in CASES} == {kind for kind, _ in REGISTRY} - {"unaccounted"}
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+@pytest.mark.parametrize("event", [SAMPLED, HISTOGRAM, WEIGHTS], ids=lambda e: e.kind)
+def test_another_noise_is_seen(event: MechanismEvent, factor: float) -> None:
+    claimed, other = epsilon_pld(event, DELTA), _recorded(event)
+    if "phases" in other:
+        other["phases"] = [[q, factor * s, n] for q, s, n in other["phases"]]
+    elif "sigma" in other:
+        other["sigma"] *= factor
+    else:
+        other["scales"] = [round(scale / factor) for scale in other["scales"]]
+    again = derive([other], DELTA)
+    assert again.epsilon is not None and differs(claimed, again.epsilon)
+
+
+def test_the_ceilings_are_those_of_the_composed_distribution() -> None:
+    event = compose(SAMPLED, Gaussian(3.0))
+    again = derive([_recorded(SAMPLED), _recorded(Gaussian(3.0))], DELTA, (0.001, 0.01))
+    for rate, ceiling in again.ceilings.items():
+        assert ceiling == pytest.approx(tpr_ceiling(event, rate), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "laplace", "version": 1, "unit": None, "scale": 1.0},
+        {"kind": "poisson_gaussian", "version": 2, "unit": None, "phases": []},
+        {"kind": "poisson_gaussian", "version": 1, "unit": None},
+        {"kind": "gaussian", "version": 1, "unit": None, "noise_multiplier": "3", "count": 1},
+        _recorded(
+            RandomCountSelection(
+                (PoissonGaussian.single(0.01, 0.7, 1), Gaussian(6.0)), "poisson", DELTA, mean=2.0
+            )
+        ),
+    ],
+    ids=["unknown", "newer", "incomplete", "false", "no worst candidate"],
+)
+def test_what_no_theorem_reduces_is_said_not_to_be_derived(event: dict[str, Any]) -> None:
+    again = derive([event], DELTA)
+    assert again.epsilon is None and again.why_not
+
+
+def test_it_is_derived_without_our_modules(tmp_path: Path) -> None:
+    """The script, alone in a folder, loads nothing of ours."""
+    import subprocess
+
+    from tasks.evidence import check_evidence
+
+    (tmp_path / "check_evidence.py").write_text(Path(check_evidence.__file__).read_text())
+    program = (
+        "import json, sys, check_evidence as c\n"
+        f"d = c.derive([{_recorded(Gaussian(3.0, 2))!r}], 1e-6)\n"
+        "ours = [m for m in sys.modules if m.split('.')[0] in ('tasks', 'dp_core', 'confide')]\n"
+        "print(json.dumps([d.epsilon, ours]))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={"PATH": "", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    epsilon, ours = json.loads(answer.stdout)
+    assert ours == []
+    assert epsilon == pytest.approx(epsilon_pld(Gaussian(3.0, 2), 1e-6), rel=TOLERANCE)
