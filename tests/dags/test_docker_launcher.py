@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,6 +23,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from child_processes import wait_for
 from docker.errors import DockerException
 from launcher_conformance import (
     DATA,
@@ -339,14 +339,6 @@ def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     return make
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    for _ in range(int(seconds * 10)):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still not so after {seconds} s")
-
-
 def test_a_finished_step_answers_and_leaves_nothing(
     engine: Any, fake: Callable[..., DockerStep]
 ) -> None:
@@ -412,7 +404,7 @@ def test_a_missing_image_is_said_in_words(
 
 WORKER = f"""
 import sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+sys.path[:0] = {[str(folder) for folder in list(Path(__file__).parents)[:3]]!r}
 from test_docker_launcher import context, plan
 from dags.launcher.docker import (DockerStep)
 step = DockerStep(task_id="vocabulary", plan=plan)
@@ -429,9 +421,13 @@ def worker(engine: Any, way: str) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", WORKER, way],
         env={**os.environ, "FAKE_EXIT": "wait", "DOCKER_TESTS_RUN": RUN_ID},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
     )
-    until(lambda: any(b"started" in one.logs() for one in containers(engine)), 60)
+
+    def started() -> bool:
+        assert process.poll() is None, f"the worker ended with {process.returncode}"
+        return any(b"started" in one.logs() for one in containers(engine))
+
+    wait_for(started, 60)
     return process
 
 
@@ -442,7 +438,7 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(
     process = worker(engine, "die")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until(lambda: all(one.status == "exited" for one in containers(engine)))
+    wait_for(lambda: all(one.status == "exited" for one in containers(engine)))
     (left,) = containers(engine)
     assert b"whoever started this step is gone" in left.logs()
     # ... and the next try clears away even that.
