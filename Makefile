@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-newest-tensorflow mutants check audit format picture bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-newest-tensorflow mutants check audit format picture bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -37,6 +37,10 @@ test-fast: setup-dev ## the tests that a change usually breaks, in less than a m
 test-transformers: setup-dev ## model folders against real `transformers`, both ways, in an environment of its own
 	@$(environments) ensure transformers
 	$(task)/python -m pytest tests/dp_core/models/test_transformers.py
+
+test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an environment of its own
+	@$(environments) ensure jax-privacy
+	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
 # What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \

@@ -28,22 +28,19 @@ def schedule(name: str) -> str | None:
     return os.environ.get(f"CONFIDE_{name}_SCHEDULE") or None
 
 
-def train_settings() -> dict[str, Any]:
-    """Return the deployment's own defaults of `dp_bert`'s form.
+def settings(name: str) -> dict[str, Any]:
+    """Return the deployment's own defaults of a form, that of `TRAIN` or of `SWEEP`.
 
     Raises:
         ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
     """
-    return _settings("CONFIDE_TRAIN_SETTINGS", JobSettings)
-
-
-def sweep_settings() -> dict[str, Any]:
-    """Return the deployment's own defaults of `dp_sweep`'s form.
-
-    Raises:
-        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
-    """
-    return _settings("CONFIDE_SWEEP_SETTINGS", SweepSettings)
+    variable, model = f"CONFIDE_{name}_SETTINGS", SweepSettings if name == "SWEEP" else JobSettings
+    given = _read(variable)
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"{variable}: {one_line(error)}") from None
+    return given
 
 
 def corpora() -> dict[str, dict[str, Any]]:
@@ -74,15 +71,6 @@ def job_of(corpus: str, settings: dict[str, Any], version: str) -> JobSettings:
     """
     named = {"private_dataset": corpus, "data_version": version}
     return JobSettings.model_validate({**settings, **named})
-
-
-def _settings(variable: str, model: type[JobSettings]) -> dict[str, Any]:
-    given = _read(variable)
-    try:
-        model.model_validate(given)
-    except ValidationError as error:
-        raise ValueError(f"{variable}: {one_line(error)}") from None
-    return given
 
 
 def _read(variable: str) -> dict[str, Any]:

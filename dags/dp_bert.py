@@ -30,7 +30,7 @@ training = partial(step, pool=TRAINING)
     schedule=configuration.schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
-    params=launcher.form(JobSettings, configuration.train_settings()),
+    params=launcher.form(JobSettings, configuration.settings("TRAIN")),
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md="""
@@ -112,7 +112,8 @@ def dp_bert() -> None:
     [public_pretraining, phrases_pretraining] >> dp_pretraining
     public_pretraining >> nonprivate_pretraining
 
-    # What the models are good for (strict entity F1), and what they remember (exposure).
+    # What the models are good for (strict entity F1), what they remember (exposure), and, where
+    # the settings ask for it, whether units that trained can be told from those held out.
     measured = []
     for mode, model in {
         "public": public_pretraining,
@@ -122,9 +123,10 @@ def dp_bert() -> None:
     }.items():
         finetuning = training(f"{mode}_finetuning", doc_md="Entity extraction; strict F1.")
         exposure = training(f"{mode}_exposure", doc_md="How well it remembers its canaries.")
+        membership = training(f"{mode}_membership", doc_md="Whether it gives its members away.")
         [model, entities] >> finetuning
-        model >> exposure
-        measured += [finetuning, exposure]
+        model >> [exposure, membership]
+        measured += [finetuning, exposure, membership]
 
     report = step(
         "report",

@@ -26,7 +26,7 @@ step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
 BY_POINT = "{{ point_name }}"
 
-FORM = launcher.form(SweepSettings, configuration.sweep_settings())
+FORM = launcher.form(SweepSettings, configuration.settings("SWEEP"))
 for coordinate in SweepPoint.model_fields:
     FORM[coordinate].description = "Each point takes its own from the grid, above; not from here."
 

@@ -46,6 +46,7 @@ _NO_FINDING = (SyntaxError, NameError, ImportError)  # the planted text itself i
 _WARM = (
     *("numpy", "scipy.optimize", "scipy.stats", "scipy.fft", "scipy.special", "numba"),
     *("tensorflow", "dp_accounting.pld", "dp_accounting.rdp", "tokenizers", "safetensors.numpy"),
+    *("sklearn.linear_model", "sklearn.metrics", "sklearn.pipeline"),
     *("sqlalchemy", "pydantic", "cryptography.hazmat.primitives.ciphers", "hypothesis"),
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 
 import click
 
 from dp_core.errors import ConfideError
 
-# name -> (module, one line of help): so that the list needs no import of any command
-COMMANDS = {
-    "run": ("tasks.commands.run", "Run a whole job or sweep on this machine, without Airflow."),
-    "advise": (
-        "tasks.commands.advise",
-        "What a budget can buy at a corpus's size, and the plan for it.",
-    ),
-    "epsilon": ("tasks.commands.epsilon", "ε of a DP-SGD training, by PLD and by RDP."),
-    "calibrate": ("tasks.commands.calibrate", "The noise for a privacy target."),
-    "paper-table": ("tasks.commands.paper_table", "The paper's figures beside what is true."),
-    "ledger": ("tasks.commands.ledger", "What was spent of each data set's privacy budget."),
-    "report": ("tasks.commands.report", "The latest report: its table, and where the page is."),
-    "export": ("tasks.commands.export", "Copy a released model, to be handed on."),
-    "announce": (
-        "tasks.commands.announce",
-        "Tell Airflow that a private corpus has a new version.",
-    ),
-    "backup": ("tasks.commands.backup", "Copy the ledger, the seeds and MLflow's database."),
-    "doctor": ("tasks.commands.doctor", "What is missing on this machine, and how to get it."),
-}
-LOCAL = {  # the local stack's own commands
+LOCAL = {  # functions of tasks/local/commands.py, with one line of help
     "demo": "Run the embedded job (or another) through Airflow, and show what came out.",
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
+}
+COMMANDS = {  # modules of tasks/commands, likewise: the list needs no import of any command
+    "run": "Run a whole job or sweep on this machine, without Airflow.",
+    "advise": "What a budget can buy at a corpus's size, and the plan for it.",
+    "epsilon": "ε of a DP-SGD training, by PLD and by RDP.",
+    "calibrate": "The noise for a privacy target.",
+    "audit-engine": "Try to contradict the ε of this installation's DP-SGD, on made-up data.",
+    "paper-table": "The paper's figures beside what is true.",
+    "ledger": "What was spent of each data set's privacy budget.",
+    "report": "The latest report: its table, and where the page is.",
+    "export": "Copy a released model, to be handed on.",
+    "evidence": "What a stranger needs to check a released model, in one folder.",
+    "announce": "Tell Airflow that a private corpus has a new version.",
+    "backup": "Copy the ledger, the seeds and MLflow's database.",
+    "doctor": "What is missing on this machine, and how to get it.",
 }
 
 
@@ -46,20 +41,17 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
-        if cmd_name in COMMANDS:
-            module = importlib.import_module(COMMANDS[cmd_name][0])
-            command: click.Command = module.command
-            return command
-        if cmd_name in LOCAL:
-            group: click.Group = importlib.import_module("tasks.local.commands").group
-            return group.get_command(ctx, cmd_name)
-        return None
+        if cmd_name not in LOCAL | COMMANDS:
+            return None
+        module = f"tasks.commands.{cmd_name.replace('-', '_')}:command"
+        place = f"tasks.local.commands:{cmd_name}" if cmd_name in LOCAL else module
+        command: click.Command = pkgutil.resolve_name(place)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list from the words above."""
-        lines = list(LOCAL.items()) + [(n, line) for n, (_, line) in COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(lines)
+            formatter.write_dl(list((LOCAL | COMMANDS).items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

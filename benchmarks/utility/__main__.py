@@ -1,6 +1,7 @@
 """Measures the share of the non-private gain that private training keeps. Hours; goes on.
 
-    python -m benchmarks.utility [--only WORDS] [--units N …] [--seeds N …] [--epsilons ε …]
+    python -m benchmarks.utility [--corpora NAME …] [--recipes NAME …]
+        [--units N …] [--seeds N …] [--epsilons ε …]
 
 Answers go to benchmarks/results/utility.jsonl, a line each as soon as it is there; started again,
 what is done is left out. At the end (or with --aggregate alone) shares and intervals go to
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from benchmarks.utility.cells import ADVISABLE, CORPORA, EPSILONS, FIGURED, SEEDS, cells
+from benchmarks.utility.cells import ADVISABLE, CORPORA, EPSILONS, FIGURED, RECIPES, SEEDS, cells
 from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves
@@ -31,7 +32,12 @@ def main() -> int:
     name = "utility-quick" if told.quick else "utility"
     results = Results(told.results / f"{name}.jsonl")
     wanted = cells(
-        only=told.only, units=told.units, seeds=told.seeds, epsilons=told.epsilons, quick=told.quick
+        corpora=told.corpora,
+        recipes=told.recipes,
+        units=told.units,
+        seeds=told.seeds,
+        epsilons=told.epsilons,
+        quick=told.quick,
     )
     if "CONFIDE_DATA" not in os.environ:
         wanted = [cell for cell in wanted if not CORPORA[cell.corpus].files]
@@ -70,7 +76,8 @@ def _write(results: Results, told: argparse.Namespace, name: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="parts of cells' names, with commas")
+    parser.add_argument("--corpora", nargs="*", default=[], choices=CORPORA, metavar="NAME")
+    parser.add_argument("--recipes", nargs="*", default=[], choices=RECIPES, metavar="NAME")
     parser.add_argument("--units", type=int, nargs="*", default=[])
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)

@@ -17,8 +17,16 @@ from tasks.commands.settings import PRESETS
 
 EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8: the demo's
 SEEDS = (1, 2, 3)
-MADE_UP_UNITS = (2_000, 6_000, 20_000, 60_000)
-REFERENCE = "shipped"  # the recipe whose public-only and non-private models all cells are held to
+REFERENCE = "gradients"  # whose public-only and non-private models all cells are held to
+
+# Updates stay as many, so batches grow with the corpus; of a large one fewer rows of each patient
+# are read, for time's sake.
+MADE_UP: dict[int, dict[str, Any]] = {
+    2_000: {"batch_size": 85, "nonprivate_batch_size": 24},
+    6_000: {},
+    20_000: {"batch_size": 853, "epochs": 5, "examples_per_step": 2},
+    60_000: {"batch_size": 2_560, "epochs": 4, "examples_per_step": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,14 @@ class Corpus:
     """A private corpus, with what is trained on it.
 
     Attributes:
-        units: sizes that are measured; of real text, the declared bound alone.
+        sizes: what is measured, in units (of real text, the declared bound alone), and the settings
+            that a size has of its own.
         settings: of the job, beside its defaults.
         files: settings that name files, relative to the folder `CONFIDE_DATA`.
         public: the files that the operator declares public: all of them, here.
     """
 
-    units: tuple[int, ...]
+    sizes: Mapping[int, Mapping[str, Any]]
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,7 +51,8 @@ class Corpus:
         Raises:
             BadInput: its files are asked for, and `CONFIDE_DATA` names no folder that has them.
         """
-        made = {**self.settings, "seed": seed, "declared_units": units}
+        own = self.sizes.get(units, {})
+        made = {**self.settings, **own, "seed": seed, "declared_units": units}
         if not self.files:
             return made | {"synthetic_patients": units}
         folder = Path(os.environ.get("CONFIDE_DATA") or "/nowhere")
@@ -59,21 +69,23 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 _REAL = _preset("real-text")
+# Of ε: at ε = 1 too the vocabulary stays below two thirds, so one vocabulary serves every ε.
+_WORDS = {"vocabulary_epsilon": 0.6}
 _BESIDE_NOTES = {
     "public_path": "wikitext-2/train.txt.xz",
     "entities_train": "ner_bc5cdr/train.tsv",
     "entities_test": "ner_bc5cdr/test.tsv",
 }
 CORPORA: dict[str, Corpus] = {
-    "made-up": Corpus(MADE_UP_UNITS),
-    "made-up causal": Corpus(MADE_UP_UNITS, {"model_kind": "gpt2"}),
+    "made-up": Corpus(MADE_UP, _WORDS),
+    "made-up causal": Corpus(MADE_UP, {**_WORDS, "model_kind": "gpt2"}),
     "noteevents_format": Corpus(
-        (_REAL["declared_units"],),
+        {_REAL["declared_units"]: {}},
         _REAL,
         {"private_path": "noteevents_format/NOTEEVENTS_derived.csv.xz", **_BESIDE_NOTES},
     ),
     "pmc_rct_articles": Corpus(
-        (2600,),
+        {2600: {}},
         {
             **_REAL,
             "private_format": "jsonl",
@@ -92,36 +104,54 @@ class Recipe:
 
     Attributes:
         settings: changed from the corpus's own.
+        of_epsilon: settings that are a share of ε in total.
+        of_units: whole settings that are a share of the units.
         advised: batch, updates and the vocabulary's ε are those of `confide advise`.
-        of: the corpora that it is measured on; empty: all.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
+    of_epsilon: Mapping[str, float] = field(default_factory=dict)
+    of_units: Mapping[str, float] = field(default_factory=dict)
     advised: bool = False
-    of: tuple[str, ...] = ()
+
+    def of(self, epsilon: float, units: int) -> dict[str, Any]:
+        """Return the settings that it changes, at an ε in total and for so many units."""
+        shares = {name: round(share * epsilon, 3) for name, share in self.of_epsilon.items()}
+        wholes = {name: round(share * units) for name, share in self.of_units.items()}
+        return {**self.settings, **shares, **wholes}
 
 
-# One item at a time, then all of them together. The noise is calibrated to each cell's ε.
+# Phrases first: what is left of ε goes into few updates of large batches.
+_PHRASES = {"phrases_steps": 1500}
+_LARGE = {"batch_size": 1024 / 6000}
+
+# The noise of training is calibrated to each cell's ε, and takes what the releases before it leave.
 RECIPES: dict[str, Recipe] = {
     REFERENCE: Recipe(),
-    "advised": Recipe(advised=True),
-    "batch 64": Recipe({"batch_size": 64}),
-    "batch 1024": Recipe({"batch_size": 1024, "learning_rate": 4e-3}),
-    "learning rate ×3": Recipe({"learning_rate": 6e-3}),
-    "all rows of a unit": Recipe({"examples_per_step": 4}),
+    "phrases + gradients": Recipe(_PHRASES, {"phrases_epsilon": 0.8}, _LARGE),
+    # One item of the default at a time left out, or one more put in.
+    "one row of a unit": Recipe({"examples_per_step": 1}),
+    "four maskings of one row": Recipe({"examples_per_step": 1, "maskings_per_example": 4}),
+    "two maskings": Recipe({"maskings_per_example": 2}),
+    "batch ÷4": Recipe({"batch_size": 64}),
+    "batch ×4": Recipe({"batch_size": 1024}),
+    "learning rate ÷3": Recipe({"learning_rate": 2e-3}),
     "automatic clipping": Recipe({"clipping": "automatic"}),
     "adaptive clipping": Recipe({"clipping": "adaptive"}),
-    "β₂ 0.999": Recipe({"beta2": 0.999}),
+    "DP-AdamBC": Recipe({"noise_floor": 1.0}),
+    "moving average": Recipe({"averaging": "exponential"}),
+    "correlated noise": Recipe({"noise_bands": 0}),
+    "LoRA": Recipe({"trained_parameters": "lora"}),
+    "biases and norms": Recipe({"trained_parameters": "biases-and-norms"}),
     "growing batches": Recipe({"batch_size": 512, "first_batch_size": 128}),
-    "all together": Recipe(
-        {"learning_rate": 6e-3, "examples_per_step": 4, "clipping": "automatic"},
-        advised=True,
-    ),
+    "advised": Recipe(advised=True),
+    "phrases at half of ε": Recipe(_PHRASES, {"phrases_epsilon": 0.5}, _LARGE),
+    "phrases + small batches": Recipe(_PHRASES, {"phrases_epsilon": 0.8}),
 }
 
 # What the figure shows; and what `confide advise` can name, of which its curve is made.
-FIGURED = (REFERENCE, "advised", "all together")  # before and after
-ADVISABLE = (REFERENCE, "advised", "batch 64", "batch 1024")
+FIGURED = (REFERENCE, "phrases + gradients")
+ADVISABLE = (REFERENCE, "advised", "batch ÷4", "batch ×4")
 
 # Hours become minutes: whether the harness works, not what it measures.
 QUICK: dict[str, Any] = {
@@ -157,42 +187,42 @@ class Cell:
         """Return the cell's settings before its noise is calibrated, or its reference's."""
         corpus = CORPORA[self.corpus]
         recipe = RECIPES[REFERENCE if reference else self.recipe]
-        made = {**corpus.of(self.units, self.seed), **recipe.settings}
+        made = {**corpus.of(self.units, self.seed), **recipe.of(self.epsilon, self.units)}
         return made | (QUICK if quick else {})
 
 
 def cells(
     *,
-    only: str = "",
+    corpora: Iterable[str] = (),
+    recipes: Iterable[str] = (),
     units: Iterable[int] = (),
     seeds: Iterable[int] = SEEDS,
     epsilons: Iterable[float] = EPSILONS,
     quick: bool = False,
 ) -> list[Cell]:
-    """Return the cells, those first that say most: small before large, the shipped recipe first.
+    """Return the cells, those first that say most: small before large, the default first.
 
     Args:
-        only: parts of keys, with commas between them: all of them must stand in a cell's key.
+        corpora: keys of `CORPORA`; empty: all.
+        recipes: keys of `RECIPES`; empty: all.
         units: sizes; empty: all.
         seeds: of initialisation and made-up data.
         epsilons: budgets in total.
         quick: one small size of each made-up corpus, and no real text.
     """
-    asked, words = set(units), [word for word in only.split(",") if word]
-    found = []
-    for name, corpus in CORPORA.items():
+    asked, found = set(units), []
+    for name in corpora or CORPORA:
+        corpus = CORPORA[name]
         if quick and corpus.files:
             continue
-        sizes = (QUICK_UNITS,) if quick else corpus.units
+        sizes = (QUICK_UNITS,) if quick else tuple(corpus.sizes)
         found += [
             Cell(name, size, seed, epsilon, recipe)
             for size in sizes
             if not asked or size in asked
             for seed in seeds
-            for recipe, told in RECIPES.items()
-            if not told.of or name in told.of
+            for recipe in recipes or RECIPES
             for epsilon in epsilons
         ]
     order = list(RECIPES)
-    found.sort(key=lambda cell: (cell.seed, order.index(cell.recipe), cell.units))
-    return [cell for cell in found if all(word in cell.key for word in words)]
+    return sorted(found, key=lambda cell: (cell.seed, order.index(cell.recipe), cell.units))

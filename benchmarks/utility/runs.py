@@ -158,7 +158,8 @@ class Runner:
                 for metric in results[task].metrics
                 if metric.name in MEASURED
             }
-            for model in models
+            for model in (*models, "phrases")
+            if f"{model}_pretraining" in results
         }
         return {"vocabulary": results["vocabulary"].facts["digest"], **figures}
 

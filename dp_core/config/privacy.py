@@ -189,7 +189,7 @@ class PhrasesConfig(UnitConfig):
         "δ of the released phrases; far below one in the number of units. Unused where ε is 0.",
     )
     phrases_lengths: str = setting(
-        "3,5",
+        "2,3,5",
         MORE_PRIVACY,
         "Phrases: lengths",
         "Comma-separated, rising from 2 to 16: words of a phrase in each round. A round counts "
@@ -197,11 +197,12 @@ class PhrasesConfig(UnitConfig):
         pattern=WHOLE_NUMBERS,
     )
     phrases_per_unit: int = setting(
-        300,
+        2000,
         MORE_PRIVACY,
         "Phrases per unit",
-        "At most this many distinct phrases of a unit count in one round. More of them need more "
-        "noise, by the root; fewer leave more of a unit's text out.",
+        "At most this many distinct phrases of a unit count in one round, drawn at random. More of "
+        "them raise the threshold hardly (by the root of the logarithm); fewer leave more of a "
+        "unit's text out.",
         ge=1,
         le=100_000,
     )
@@ -300,7 +301,8 @@ class PrivacyConfig(UnitConfig):
         "1: every update has noise of its own (DP-SGD). b above 1: banded matrix factorisation; a "
         "part of the units in turn is drawn from, noise partly cancels over b updates, and σ is "
         "that of one column. 0: what disturbs training least at the ε that σ has with 1, at most "
-        f"{MOST_BANDS}; 1 where batches are cut, grow, or have a clip norm that is learned.",
+        f"{MOST_BANDS}; 1 where batches are cut, grow, or have a clip norm that is learned. Choose "
+        "0 where a unit takes part in few updates: there it gains most.",
         ge=0,
         le=MOST_BANDS,
     )

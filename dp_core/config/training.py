@@ -305,6 +305,27 @@ class BatchConfig(Config):
         return self
 
 
+def refuse_short_growth(first_batch_size: int, updates: int) -> None:
+    """Refuse batches that have no time to grow.
+
+    Raises:
+        ValueError: they are to grow in too few updates.
+    """
+    if first_batch_size and updates < LEAST_GROWING:
+        raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+
+
+def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> None:
+    """Refuse what a causal model has no masks for.
+
+    Raises:
+        ValueError: the kind of model is causal, and masks are asked for.
+    """
+    asked = {"whole_words": whole_words, "maskings_per_example": maskings_per_example > 1}
+    for name in [n for n, masks in asked.items() if masks and is_causal(kind)]:
+        raise ValueError(f"{name}: a causal model ({kind}) masks nothing")
+
+
 class SeedConfig(Config):
     """The seed of coins that anyone may know."""
 

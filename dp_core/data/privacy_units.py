@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,10 +43,14 @@ def is_held_out(unit_id: str, share: float, key: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One privacy unit: its id (unique in the corpus) and its texts."""
+    """One privacy unit: its id (unique in the corpus) and its texts.
+
+    `documents` are those that the texts stand in, one for each text; none where nobody asks.
+    """
 
     unit_id: str
     texts: list[str]
+    documents: list[Document] = field(default_factory=list)
 
 
 def iter_units(folder: Path, unit: PrivacyUnit, words_per_unit: int) -> Iterator[Unit]:
@@ -85,7 +89,8 @@ def nameless() -> BadInput:
     )
 
 
-def _document_unit_id(document: Document) -> str:
+def document_unit_id(document: Document) -> str:
+    """Return the id of the unit that a document is, if documents are the units."""
     # The length makes the pair unambiguous whatever characters the ids hold.
     return f"{len(document.patient_id)}:{document.patient_id}/{document.document_id}"
 
@@ -94,12 +99,14 @@ def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
     for patient, group in itertools.groupby(documents, key=lambda d: d.patient_id):
         if not patient:
             raise nameless()
-        yield Unit(patient, [d.text for d in group])
+        held = list(group)
+        yield Unit(patient, [d.text for d in held], held)
 
 
 def _documents(documents: Iterable[Document]) -> Iterator[Unit]:
-    for unit_id, group in itertools.groupby(documents, key=_document_unit_id):
-        yield Unit(unit_id, [d.text for d in group])
+    for unit_id, group in itertools.groupby(documents, key=document_unit_id):
+        held = list(group)
+        yield Unit(unit_id, [d.text for d in held], held)
 
 
 def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
@@ -107,8 +114,9 @@ def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
         raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
     for document in _documents(documents):
         number = 0
-        for text, starts in zip(document.texts, word_starts(document.texts), strict=True):
-            cuts = [*starts[::words], len(text)]
+        starts_of = word_starts(document.texts)
+        for source, starts in zip(document.documents, starts_of, strict=True):
+            cuts = [*starts[::words], len(source.text)]
             for begin, end in itertools.pairwise(cuts):
-                yield Unit(f"{document.unit_id}#{number}", [text[begin:end]])
+                yield Unit(f"{document.unit_id}#{number}", [source.text[begin:end]], [source])
                 number += 1

@@ -295,6 +295,28 @@ def rows_of_units(
         max_examples_per_unit: rows kept, drawn for each unit independently of all others.
         key: public coins for that draw.
     """
+    for unit, located in located_rows_of_units(
+        units,
+        tokenizer,
+        sequence_length=sequence_length,
+        max_examples_per_unit=max_examples_per_unit,
+        key=key,
+    ):
+        yield unit.unit_id, [row for _, row in located]
+
+
+def located_rows_of_units(
+    units: Iterable[Unit],
+    tokenizer: Tokenizer,
+    *,
+    sequence_length: int,
+    max_examples_per_unit: int,
+    key: bytes,
+) -> Iterator[tuple[Unit, list[tuple[int, list[int]]]]]:
+    """Yield every unit with its rows, each behind the number of the unit's text it is cut from.
+
+    The rows are those of `rows_of_units`, which has the arguments.
+    """
     if sequence_length < 3:
         raise BadInput("no room between [CLS] and [SEP]", where="sequence_length", fix="Use 3+.")
     special = SpecialIds.of(tokenizer)
@@ -304,11 +326,11 @@ def rows_of_units(
         encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for unit in batch:
             rows = [
-                [special.cls, *part, special.sep]
-                for encoding in itertools.islice(encoded, len(unit.texts))
+                (number, [special.cls, *part, special.sep])
+                for number, encoding in enumerate(itertools.islice(encoded, len(unit.texts)))
                 for part in _even_parts(encoding.ids, sequence_length - 2)
             ]
-            yield unit.unit_id, bounded_sample(rows, max_examples_per_unit, unit.unit_id, key)
+            yield unit, bounded_sample(rows, max_examples_per_unit, unit.unit_id, key)
 
 
 def _even_parts(ids: list[int], room: int) -> list[list[int]]:

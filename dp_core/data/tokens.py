@@ -2,9 +2,9 @@
 
 A histogram whose words were split differently from the tokenizer's would spend privacy on words
 that never occur. So both use the normaliser and the pre-tokenizer of `tokenizers`
-(lower case, accents stripped, every punctuation mark its own word). ASCII text, which is nearly
-all of it, takes a path in Python that gives the same words several times faster; a property test
-holds the two equal.
+(lower case, accents stripped, every punctuation mark its own word). ASCII between spaces, which is
+nearly all of any English text, takes a path in Python that gives the same words many times faster;
+a property test holds the two equal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,47 @@ PRE_TOKENIZER = BertPreTokenizer()
 _CONTROL = {c: None for c in [*range(32), 127] if chr(c) not in "\t\n\r"}
 _HAS_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASCII_WORD = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order, normalised as BERT does."""
+    """Return the words of a text, in order, normalised as BERT does.
+
+    What stands between two spaces is split alone: the normaliser and the pre-tokenizer look at one
+    character at a time, except for accents, which no space carries.
+    """
     if text.isascii():
-        if _HAS_CONTROL.search(text):
-            text = text.translate(_CONTROL)
-        return _ASCII_WORD.findall(text.lower())
+        return _ascii_words(text)
+    text = text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+    words: list[str] = []
+    done = 0
+    other = _NOT_ASCII.search(text)
+    while other:
+        start = text.rfind(" ", done, other.start()) + 1 or done
+        end = _next_space(text, other.start())
+        while (other := _NOT_ASCII.search(text, end)) and text.find(
+            " ", end + 1, other.start()
+        ) < 0:
+            end = _next_space(text, other.start())  # the next word is such a one too
+        words += _ascii_words(text[done:start])
+        words += _any_words(text[start:end])
+        done = end
+    words += _ascii_words(text[done:])
+    return words
+
+
+def _next_space(text: str, start: int) -> int:
+    end = text.find(" ", start)
+    return len(text) if end < 0 else end
+
+
+def _ascii_words(text: str) -> list[str]:
+    if _HAS_CONTROL.search(text):
+        text = text.translate(_CONTROL)
+    return _ASCII_WORD.findall(text.lower())
+
+
+def _any_words(text: str) -> list[str]:
     if not _encodable(text):
         text = text.encode("utf-8", "replace").decode()
     normal = NORMALIZER.normalize_str(text)

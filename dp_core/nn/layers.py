@@ -83,6 +83,26 @@ def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
 
 
+# (layers, config, ids, lengths, positions) -> (M·K, V), the logits at the positions
+LogitsOf = Callable[..., Tensor]
+# (layers, config, ids, lengths, positions, labels, weights) -> (M,)
+RowLosses = Callable[..., Tensor]
+
+
+def row_losses(logits_of: LogitsOf) -> RowLosses:
+    """Return the rows' losses by a model's logits: `row_means` of them.
+
+    A row is ids (S,), its length, K positions with their labels, all int32, and K weights, float32,
+    1 for an answer and 0 for padding. Its loss is in nats.
+    """
+
+    def losses(layers: Layers, config: Any, *row: Tensor) -> Tensor:
+        *asked, labels, weights = row
+        return row_means(logits_of(layers, config, *asked), labels, weights)
+
+    return losses
+
+
 def standardise(x: Tensor, epsilon: float) -> Tensor:
     """(N, D) -> (N, D) with mean 0 and variance 1 along the last axis."""
 
@@ -233,15 +253,30 @@ class Layers:
         qkv = self.linear(f"{name}/qkv", x)  # (M·S, 3D)
         qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
         q, k, v = tf.unstack(qkv)  # each (M, heads, S, W)
-        queries = s
         if asked is not None:
-            queries = shape_of(asked)[1]
             positions = tf.tile(asked[:, None, :], (1, heads, 1))  # (M, heads, K)
             q = tf.gather(q, positions, batch_dims=2)  # (M, heads, K, W)
+        return self.linear(f"{name}/attention_output", self.mixed_values(name, q, k, v, bias))
+
+    def mixed_values(self, name: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Return softmax(q·kᵀ/√W + bias)·v, heads side by side: (M·queries, heads·W).
+
+        Args:
+            name: of the block.
+            q: (M, heads, queries, W).
+            k: (M, heads, S, W).
+            v: (M, heads, S, W).
+            bias: broadcast to the scores, (M, heads, queries, S).
+        """
+        m, heads, queries, width = shape_of(q)
         scores = self.product(q * (1.0 / math.sqrt(width)), k, transpose_b=True) + bias
-        mixed = self.product(tf.nn.softmax(scores), v)  # (M, heads, queries, W)
-        mixed = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, d))
-        return self.linear(f"{name}/attention_output", mixed)
+        mixed = self.product(self.attention_weights(name, scores), v)  # (M, heads, queries, W)
+        return tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, heads * width))
+
+    def attention_weights(self, name: str, scores: Tensor) -> Tensor:
+        """(M, heads, queries, S) scores of the block `name` -> weights that sum to 1 over S."""
+        del name  # for those who watch
+        return tf.nn.softmax(scores)
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""

@@ -48,18 +48,20 @@ def noise_to_signal(plan: ExecutionPlan) -> float:
     """Return the noise beside the signal of a whole training, for each coordinate.
 
     Let σ_t/B_t be the noise-batch ratio of update t, in clip norms. The mean of T updates has
-    noise of deviation √(Σ (σ_t/B_t)²)/T; its signal is one mean gradient, of which T updates bring
-    home T/(T + T₀): with few updates even a training without noise is not done. The figure is
-    their ratio, so smaller is better. At one ε it hardly depends on the batch where σ is large
-    (then σ² ∝ B at equal passes), falls with larger batches where σ is near 1, and rises again
-    where too few updates are left: there is a best batch between.
+    noise of deviation √(Σ (σ_t/B_t)²)/T, less where it is correlated and cancels; its signal is
+    one mean gradient, of which T updates bring home T/(T + T₀): with few updates even a training
+    without noise is not done. The figure is their ratio, so smaller is better. At one ε it hardly
+    depends on the batch where σ is large (then σ² ∝ B at equal passes), falls with larger batches
+    where σ is near 1, and rises again where too few updates are left: there is a best batch
+    between.
 
     Args:
         plan: of the training; its accounting has no part in this.
     """
     sigma, updates = plan.gradient_noise_multiplier(), plan.steps
     total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
-    return math.sqrt(total) / updates * (1 + HALF_LEARNED / updates)
+    left = plan.strategy.sum_deviation(updates) / math.sqrt(updates)
+    return math.sqrt(total) * left / updates * (1 + HALF_LEARNED / updates)
 
 
 def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float) -> float:

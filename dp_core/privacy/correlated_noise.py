@@ -17,8 +17,8 @@ b − 1 rows after such an update by less than 2ᵏ|cᵢ| + 1 more a value: that
 costs, and `lattice_scale` pays for it by noise (1.1·10⁻⁴ of it for 10⁶ values, σ = 1, 8 bands).
 The whole argument, with sampling, is in docs/proofs.md, "Correlated noise".
 
-y stays within 32 + k bits: it is sub-Gaussian of deviation 4·S at most (`is_calm`), and is cut at
-128·S, which changes it with probability below 10⁻²¹⁸.
+p is cut to 32 bits, at 128·S: a function of y that brings no two values further apart, so it costs
+no privacy. It hardly ever changes one, as y is sub-Gaussian of deviation 4·S at most (`is_calm`).
 
 *Memory and resuming.* b − 1 earlier p are kept, four bytes a value each, and never written: who
 reads them beside a released model has its raw sums. After a resume they are made again from the

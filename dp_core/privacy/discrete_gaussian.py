@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dp_core.errors import BadInput
 from dp_core.privacy.seed_store import PrivacySeed
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES, _SHORT_BYTES = 1 << 20, 1 << 14
 _WORD = 1 << 64
 
 
@@ -23,6 +23,7 @@ class WordStream:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._block = 0
+        self._served = 0  # bytes of the block
         self._left: NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -31,10 +32,15 @@ class WordStream:
         have = len(self._left)
         while have < count:
             message = self._key + self._block.to_bytes(8, "big")
-            block = hashlib.shake_256(message).digest(_BLOCK_BYTES)
-            parts.append(np.frombuffer(block, dtype="<u8"))
-            have += _BLOCK_BYTES // 8
-            self._block += 1
+            # A short output of SHAKE-256 begins its long one: where few words are wanted, it does.
+            is_short = self._served == 0 and 8 * (count - have) <= _SHORT_BYTES
+            size = _SHORT_BYTES if is_short else _BLOCK_BYTES
+            part = np.frombuffer(hashlib.shake_256(message).digest(size), "<u8")
+            parts.append(part[self._served // 8 :])
+            have += len(parts[-1])
+            self._served = size % _BLOCK_BYTES
+            if not is_short:
+                self._block += 1
         joined = np.concatenate(parts)
         self._left = joined[count:]
         return joined[:count]
@@ -51,24 +57,25 @@ def uniform_below(bound: int, size: int, stream: WordStream) -> NDArray[np.int64
 
 
 def bernoulli(
-    probabilities: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+    numerators: Sequence[int], denominator: int, index: NDArray[np.int64], stream: WordStream
 ) -> NDArray[np.bool_]:
-    """Return one coin per element of `index`; coin i is true with `probabilities[index[i]]`.
+    """Return one coin per element of `index`; coin i is true with p = numerators[index[i]] / d.
 
-    A coin is the comparison of a uniform real with p, 64 bits at a time. The first word decides
+    Ratios of one denominator, as whole numbers: a `Fraction` of each costs ten times as much. A
+    coin is the comparison of a uniform real with p, 64 bits at a time. The first word decides
     unless it equals p's own first 64 bits (once in 2⁶⁴): then p's next bits decide, and so on,
     so the probability is p itself and not its rounding.
     """
-    certain = np.array([p >= 1 for p in probabilities], dtype=bool)
+    certain = np.array([n >= denominator for n in numerators], dtype=bool)
     firsts = np.array(
-        [0 if p >= 1 else (p.numerator * _WORD) // p.denominator for p in probabilities],
+        [0 if n >= denominator else n * _WORD // denominator for n in numerators],
         dtype=np.uint64,
     )
     words = stream.words(len(index))
     thresholds = firsts[index]
     coins: NDArray[np.bool_] = (words < thresholds) | certain[index]
     for tie in np.flatnonzero((words == thresholds) & ~certain[index]):
-        coins[tie] = _decide_tie(probabilities[int(index[tie])], stream)
+        coins[tie] = _decide_tie(Fraction(numerators[int(index[tie])], denominator), stream)
     return coins
 
 
@@ -85,29 +92,29 @@ def _decide_tie(p: Fraction, stream: WordStream) -> bool:
 
 
 def bernoulli_exp_minus(
-    exponents: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+    numerators: Sequence[int], denominator: int, index: NDArray[np.int64], stream: WordStream
 ) -> NDArray[np.bool_]:
-    """Return coins that are true with probability exp(−exponents[index[i]]), exponents >= 0.
+    """Return coins that are true with probability exp(−γ), γ = numerators[index[i]] / d >= 0.
 
     Algorithm 1 of Canonne, Kamath and Steinke (2020): exp(−γ) as a series of rational coins,
     after ⌊γ⌋ coins of exp(−1) that must all come up.
     """
     index = np.asarray(index, dtype=np.int64).reshape(-1)
-    wholes = np.array([int(gamma) for gamma in exponents], dtype=object)
-    parts = [gamma - int(gamma) for gamma in exponents]
+    wholes = np.array([n // denominator for n in numerators], dtype=object)
+    parts = [n % denominator for n in numerators]
     alive = np.arange(len(index))
     rounds = 0
     while (pending := alive[wholes[index[alive]] > rounds]).size:
-        lost = pending[~_exp_minus_fraction([Fraction(1)], np.zeros_like(pending), stream)]
+        lost = pending[~_exp_minus_fraction([1], 1, np.zeros_like(pending), stream)]
         alive = np.setdiff1d(alive, lost, assume_unique=True)
         rounds += 1
     coins = np.zeros(len(index), dtype=bool)
-    coins[alive] = _exp_minus_fraction(parts, index[alive], stream)
+    coins[alive] = _exp_minus_fraction(parts, denominator, index[alive], stream)
     return coins
 
 
 def _exp_minus_fraction(
-    gammas: Sequence[Fraction], index: NDArray[np.int64], stream: WordStream
+    numerators: Sequence[int], denominator: int, index: NDArray[np.int64], stream: WordStream
 ) -> NDArray[np.bool_]:
     """Return coins of probability exp(−γ), γ in [0, 1]: toss γ/1, γ/2, … until one fails.
 
@@ -118,7 +125,8 @@ def _exp_minus_fraction(
     toss = 1
     while len(active):
         present, local = np.unique(index[active], return_inverse=True)
-        went_on = bernoulli([gammas[int(g)] / toss for g in present], local, stream)
+        tossed = [numerators[g] for g in present.tolist()]
+        went_on = bernoulli(tossed, denominator * toss, local, stream)
         coins[active[~went_on]] = toss % 2 == 1
         active = active[went_on]
         toss += 1
@@ -198,9 +206,10 @@ def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np
     t = int(sigma) + 1
     y = _discrete_laplace(t, proposals, stream)
     values, index = np.unique(np.abs(y), return_inverse=True)
-    square = sigma * sigma
-    exponents = [(int(value) - square / t) ** 2 / (2 * square) for value in values]
-    return y[bernoulli_exp_minus(exponents, index, stream)]
+    p, q = (sigma * sigma).as_integer_ratio()
+    # (|y| − σ²/t)² / 2σ², over one denominator
+    exponents = [(value * q * t - p) ** 2 for value in values.tolist()]
+    return y[bernoulli_exp_minus(exponents, 2 * p * q * t * t, index, stream)]
 
 
 def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64]:
@@ -210,7 +219,7 @@ def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64
     while missing > 0:
         remainder = uniform_below(t, 2 * missing + 16, stream)
         values, index = np.unique(remainder, return_inverse=True)
-        kept = bernoulli_exp_minus([Fraction(int(v), t) for v in values], index, stream)
+        kept = bernoulli_exp_minus(values.tolist(), t, index, stream)
         remainder = remainder[kept]
         magnitude = remainder + t * _geometric(len(remainder), stream)
         negative = uniform_below(2, len(magnitude), stream) == 1
@@ -226,7 +235,7 @@ def _geometric(size: int, stream: WordStream) -> NDArray[np.int64]:
     count = np.zeros(size, np.int64)
     alive = np.arange(size)
     while len(alive):
-        again = bernoulli_exp_minus([Fraction(1)], np.zeros(len(alive), np.int64), stream)
+        again = bernoulli_exp_minus([1], 1, np.zeros(len(alive), np.int64), stream)
         alive = alive[again]
         count[alive] += 1
     return count

@@ -1,17 +1,17 @@
 """Banded matrix factorisation: correlated noise whose sum over many updates is smaller.
 
-Training uses the sums of an update and of all before it: AG, A being lower-triangular ones and G
-the clipped sums. A strategy C, lower triangular and Toeplitz, splits A = (AC⁻¹)·C: what is released
-is as if CG + z were, z independent Gaussian noise of every update, so that update t gets the noise
-(C⁻¹z)_t, and the prefix sums AC⁻¹z (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024,
+The weights that training goes through are AG, G being the clipped sums of its updates and A its
+`Workload`. A strategy C, lower triangular and Toeplitz, splits A = (AC⁻¹)·C: what is released is
+as if CG + z were, z independent Gaussian noise of every update, so that update t gets the noise
+(C⁻¹z)_t, and the weights AC⁻¹z (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024,
 arXiv:2405.15913). C has b bands, and a unit's updates lie b or more apart (`cyclic-poisson` in
 `batch_selection`): what it adds to CG is then in disjoint rows for each of its updates, of norm at
 most the clip norm times the norm of a column of C. With one band C is the identity: DP-SGD.
 
-The coefficients are those of (1 − λx)^−γ, cut at b bands, whose prefix sums have the least error;
-γ = ½ and λ = 1 is the square root of A. Over γ and λ alone the error is within 0.2% of the least
-of all banded Toeplitz strategies (measured for 2 to 16 bands), and being the best of a fixed grid
-it is the same on every machine.
+The coefficients are those of (1 − λx)^−γ, cut at b bands, with the least error in the weights;
+γ = ½ and λ = 1 is the square root of the prefix sums. Over γ and λ alone the error is within 0.2%
+of the least of all banded Toeplitz strategies (measured for 2 to 16 bands), and being the best of
+a fixed grid it is the same on every machine. Nothing of the privacy depends on the workload.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import lfilter
 
 from dp_core.errors import PlanError
@@ -30,7 +31,9 @@ Floats = NDArray[np.float64]
 
 COEFFICIENT_BITS = 16  # coefficients are whole multiples of 2⁻¹⁶, so that recursions are exact
 LARGEST_UPDATE = 4.0  # deviations of z: more noise than this in one update no strategy may have
+LARGEST_SUM = 64  # of the coefficients without their signs: float64 adds up such rows exactly
 _ONE = 1 << COEFFICIENT_BITS
+_ITERATES = 8  # of a run: the mean over them is within 1% of that over all
 _EXPONENTS = [i / 50 for i in range(10, 61)]  # γ
 _DAMPING = (1.0, 0.99, 0.98, 0.96, 0.93, 0.9, 0.85, 0.8)  # λ
 
@@ -52,8 +55,10 @@ class ToeplitzStrategy:
         plain = tuple(self.coefficients)
         if not plain or plain[0] != _ONE or any(type(c) is not int for c in plain):
             raise PlanError("the first coefficient is not 1", where="plan.strategy")
-        if sum(map(abs, plain)) >= 64 * _ONE:
-            raise PlanError("coefficients of 64 and more together", where="plan.strategy")
+        if sum(map(abs, plain)) >= LARGEST_SUM * _ONE:
+            raise PlanError(
+                f"coefficients of {LARGEST_SUM} and more together", where="plan.strategy"
+            )
         object.__setattr__(self, "coefficients", plain)
 
     @classmethod
@@ -85,18 +90,21 @@ class ToeplitzStrategy:
         first[0] = 1.0
         return np.asarray(lfilter([1.0], self.values, first))
 
-    def prefix_error(self, updates: int) -> float:
-        """Return the root mean square noise of the prefix sums, at noise multiplier 1.
+    def sum_deviation(self, updates: int) -> float:
+        """Return the deviation of the noise in the sum of all updates, at noise multiplier 1.
 
-        √(‖AC⁻¹‖²_F / n)·‖c‖, in clip norms: of DP-SGD √((n + 1)/2).
-
-        Args:
-            updates: n.
+        In clip norms: √n where every update has noise of its own.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = np.cumsum(self.noising(updates))
-            mean = float(np.dot(np.arange(updates, 0, -1), sums * sums)) / updates
-        return math.sqrt(mean) * self.norm if math.isfinite(mean) else math.inf
+        return float(np.linalg.norm(np.cumsum(self.noising(updates)))) * self.norm
+
+    def loudness(self, updates: int) -> float:
+        """Return how many times louder an update's noise is than what of it stays in the sum.
+
+        √n·√(Σdᵢ²) / (deviation of the sum, for columns as they are): 1 for independent noise.
+        """
+        noising = self.noising(updates)
+        left = np.linalg.norm(np.cumsum(noising)) / math.sqrt(updates)
+        return float(np.linalg.norm(noising) / left)
 
     def is_calm(self, updates: int) -> bool:
         """Whether no update has more noise than `LARGEST_UPDATE`: √Σdᵢ², in deviations of z."""
@@ -107,7 +115,66 @@ class ToeplitzStrategy:
 INDEPENDENT = ToeplitzStrategy()  # the identity: every update has noise of its own
 
 
-def power_strategy(bands: int, exponent: float, damping: float = 1.0) -> ToeplitzStrategy:
+@dataclass(frozen=True)
+class Workload:
+    """What an optimiser makes of updates: weights that are linear in them, A of `AG`.
+
+    With learning rates η_t and momentum β (AdamW's β₁, its second moment taken to stay as it is),
+
+        A[t, s] = Σ_{u = s … t} η_u · (1 − β)·β^(u−s) / (1 − β^(u+1)),
+
+    of which constant rates without momentum make the prefix sums.
+
+    Attributes:
+        learning_rates: (n,), one for each update; only their ratios matter.
+        momentum: β, 0 or more and below 1.
+    """
+
+    learning_rates: tuple[float, ...]
+    momentum: float = 0.0
+
+    @classmethod
+    def prefix_sums(cls, updates: int) -> Workload:
+        """Return the workload of plain gradient descent at one learning rate."""
+        return cls((1.0,) * updates)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates n."""
+        return len(self.learning_rates)
+
+    @functools.cached_property
+    def iterates(self) -> tuple[int, ...]:
+        """Updates behind the weights whose noise counts: evenly spaced, the last of all."""
+        n = self.updates
+        return tuple(sorted({-(-n * i // _ITERATES) for i in range(1, _ITERATES + 1)}))
+
+    def error(self, strategy: ToeplitzStrategy) -> float:
+        """Return the root mean square noise of the weights, at noise multiplier 1.
+
+        √(mean over `iterates` of ‖row of AC⁻¹‖²)·‖c‖, in clip norms times learning rate.
+
+        Args:
+            strategy: C, calm.
+        """
+        beta, noising = self.momentum, strategy.noising(self.updates)
+        transform = rfft(lfilter([1 - beta], [1.0, -beta], noising), self._size)
+        rows = irfft(self._rates * np.conj(transform), self._size)[:, : self.updates]
+        return math.sqrt(float(np.sum(rows * rows)) / len(rows)) * strategy.norm
+
+    @functools.cached_property
+    def _size(self) -> int:
+        return int(next_fast_len(2 * self.updates))
+
+    @functools.cached_property
+    def _rates(self) -> NDArray[np.complex128]:
+        """Transforms of the rates up to each iterate, whose row of AC⁻¹ correlates with them."""
+        t = np.arange(self.updates)
+        rates = np.array(self.learning_rates) / (1 - self.momentum ** (t + 1))
+        return np.stack([rfft(np.where(t < end, rates, 0.0), self._size) for end in self.iterates])
+
+
+def power_coefficients(bands: int, exponent: float, damping: float = 1.0) -> Floats:
     """Return the coefficients of (1 − λx)^−γ cut at b bands: cᵢ = cᵢ₋₁·λ(γ + i − 1)/i.
 
     Args:
@@ -117,19 +184,29 @@ def power_strategy(bands: int, exponent: float, damping: float = 1.0) -> Toeplit
         damping: λ.
     """
     i = np.arange(1, bands)
-    return ToeplitzStrategy.of(np.cumprod([1.0, *(damping * (exponent + i - 1) / i)]))
+    return np.cumprod([1.0, *(damping * (exponent + i - 1) / i)])
+
+
+def power_strategy(bands: int, exponent: float, damping: float = 1.0) -> ToeplitzStrategy:
+    """Return the strategy of `power_coefficients`.
+
+    Raises:
+        PlanError: they are too large together.
+    """
+    return ToeplitzStrategy.of(power_coefficients(bands, exponent, damping))
 
 
 @functools.lru_cache(maxsize=64)
-def least_error_strategy(bands: int, updates: int) -> ToeplitzStrategy:
-    """Return the strategy of b bands with the least error of the prefix sums, on a fixed grid.
+def least_error_strategy(bands: int, workload: Workload) -> ToeplitzStrategy:
+    """Return the strategy of b bands with the least error of a workload, on a fixed grid.
 
     Args:
         bands: b.
-        updates: n, of the whole run.
+        workload: of the whole run.
     """
     if bands == 1:
         return INDEPENDENT
-    grid = (power_strategy(bands, g, damping) for g in _EXPONENTS for damping in _DAMPING)
-    calm = [strategy for strategy in grid if strategy.is_calm(updates)]
-    return min(calm, key=lambda strategy: strategy.prefix_error(updates))
+    powers = (power_coefficients(bands, g, damping) for g in _EXPONENTS for damping in _DAMPING)
+    small = (ToeplitzStrategy.of(c) for c in powers if c.sum() < LARGEST_SUM - 1)
+    calm = [strategy for strategy in small if strategy.is_calm(workload.updates)]
+    return min(calm, key=workload.error)

@@ -189,6 +189,18 @@ class MechanismEvent:
         """Return the mechanism in one clause."""
         raise NotImplementedError
 
+    def sampling_in_words(self) -> str:
+        """Return which units take part in an update or round, in words: its parts', if it has any.
+
+        A mechanism says so itself where it draws them.
+        """
+        said = dict.fromkeys(part.sampling_in_words() for part in self.parts)
+        return "; ".join(said) or "none: every unit takes part"
+
+    def noise_in_words(self) -> str:
+        """Return which noise is drawn and how much of it, in words: its parts', if it has any."""
+        return "; ".join(dict.fromkeys(part.noise_in_words() for part in self.parts)) or "none"
+
     def assumptions(self) -> tuple[str, ...]:
         """Return what must have been true of the run for its ε to hold."""
         return (*dict.fromkeys(a for p in self.parts for a in p.assumptions()), *self.assumed)

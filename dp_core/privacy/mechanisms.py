@@ -118,6 +118,18 @@ class _PhasedGaussian(MechanismEvent):
             total += math.ceil(steps / batches_per_epoch) * (sensitivity / sigma) ** 2
         return math.sqrt(total)
 
+    def sampling_in_words(self) -> str:
+        """Return how batches are drawn, and the rate or size of each phase."""
+        sizes = ", then ".join(f"{a:.4g}" for a, _, _ in self.phases)  # type: ignore[attr-defined]
+        return f"{self._batches()}; {self._sampled} {sizes}"
+
+    def noise_in_words(self) -> str:
+        """Return the deviation of each phase."""
+        sigmas = ", then ".join(
+            dict.fromkeys(f"{s:g}" for _, s, _ in self.phases)  # type: ignore[attr-defined]
+        )
+        return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
+
     def describe(self) -> str:
         """Return how batches are drawn, and each phase's size, noise and updates."""
         return f"DP-SGD on {self._batches()}: " + "; then ".join(
@@ -301,6 +313,10 @@ class Gaussian(MechanismEvent):
         """Return μ of all of them together."""
         return sensitivity * math.sqrt(self.count) / self.noise_multiplier
 
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return f"Gaussian, σ = {self.noise_multiplier:g} clip norms"
+
     def describe(self) -> str:
         """Return count and noise."""
         return f"the Gaussian mechanism, {self.count} times, σ = {self.noise_multiplier:g}"
@@ -333,6 +349,16 @@ class ShuffledGaussian(MechanismEvent):
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all epochs together."""
         return sensitivity * math.sqrt(self.participations) / self.noise_multiplier
+
+    def sampling_in_words(self) -> str:
+        """Return the epochs."""
+        return f"shuffled epochs, unamplified; {self.participations} of them"
+
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return (
+            f"Gaussian on each sum of clipped gradients, σ = {self.noise_multiplier:g} clip norms"
+        )
 
     def describe(self) -> str:
         """Return epochs and noise."""
@@ -404,6 +430,10 @@ class ThresholdedHistogram(MechanismEvent):
         """
         coin = -math.expm1(self.words_per_unit * math.log1p(-self.profile.tail))
         return order * self.words_per_unit / (2 * self.sigma**2), coin
+
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return f"discrete Gaussian on each count, σ = {self.sigma:g} counts"
 
     def describe(self) -> str:
         """Return bound, noise and threshold."""
@@ -517,7 +547,7 @@ class NoisedWeights(MechanismEvent):
         for first, last, threshold in self.checks:
             places = sum(np.ceil(weight * s) + 1 for s in self.scales[first : last + 1])
             tail = DiscreteGaussianTail(math.sqrt(last - first + 1) * self.deviation)
-            passes = np.minimum(tail.bounds(threshold - places)[1], 1 - 1e-16)
+            passes = np.minimum(tail.upper(threshold - places), 1 - 1e-16)
             total += float(np.max(-np.expm1(t * np.log1p(-passes))))
         return min(1.0, total)
 
@@ -543,6 +573,10 @@ class NoisedWeights(MechanismEvent):
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return (αμ²/2, the probability that an item of one unit alone passes)."""
         return order * self.mu**2 / 2, self.coin
+
+    def noise_in_words(self) -> str:
+        """Return the deviation of all rounds as one, in norms of a unit."""
+        return f"discrete Gaussian on each weight, in all σ = {1 / self.mu:.4g} of a unit's norm"
 
     def describe(self) -> str:
         """Return bound, rule, rounds, noise and thresholds, in weights of one unit."""
@@ -602,7 +636,7 @@ class PhraseRounds(MechanismEvent):
     def describe(self) -> str:
         """Return the rounds."""
         return "phrases in rounds: " + "; then ".join(
-            f"of {length} words, {one.describe().replace('words', 'phrases')}"
+            f"of {length} words, {one.describe()}"
             for length, one in zip(self.lengths, self.rounds, strict=True)
         )
 

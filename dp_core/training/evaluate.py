@@ -87,7 +87,7 @@ def perplexity(
     if not isinstance(model.config, CausalConfig):
         raise BadInput("a masked model has no perplexity", fix="Ask for its MLM accuracy.")
     rows = _chosen(store, seed, max_rows)
-    mean_losses = _row_losses(Model(model.config, model.parameters))
+    mean_losses = _row_losses(model)
     total = asked = 0.0
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = np.resize(rows[start : start + _ROWS_AT_ONCE], _ROWS_AT_ONCE)  # one shape
@@ -106,7 +106,7 @@ def _chosen(store: TokenStore, seed: int, max_rows: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
 
 
-def _row_losses(model: Model[CausalConfig]) -> Callable[..., Tensor]:
+def _row_losses(model: AnyModel) -> Callable[..., Tensor]:
     parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
     losses = partial(causal_row_losses, Layers(parameters), model.config)
     compiled: Callable[..., Tensor] = tf.function(losses, autograph=False)

@@ -272,8 +272,8 @@ def _predict(
     layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
 
     def best(ids: Tensor, lengths: Tensor) -> Tensor:
-        logits = tag_logits(layers, model.config, ids, lengths)
-        return tf.argmax(logits, axis=2, output_type=tf.int32)
+        logits = tag_logits(layers, model.config, ids, lengths)  # (M·S, tags)
+        return tf.reshape(tf.argmax(logits, axis=1, output_type=tf.int32), tf.shape(ids))
 
     # One graph for all lengths: making a graph costs more than the padding it would save.
     shapes = tf.TensorSpec((batch_size, None), tf.int32), tf.TensorSpec((batch_size,), tf.int32)

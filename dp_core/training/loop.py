@@ -44,7 +44,7 @@ from dp_core.training.checkpoints import (
 )
 from dp_core.training.devices import strategy_for
 from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import AdamW, Trainer
+from dp_core.training.trainer import AdamW, Observer, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
@@ -118,11 +118,22 @@ class PrivateUpdates:
         )
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
-        """Add the plan's noise to the clipped sum and divide by the expected batch."""
+        """Add the plan's noise to the clipped sum and divide by the expected batch.
+
+        AdamW divides by the root of its second moment, which holds the noise of single updates. Of
+        correlated noise most is taken back, so its steps are longer by as much as it is louder: a
+        learning rate means the same with any number of bands.
+        """
         clipper, batch = trainer.clipper, self.plan.expected_batch(step)
         assert clipper is not None  # noqa: S101 - narrows the type
         noise = self.plan.noise(self.seed, self.manifest, step, clipper, self._past)
-        trainer.apply_update(step=step, learning_rate=learning_rate, divisor=batch, noise=noise)
+        trainer.apply_update(
+            step=step,
+            learning_rate=learning_rate,
+            divisor=batch,
+            noise=noise,
+            loudness=self.plan.strategy.loudness(self.plan.steps),
+        )
         if self.plan.adaptive:
             count = trainer.take_count_within()
             clipper.learn_clip_norm(count, self.seed, self.manifest, step, batch)
@@ -294,6 +305,7 @@ def train(
     progress: Callable[[Progress], None],
     points: Collection[int] | None = None,
     hook: EvaluationHook | None = None,
+    observe: Observer | None = None,
 ) -> Model[C]:
     """Train a model on the rows of a store, resuming from a checkpoint if there is one.
 
@@ -315,6 +327,7 @@ def train(
             report the point it goes on from once more.
         points: of the curve; `curve_points` if None.
         hook: called with the weights at some updates.
+        observe: called with every update's noised means; see `Trainer`.
 
     Raises:
         BadInput: model, store and update rule do not fit together, or the checkpoints belong to
@@ -339,6 +352,7 @@ def train(
         row_losses=objective.row_losses,
         averages=config.averaging != "none",
         trained=trained,
+        observe=observe,
     )
     batches = updates.batches(
         store,

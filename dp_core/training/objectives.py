@@ -19,11 +19,9 @@ from dp_core.models.bert import mlm_row_losses
 from dp_core.models.causal import causal_row_losses
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import ModelConfig
-from dp_core.nn.layers import Layers, Tensor, embedding_sum
+from dp_core.nn.layers import Layers, RowLosses, Tensor, embedding_sum
 from dp_core.training.batches import Examples, Indices, masked_examples
 
-# (layers, config, ids, lengths, positions, labels, weights) -> (M,), as `mlm_row_losses`
-RowLosses = Callable[..., Tensor]
 Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: each (U, R, ...)
 
 
@@ -119,8 +117,8 @@ class Objective:
         name: for logs, and for telling runs apart.
         examples: (store, row numbers (M,), row keys (M,)) -> inputs and predictions, in NumPy. Each
             row's is a function of that row and its key alone.
-        row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), in
-            TensorFlow; reads parameters through the layers, and divides by nothing of the batch.
+        row_losses: in TensorFlow; reads parameters through the layers, and divides by nothing of
+            the batch.
         masks: whether `examples` draws masks by the keys: else copies of a row would be the same.
     """
 

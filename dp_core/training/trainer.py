@@ -8,7 +8,7 @@ update alone, so the layout (devices, micro-batches) cannot change what is drawn
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
-from dp_core.nn.layers import Tensor, compute_type
+from dp_core.nn.layers import RowLosses, Tensor, compute_type
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise, noised_means
 from dp_core.training.batches import MicroBatch
-from dp_core.training.objectives import RowLosses, UnitBatch, ordinary_sum
+from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 EPSILON = 1e-8
 
@@ -58,6 +58,7 @@ class AdamW:
         learning_rate: Tensor,
         step: Tensor,
         noise_variance: Tensor | None = None,
+        loudness: Tensor | float = 1.0,
     ) -> None:
         """Update one variable and its two moments.
 
@@ -70,6 +71,8 @@ class AdamW:
             learning_rate: scalar.
             step: scalar float32, number of this update, from 1.
             noise_variance: scalar Φ̂, with a `noise_floor` only; 0 if nothing was noised.
+            loudness: the step, without the decay, is longer by this factor, but with a
+                `noise_floor`, where the second moment is freed of the noise.
         """
         if self.weight_decay and decays(name):
             weight.assign_sub(learning_rate * self.weight_decay * weight)
@@ -87,7 +90,7 @@ class AdamW:
             v=square.handle,
             beta1_power=tf.pow(self.beta1, step),
             beta2_power=tf.pow(self.beta2, step),
-            lr=learning_rate,
+            lr=learning_rate * loudness,
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=EPSILON,
@@ -98,6 +101,7 @@ class AdamW:
 _MEAN, _SQUARE, _CLIP_NORM = "adam-mean/", "adam-square/", "clip-norm"
 _AVERAGE, _NOISE = "average/", "adam-noise"
 _TALLIES = 3  # sum of unit losses, units, clipped units
+Observer = Callable[[int, Mapping[str, Tensor]], None]  # (update, noised means by name)
 
 
 @dataclass(frozen=True)
@@ -118,12 +122,13 @@ class Trainer:
         parameters: initial weights, by name.
         trained: names of those that are trained; all if None. The others are read and stay as they
             are, bit for bit: they have no gradient, no noise, no moments, and no part in a norm.
+        observe: called with every update's noised means, which private training releases: for
+            audits. An update without noise is not shown.
         optimizer: the constants of AdamW.
         clipper: clips the units' gradients, at its clip norm of the moment; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
-        row_losses: (layers, config, ids, lengths, positions, labels, weights) -> (M,), as
-            `mlm_row_losses`.
+        row_losses: of the objective.
         averages: keep an average of the weights beside them; see `average`.
 
     Raises:
@@ -142,11 +147,12 @@ class Trainer:
         row_losses: RowLosses = mlm_row_losses,
         averages: bool = False,
         trained: Collection[str] | None = None,
+        observe: Observer | None = None,
     ) -> None:
         compute_type(precision)
         self._strategy, self._config, self._optimizer = strategy, config, optimizer
         self._precision, self._row_losses = precision, row_losses
-        self.clipper = clipper
+        self.clipper, self._observe = clipper, observe
         own = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
         if not own:
             raise BadInput("none of the model's parameters is trained", where="trained_parameters")
@@ -194,7 +200,13 @@ class Trainer:
         self._add(values, tf.constant(clip_norm, tf.float32))
 
     def apply_update(
-        self, *, step: int, learning_rate: float, divisor: float, noise: UpdateNoise | None
+        self,
+        *,
+        step: int,
+        learning_rate: float,
+        divisor: float,
+        noise: UpdateNoise | None,
+        loudness: float = 1.0,
     ) -> None:
         """Make an update from the accumulators, and empty them.
 
@@ -203,14 +215,18 @@ class Trainer:
             learning_rate: of this update.
             divisor: what the sums are divided by: the EXPECTED batch when training is private.
             noise: of this update; None adds none.
+            loudness: of correlated noise, which later updates take back (`ToeplitzStrategy`).
         """
         known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
-        scalars.append(tf.constant(known, tf.float32))
+        scalars += [tf.constant(x, tf.float32) for x in (known, loudness)]
         if noise is None:
             self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
         else:
-            self._update(*scalars, noised_means(self._totals(), noise, divisor))
+            means = noised_means(self._totals(), noise, divisor)
+            if self._observe is not None:
+                self._observe(step, means)
+            self._update(*scalars, means)
 
     def average(self, newest: float) -> None:
         """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
@@ -322,20 +338,28 @@ class Trainer:
             }
 
     def _update_without_noise(
-        self, learning_rate: Tensor, step: Tensor, noise_variance: Tensor, divisor: Tensor
+        self,
+        learning_rate: Tensor,
+        step: Tensor,
+        noise_variance: Tensor,
+        loudness: Tensor,
+        divisor: Tensor,
     ) -> None:
         sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
         means = {name: total / divisor for name, total in sums.items()}
-        self._update_everywhere(learning_rate, step, noise_variance, means)
+        self._update_everywhere(learning_rate, step, noise_variance, loudness, means)
 
     def _update_everywhere(
         self,
         learning_rate: Tensor,
         step: Tensor,
         noise_variance: Tensor,
+        loudness: Tensor,
         gradients: dict[str, Tensor],
     ) -> None:
-        known = {"noise_variance": noise_variance} if self._optimizer.noise_floor else {}
+        known = {"loudness": loudness}
+        if self._optimizer.noise_floor:
+            known["noise_variance"] = noise_variance
 
         for name in self.names:
 

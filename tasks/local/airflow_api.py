@@ -1,4 +1,4 @@
-"""The few calls of Airflow's REST API that the local stack needs. Standard library only."""
+"""The few calls of Airflow's REST API that the local stack needs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from dp_core.errors import BadInput, ConfideError
+
 # Loopback: a proxy that the environment names for the world must not get these calls.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _TIMEOUT = 30.0
 
 
-class AirflowRefused(Exception):
-    """Airflow answered, and said no; the message is Airflow's own."""
+class AirflowRefused(BadInput):
+    """Airflow answered, and said no, in its own words."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Airflow refused: {why}")
 
 
-class AirflowAway(Exception):
+class AirflowAway(ConfideError):
     """Nothing answers there, or not yet, or only that it cannot."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Airflow does not answer ({why})")
 
 
 class AirflowApi:
@@ -75,13 +83,15 @@ class AirflowApi:
         """Create an event of an asset, which starts the DAGs that wait for it.
 
         Raises:
-            AirflowRefused: there is no such asset.
+            BadInput: there is no such asset.
         """
         query = urllib.parse.urlencode({"name_pattern": asset, "limit": 100})
         known = self._call("GET", f"/api/v2/assets?{query}")["assets"]
         ids = [a["id"] for a in known if a["name"] == asset]  # the pattern matches parts too
         if not ids:
-            raise AirflowRefused("Airflow knows no such asset: is it in CONFIDE_CORPORA?")
+            raise BadInput(
+                "Airflow knows no such asset", where=asset, fix="Is it in CONFIDE_CORPORA?"
+            )
         body = {"asset_id": ids[0], "extra": {"data_version": version}}
         self._call("POST", "/api/v2/assets/events", body)
 

@@ -12,12 +12,7 @@ from tasks.commands.settings import SettingsOptions, settings_from, settings_opt
 from tasks.runtime.deployment import Deployment
 
 
-@click.group()
-def group() -> None:
-    """Run the project's own stack on this machine."""
-
-
-@group.command()
+@click.command()
 @settings_options
 def demo(options: SettingsOptions) -> None:
     """Run the preset `demo` (or another job) through Airflow and show what came out."""
@@ -37,7 +32,7 @@ def demo(options: SettingsOptions) -> None:
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
 
 
-@group.command()
+@click.command()
 def up() -> None:
     """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
     from tasks.local import stack as local
@@ -55,7 +50,7 @@ def up() -> None:
     console.print("Both answer on this machine only. Stop them with `make down`.")
 
 
-@group.command()
+@click.command()
 def down() -> None:
     """Stop what `up` started, and what an earlier command may have left."""
     from tasks.local.stack import stop

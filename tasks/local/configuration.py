@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import secrets
 import socket
 import urllib.request
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dp_core.errors import BadInput
@@ -34,31 +34,23 @@ _PASSWORD_SECONDS = 60  # seconds for which a password that was right is not has
 class Secrets:
     """Made on first use and kept in a file for its owner alone."""
 
-    password: str
-    jwt: str
-    session: str
-    fernet: str
-    mlflow: str
-    mlflow_session: str
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    jwt: str = field(default_factory=lambda: secrets.token_urlsafe(48))
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(48))
+    fernet: str = field(default_factory=lambda: urlsafe_b64encode(os.urandom(32)).decode())
+    mlflow: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    mlflow_session: str = field(default_factory=lambda: secrets.token_urlsafe(48))
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
         """Return the folder's secrets, making those that are not there yet."""
         file = folder / "secrets.json"
         kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        drawn = {
-            "password": secrets.token_urlsafe(12),
-            "jwt": secrets.token_urlsafe(48),
-            "session": secrets.token_urlsafe(48),
-            "fernet": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            "mlflow": secrets.token_urlsafe(12),
-            "mlflow_session": secrets.token_urlsafe(48),
-        }
-        if drawn.keys() - kept.keys():
-            if "mlflow" not in kept:
-                (folder / MLFLOW_USERS).unlink(missing_ok=True)  # they know an earlier password
-            write_private(file, json.dumps(drawn | kept))
-        made = cls(**(drawn | kept))
+        made = cls(**kept)
+        if "mlflow" not in kept:
+            (folder / MLFLOW_USERS).unlink(missing_ok=True)  # they know an earlier password
+        if asdict(made) != kept:
+            write_private(file, json.dumps(asdict(made)))
         write_private(folder / "passwords.json", json.dumps({USER: made.password}) + "\n")
         return made
 
@@ -193,7 +185,7 @@ def runs_page(server: str, password: str) -> str:
     from tasks.tracking.mlflow import PUBLIC
 
     address = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
-    words = base64.b64encode(f"{USER}:{password}".encode()).decode()
+    words = b64encode(f"{USER}:{password}".encode()).decode()
     asked = urllib.request.Request(address, headers={"Authorization": f"Basic {words}"})  # noqa: S310
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server

@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import ConfideError
 from tasks.commands.progress_bars import ProgressBars
 from tasks.local import stack as local
-from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
+from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.protocol.messages import Follower, Progress, channel_file
@@ -121,12 +121,7 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
     with _stack(deployment, console) as stack:
         api = stack.api()
         run_id = f"{PREFIX}{datetime.now():%Y-%m-%dT%H-%M-%S}"
-        try:
-            api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
-        except AirflowRefused as error:
-            raise BadInput(str(error), where="settings") from None
-        except AirflowAway as error:
-            raise ConfideError(f"Airflow does not answer ({error})") from None
+        api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
         with _failed_if_interrupted(api, run_id):
             _follow(deployment, stack, run_id, console)
     return dp_bert_steps(settings, deployment.store)["report"].output

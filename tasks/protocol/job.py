@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
+from dp_core.config.audit import MembershipConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
 from dp_core.config.privacy import (
@@ -40,6 +41,7 @@ from tasks.protocol.specs import (
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
+    MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
@@ -290,6 +292,23 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
     )
 
 
+def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> MembershipSpec:
+    """Return the membership attacks on a model, calibrated by the public one."""
+    public = front["public_pretraining"]
+    return MembershipSpec(
+        root=model.root,
+        made_up=model.made_up,
+        model_uri=model.output,
+        reference_uris=() if model == public else (public.output,),
+        corpus_uri=front["private_corpus"].output,
+        canaries_uri=front["canaries"].output,
+        private_store_uri=front["private_store"].output,
+        units=s.part(UnitConfig),
+        config=s.part(MembershipConfig),
+        **s.part(RunConfig).model_dump(),
+    )
+
+
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
@@ -313,6 +332,8 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         steps[f"{name}_finetuning"] = finetuning(settings, front, model)
     for name, model in models.items():
         steps[f"{name}_exposure"] = exposure(settings, front, model)
+        if settings.membership_units:
+            steps[f"{name}_membership"] = membership(settings, front, model)
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,

@@ -39,6 +39,7 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "select": frozenset({Need.CHARGING}),
     "finetune": frozenset({Need.CHARGING}),
     "exposure": frozenset(),
+    "membership": frozenset(),
     "report": frozenset({Need.LEDGER}),  # it shows the account
     "sweep_report": frozenset({Need.LEDGER}),
 }

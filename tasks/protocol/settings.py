@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
+from dp_core.config.audit import MembershipConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     DATA,
@@ -41,7 +42,6 @@ from dp_core.config.privacy import (
     refuse_many_bands,
 )
 from dp_core.config.training import (
-    LEAST_GROWING,
     ArchitectureConfig,
     BatchConfig,
     BatchSize,
@@ -50,6 +50,8 @@ from dp_core.config.training import (
     RunConfig,
     TrainingConfig,
     is_causal,
+    refuse_masks,
+    refuse_short_growth,
 )
 from dp_core.errors import PlanError
 
@@ -297,6 +299,7 @@ class FinetuneSettings(DataSettings):
 class JobSettings(
     RunConfig,
     CanaryConfig,
+    MembershipConfig,
     TrainingConfig,
     BatchConfig,
     RowsConfig,
@@ -430,15 +433,13 @@ class JobSettings(
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
-        if self.first_batch_size and self.updates < LEAST_GROWING:
-            raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        refuse_short_growth(self.first_batch_size, self.updates)
         refuse_many_bands(self, self.batch_size, self.first_batch_size, self.updates)
-        masked = {
-            "whole_words": self.whole_words,
-            "maskings_per_example": self.maskings_per_example > 1,
-        }
-        for name in [n for n, asked in masked.items() if asked and is_causal(self.model_kind)]:
-            raise ValueError(f"{name}: a causal model ({self.model_kind}) masks nothing")
+        refuse_masks(
+            self.model_kind,
+            whole_words=self.whole_words,
+            maskings_per_example=self.maskings_per_example,
+        )
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from dp_core.config.audit import MembershipConfig
 from dp_core.config.data import (
     CanaryConfig,
     ReaderConfig,
@@ -31,14 +32,14 @@ from dp_core.config.privacy import (
     refuse_many_bands,
 )
 from dp_core.config.training import (
-    LEAST_GROWING,
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
     RunConfig,
     SeedConfig,
     TrainingConfig,
-    is_causal,
+    refuse_masks,
+    refuse_short_growth,
 )
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 
@@ -250,10 +251,9 @@ class TrainingSpec(StepSpec, RunConfig):
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
-        if self.batches.first_batch_size and self.updates < LEAST_GROWING:
-            raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+        batches = self.batches
+        refuse_short_growth(batches.first_batch_size, self.updates)
         if self.plan:
-            batches = self.batches
             refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
         return self
 
@@ -283,14 +283,13 @@ class PretrainSpec(TrainingSpec):
         # Who reads files from outside holds no seed.
         if self.public_model and self.mode != "public":
             raise ValueError("public_model: only public pre-training starts from files")
-        masked = {
-            "whole_words": self.training.whole_words,
-            "maskings_per_example": self.batches.maskings_per_example > 1,
-        }
-        kind = self.shape.model_kind
-        for name in [n for n, asked in masked.items() if asked and is_causal(kind)]:
-            raise ValueError(f"{name}: a causal model ({kind}) masks nothing")
-        if masked["maskings_per_example"] and self.mode != "dp":
+        maskings = self.batches.maskings_per_example
+        refuse_masks(
+            self.shape.model_kind,
+            whole_words=self.training.whole_words,
+            maskings_per_example=maskings,
+        )
+        if maskings > 1 and self.mode != "dp":
             raise ValueError("maskings_per_example: only DP pre-training repeats a row")
         return self
 
@@ -359,6 +358,19 @@ class ExposureSpec(StepSpec, RunConfig):
     private_store_uri: str
 
 
+class MembershipSpec(StepSpec, RunConfig):
+    """Attack a model: tell units that it was trained on from units that were held out."""
+
+    step: Literal["membership"] = "membership"
+    model_uri: str
+    reference_uris: tuple[str, ...] = ()  # models that never saw the members, nor descend from them
+    corpus_uri: str
+    canaries_uri: str
+    private_store_uri: str
+    units: UnitConfig  # of the private store
+    config: MembershipConfig
+
+
 class ReportSpec(StepSpec):
     """Gather the results of a job into one self-contained page."""
 
@@ -391,6 +403,7 @@ AnySpec = Annotated[
     | PretrainSpec
     | FinetuneSpec
     | ExposureSpec
+    | MembershipSpec
     | ReportSpec
     | SelectSpec
     | SweepReportSpec,

@@ -19,7 +19,7 @@ from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.advice import (
     Case,
     Expected,
@@ -157,8 +157,10 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
     """
     budget.check(settings.declared_units)
     settings = _sharing_delta(settings, budget.delta)
-    spending = Spending.of(settings)
+    # σ is that of one band where the plan chooses the bands.
+    spending = Spending.of(_of_one_band(settings))
     sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, spending.beside())
+    sigma = _within(settings, sigma, budget.epsilon)
     if sigma > MOST_NOISE:
         raise BadInput(
             f"ε={budget.epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
@@ -169,14 +171,36 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
     return changed(settings, noise_multiplier=sigma)
 
 
+def _of_one_band(settings: JobSettings) -> JobSettings:
+    """Return the settings without correlated noise, where its bands are left to the plan."""
+    return settings if settings.noise_bands else changed(settings, noise_bands=1)
+
+
+def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
+    """Return σ, or the little more with which chosen bands keep ε beside the other releases.
+
+    Bands are chosen at the training's own ε, and their privacy loss composes a little otherwise.
+    """
+    while not settings.noise_bands and sigma <= MOST_NOISE:
+        spent = Spending.of(changed(settings, noise_multiplier=sigma)).epsilon
+        if spent <= epsilon:
+            break
+        sigma = round_up(sigma * max(spent / epsilon, 1 + 1e-4))
+    return sigma
+
+
 def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
     """Return the settings with every δ scaled, so that together they are at most the budget's."""
     factor = delta / Spending.of(settings).delta
     if math.isclose(factor, 1.0, rel_tol=1e-9):
         return settings
-    names = [n for n in type(settings).model_fields if n == "delta" or n.endswith("_delta")]
-    if settings.finetune_privacy != "dp":
-        names.remove("finetune_delta")
+    charged = {
+        "delta": True,
+        "vocabulary_delta": settings.releases_private_words,
+        "phrases_delta": bool(settings.phrases_epsilon),
+        "finetune_delta": settings.finetune_privacy == "dp",
+    }
+    names = [name for name, is_charged in charged.items() if is_charged]
     return changed(settings, **{n: _rounded_down(getattr(settings, n) * factor) for n in names})
 
 
@@ -297,7 +321,7 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
         PlanError: δ is not below one in the units.
     """
     budget.check(settings.declared_units)
-    start = _sharing_delta(settings, budget.delta)
+    start = _of_one_band(_sharing_delta(settings, budget.delta))
     compared = []
     for split in _splits(start, budget):
         left = _left_for_training(split, budget)
@@ -310,7 +334,8 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
             fix="Ask for a larger ε, or train on public text alone.",
         )
     split, left = least(compared, lambda one: -_worth(*one))
-    return Advice(calibrated(_with_best_batch(split, left), budget), budget, settings)
+    best = changed(_with_best_batch(split, left), noise_bands=settings.noise_bands)
+    return Advice(calibrated(best, budget), budget, settings)
 
 
 def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:

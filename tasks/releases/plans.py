@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dp_core.config.privacy import PrivacyConfig, refuse_large_delta
+from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput
 from dp_core.phrases import calibration as phrases
 from dp_core.privacy.accounting.noise_bands import least_error, with_bands
@@ -21,6 +22,7 @@ from dp_core.privacy.execution_plan import (
     ExecutionPlan,
     growing_batches,
 )
+from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
 from dp_core.vocabulary.mechanism_choice import selection_plan
@@ -72,13 +74,10 @@ def _planned(
         plan = vocabulary_plan(spec)
         event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
         assert event is not None  # noqa: S101 - a selection is converted to every relation
-        delta = event.stated_delta(plan.delta)
-        unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
-        return PlannedRelease(spec.dataset, unit, declared, event, delta)
+        return _of_units(spec, event, event.stated_delta(plan.delta))
     if isinstance(spec, PhrasesSpec):
         rounds = phrase_plan(spec)
-        unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
-        return PlannedRelease(spec.dataset, unit, declared, rounds.event(), rounds.delta)
+        return _of_units(spec, rounds.event(), rounds.delta)
     if isinstance(spec, SelectSpec):
         return _selection(spec)
     if spec.plan is not None:
@@ -86,6 +85,13 @@ def _planned(
         event, delta = made.event(), made.delta
         return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
     raise AssertionError("the step charges nothing")
+
+
+def _of_units(
+    spec: VocabularySpec | PhrasesSpec, event: MechanismEvent, delta: float
+) -> PlannedRelease:
+    unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
+    return PlannedRelease(spec.dataset, unit, declared, event, delta)
 
 
 def refuse_large_deltas(
@@ -145,7 +151,7 @@ def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
 
 
 def phrase_plan(spec: PhrasesSpec) -> phrases.PhrasePlan:
-    """Return σ and threshold of all rounds of a phrase release: those with the least noise."""
+    """Return the mechanism of all rounds of a phrase release, calibrated together."""
     config = spec.config
     return phrases.calibrate(
         config.phrases_epsilon,
@@ -192,7 +198,17 @@ def training_plan(
         engine=plan.engine,
         adaptive=adaptive,
     )
-    return with_bands(made, plan.noise_bands) if plan.noise_bands else least_error(made)
+    if plan.noise_bands == 1:
+        return made
+    workload = _workload(spec.training, spec.updates)
+    if not plan.noise_bands:
+        return least_error(made, workload)
+    return with_bands(made, plan.noise_bands, workload)
+
+
+def _workload(optimizer: OptimizerConfig, updates: int) -> Workload:
+    rates = (optimizer.learning_rate_at(t, updates) for t in range(updates))
+    return Workload(tuple(rates), optimizer.beta1)
 
 
 def _sampling(plan: PrivacyConfig) -> SamplingLaw:

@@ -93,13 +93,17 @@ def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpu
     return _opened(context, uri, ("corpus",), field, role=role)
 
 
-def checkpoint_at(context: StepContext, uri: str, *, field: str = "checkpoint_uri") -> Input:
-    """Return the tokens of a public model.
+def output_of(
+    context: StepContext,
+    uri: str,
+    step: Literal["checkpoint", "entities", "phrases", "vocabulary"],
+) -> Input:
+    """Return the output of a step, which a spec names in the field `{step}_uri`.
 
     Raises:
-        BadInput: they are none.
+        BadInput: it is that of another step.
     """
-    return _opened(context, uri, ("checkpoint",), field)
+    return _opened(context, uri, (step,), f"{step}_uri")
 
 
 def released_text_at(context: StepContext, uri: str, *, field: str = "corpus_uri") -> Input:
@@ -112,24 +116,6 @@ def released_text_at(context: StepContext, uri: str, *, field: str = "corpus_uri
     if fact(source, "role") == "private":
         raise BadInput("the text is private, and must be public", where=field)
     return source
-
-
-def phrases_at(context: StepContext, uri: str, *, field: str = "phrases_uri") -> Input:
-    """Return released phrases.
-
-    Raises:
-        BadInput: they are none.
-    """
-    return _opened(context, uri, ("phrases",), field)
-
-
-def vocabulary_at(context: StepContext, uri: str, *, field: str = "vocabulary_uri") -> Input:
-    """Return a vocabulary.
-
-    Raises:
-        BadInput: it is none.
-    """
-    return _opened(context, uri, ("vocabulary",), field)
 
 
 def canaries_at(
@@ -150,15 +136,6 @@ def rows_at(context: StepContext, uri: str, role: Role, vocabulary: Input, *, fi
         BadInput: it is none, of the other role, or cut with another vocabulary.
     """
     return _opened(context, uri, ("token_store",), field, role=role, vocabulary=vocabulary)
-
-
-def labels_at(context: StepContext, uri: str, *, field: str = "entities_uri") -> Input:
-    """Return labelled sentences.
-
-    Raises:
-        BadInput: they are none.
-    """
-    return _opened(context, uri, ("entities",), field)
 
 
 def model_at(

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow
-from dp_core.labels import Dp, Operator, Public
-from tasks.report.model import Curve, Exposures, Kind, ModelRow, SweepRow
+from tasks.report.model import Curve, Exposures, Kind, ModelRow, SweepRow, number_of
 from tasks.report.tables import significant
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
@@ -236,9 +235,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     measured = [
         (model, {**model.f1_by_type, "all (micro)": model.f1})
         for model in models
-        if any(
-            isinstance(v, Dp | Public | Operator) for v in (model.f1, *model.f1_by_type.values())
-        )
+        if any(number_of(v) is not None for v in (model.f1, *model.f1_by_type.values()))
     ]
     if not measured:
         return None
@@ -249,9 +246,9 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     for index, (model, scores) in enumerate(measured):
         offset = (index - (len(measured) - 1) / 2) * width
         known = [
-            (x + offset, value.value)
-            for x, value in enumerate(scores.get(kind) for kind in types)
-            if isinstance(value, Dp | Public | Operator)
+            (x + offset, score)
+            for x, kind in enumerate(types)
+            if (score := number_of(scores.get(kind))) is not None
         ]
         bars = axes.bar(
             [x for x, _ in known],
@@ -365,7 +362,7 @@ def _lines(
         line = sorted(c for c in grid if c[: panel.axis] + c[panel.axis + 1 :] == others)
         for drawn_on, value_of, colour, style in (
             (axes, _epsilon, EPSILON_RED, "o-"),
-            (right, _score, SCORE_BLUE, "s--"),
+            (right, lambda p: number_of(p.f1), SCORE_BLUE, "s--"),
         ):
             known = [(c[panel.axis], v) for c in line if (v := value_of(grid[c])) is not None]
             x, y = [x for x, _ in known], [y for _, y in known]
@@ -383,13 +380,9 @@ def _epsilon(point: SweepRow) -> float | None:
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
-def _score(point: SweepRow) -> float | None:
-    return point.f1.value if isinstance(point.f1, Dp | Public | Operator) else None
-
-
 def _score_limits(right: Axes, points: Sequence[SweepRow]) -> None:
     """Frame F1 with some air, at least five points high, so that noise does not look like a law."""
-    scores = [score for score in map(_score, points) if score is not None]
+    scores = [score for p in points if (score := number_of(p.f1)) is not None]
     if not scores:
         right.set_yticks([])
         return

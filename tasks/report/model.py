@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
@@ -33,6 +34,12 @@ class Withheld:
 
 Value = Labelled | Withheld | None  # None: not measured
 
+
+def number_of(value: Value) -> float | None:
+    """Return the number, where it was measured and may be seen."""
+    return None if value is None or isinstance(value, Withheld) else value.value
+
+
 Kind = Literal["public", "phrases", "dp", "nonprivate"]
 
 
@@ -42,6 +49,14 @@ class Exposures:
 
     label: Label
     rows: tuple[ExposureRow, ...]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Membership attacks on one model: always the operator's, for private rows were read."""
+
+    rows: tuple[MembershipRow, ...]
+    label = Label.OPERATOR
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ class ModelRow(Row):
     perplexity_private: Value = None
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None
+    membership: Membership | Withheld | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,13 +283,14 @@ def _row(row: T, hidden: Labels) -> T:
 
 
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
-    exposures = row.exposures
+    exposures, membership = row.exposures, row.membership
     return replace(
         _row(row, hidden),
         perplexity_public=_value(row.perplexity_public, hidden),
         perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
+        membership=None if membership is None else Withheld(),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
-from dp_core.labels import Dp, Operator, Public
 from tasks.report import tables
 from tasks.report.figures import (
     Drawing,
@@ -29,8 +28,8 @@ from tasks.report.model import (
     ModelRow,
     Report,
     SweepReport,
-    Value,
     edition_of,
+    number_of,
 )
 from tasks.report.tables import Table
 
@@ -161,6 +160,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
         {
             "closing": tables.closing_table(shown.models, shown.unit),
             "exposure": tables.exposure_table(shown.models),
+            "membership": tables.membership_table(shown.models),
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
@@ -255,18 +255,18 @@ def _job_marks(report: JobReport) -> list[Mark]:
     for other in cost.others:
         total = tables.total(other.epsilon)
         marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
-    if (f1 := _shown(private.f1)) is not None:
+    if (f1 := number_of(private.f1)) is not None:
         marks.append(Mark(f"{100 * f1:.1f} %", "entity F1, strict"))
-    if (accuracy := _shown(private.mlm_public)) is not None:
+    if (accuracy := number_of(private.mlm_public)) is not None:
         marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
-    if (perplexity := _shown(private.perplexity_public)) is not None:
+    if (perplexity := number_of(private.perplexity_public)) is not None:
         marks.append(Mark(tables.significant(perplexity), "perplexity, public text"))
     return marks
 
 
 def _sweep_marks(report: SweepReport) -> list[Mark]:
     epsilons = [e for point in report.points if (e := point.cost.corpus.epsilon) is not None]
-    scores = [f1 for point in report.points if (f1 := _shown(point.f1)) is not None]
+    scores = [f1 for point in report.points if (f1 := number_of(point.f1)) is not None]
     marks = [Mark(str(len(report.points)), "points")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
@@ -275,10 +275,6 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
         span = f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %"
         marks.append(Mark(span, "entity F1, strict"))
     return marks
-
-
-def _shown(value: Value) -> float | None:
-    return value.value if isinstance(value, Dp | Public | Operator) else None
 
 
 def _spent(ledger: LedgerView) -> dict[str, str | int]:

@@ -10,7 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
@@ -36,6 +39,7 @@ from tasks.report.model import (
     Kind,
     LedgerLine,
     LedgerView,
+    Membership,
     ModelRow,
     SweepReport,
     SweepRow,
@@ -47,7 +51,13 @@ Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
+_CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
+    "pl": "Largest advantage of a membership attack",
+    "tpr_at_0.01_fpr": "Most members found at 1% false alarms",
+    "tpr_at_0.001_fpr": "Most members found at 0.1% false alarms",
+}
 _FIT = {  # how the vocabulary fits a text: metrics of the token stores
     "coverage": "Words that are one token",
     "fertility": "Tokens a word",
@@ -76,13 +86,18 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
                 results[f"{kind}_pretraining"],
                 results.get(f"{kind}_finetuning"),
                 results.get(f"{kind}_exposure"),
+                results.get(f"{kind}_membership"),
             )
             for kind in kinds
         ),
         curves=tuple(
             curve for kind in kinds for curve in _curves(kind, results[f"{kind}_pretraining"])
         ),
-        training=(*_training_facts(dp), *_outlook_facts(spec)),
+        training=(
+            *_training_facts(dp),
+            *_ceiling_facts(results.get("dp_membership")),
+            *_outlook_facts(spec),
+        ),
         vocabulary=tuple(_vocabulary_facts(results)),
         phrases=tuple(_phrase_facts(results["phrases"])) if "phrases" in results else (),
     )
@@ -134,7 +149,12 @@ def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
 
 
 def model_row(
-    kind: Kind, vocabulary: Input, model: Input, finetuned: Input | None, audited: Input | None
+    kind: Kind,
+    vocabulary: Input,
+    model: Input,
+    finetuned: Input | None,
+    audited: Input | None,
+    attacked: Input | None,
 ) -> ModelRow:
     """Return one model of the comparison: its ε is that of everything that its figures cost."""
     scores = last_values(finetuned.result) if finetuned else {}
@@ -149,6 +169,7 @@ def model_row(
         perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
+        membership=_membership(attacked),
     )
 
 
@@ -250,6 +271,25 @@ def _exposures(audited: Input | None) -> Exposures | None:
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
 
 
+_MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
+
+
+def _membership(attacked: Input | None) -> Membership | None:
+    if attacked is None:
+        return None
+    written = json.loads((attacked.folder / MEMBERSHIP_FILE).read_text())
+    return Membership(_MEMBERSHIP.validate_python(written["rows"]))
+
+
+def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:
+    """Yield what no membership attack on one unit can pass: of the guarantee, not of the text."""
+    values = last_values(attacked.result) if attacked else {}
+    for name, words in _CEILINGS.items():
+        if (value := values.get(f"membership_ceiling/{name}")) is not None:
+            note = "whatever the attack, on one unit: by the guarantee alone"
+            yield Fact(words, value.value, value.label, note)
+
+
 def _curves(kind: Kind, model: Input) -> Iterator[Curve]:
     """Yield a model's loss and accuracy over its updates, with the ε spent so far."""
     metrics = model.result.metrics
@@ -332,8 +372,7 @@ def _phrase_facts(phrases: Input) -> Iterator[Fact]:
     yield Fact("ε of the phrases", facts["epsilon"], Label.PUBLIC, "of all rounds together")
     for length, released in facts["released"].items():
         yield Fact(f"Phrases of {length} words released", released, Label.DP)
-    yield Fact("σ of each round", facts["sigma"], Label.PUBLIC, "in counts")
-    yield Fact("Threshold", facts["threshold"], Label.PUBLIC, "noised counts below it are gone")
+    yield Fact("Released in each round by", facts["mechanism"], Label.PUBLIC)
     yield Fact("Phrases per unit and round, at most", facts["phrases_per_unit"], Label.PUBLIC)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
+from dp_core.audit.membership_metrics import LOW_RATES, MembershipRow, Share
 from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
@@ -20,6 +21,7 @@ from tasks.report.model import (
     Exposures,
     Fact,
     LedgerView,
+    Membership,
     ModelRow,
     Row,
     SweepRow,
@@ -348,6 +350,70 @@ def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
     )
 
 
+_ATTACKS = {  # names of `dp_core.audit.membership_attacks`, and how the literature calls them
+    "loss": ("loss", "S-, A-, P-BBA: threshold at the mean training loss"),
+    "min-k": ("Min-K%++", "the least likely fifth of the predictions"),
+    "reference": ("reference", "loss against the public model's"),
+    "rmia": ("RMIA", "offline, the public model as reference"),
+    "lira": ("LiRA", "offline, the public model as reference"),
+    "attention": ("attention", "S-AWBA: concentration by head, regression"),
+    "gradients": ("gradients", "S-GWBA: norms by layer, regression"),
+}
+
+
+def membership_table(models: Sequence[ModelRow]) -> Table:
+    """Return every attack on every model at every level, beside what the guarantee allows."""
+    rows = [
+        _attack_row(model.name, row)
+        for model in models
+        if isinstance(model.membership, Membership)
+        for row in model.membership.rows
+    ]
+    return Table(
+        key="membership",
+        caption="Membership attacks: can those who trained be told from those held out?",
+        headers=(
+            Header("Model", numeric=False),
+            Header("Attack", numeric=False),
+            Header("Leakage", "TPR − FPR, %"),
+            Header("AUC", "%"),
+            *(Header("TPR", f"at {100 * rate:g}% FPR, %") for rate in LOW_RATES),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "An attack that knows nothing has a leakage of 0, an AUC of 50%, and a TPR equal to "
+            "its FPR. The public model never read private rows: what attacks find there is chance, "
+            "or a difference between the sides. Below each figure its 95% interval (of twenty, one "
+            "is expected to miss), and behind ≤ the most that the guarantee allows: of its units, "
+            "and of groups of several by group privacy. An interval above it is marked, and "
+            "refutes nothing, for members and held-out units were divided once.",
+        ),
+    )
+
+
+def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
+    attack, explained = _ATTACKS.get(row.attack, (row.attack, ""))
+    ceilings = row.low_rate_ceilings or [None] * len(row.low_rates)
+    return (
+        name(model, f"by {row.level}: {row.members} against {row.others}"),
+        name(attack, explained),
+        _share(row.leakage, row.leakage_ceiling, alarm=row.above),
+        _share(row.area, row.area_ceiling),
+        *(_share(low.tpr, most) for low, most in zip(row.low_rates, ceilings, strict=True)),
+    )
+
+
+def _share(share: Share, ceiling: float | None, *, alarm: bool = False) -> Cell:
+    interval = f"{100 * share.low:.1f} – {100 * share.high:.1f}"
+    return Cell(
+        f"{100 * share.value:.1f}",
+        value=share.value,
+        label=Label.OPERATOR,
+        alarm=alarm,
+        detail=interval if ceiling is None else f"{interval}, ≤ {100 * ceiling:.1f}",
+    )
+
+
 def _probability(value: float) -> str:
     return f"{value:.2f}" if value >= 0.01 else significant(value, 1)
 
@@ -432,17 +498,10 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
-    value = cell.value
-    if isinstance(value, float) and not math.isfinite(value):
-        value = "inf" if value > 0 else "-inf"
-    record: dict[str, Any] = {"text": cell.text, "value": value}
-    if cell.label is not None:
-        record["label"] = cell.label.value
-    if cell.withheld:
-        record["withheld"] = True
-    if cell.detail:
-        record["detail"] = cell.detail
-    return record
+    infinite = isinstance(cell.value, float) and math.isinf(cell.value)
+    more = {"label": cell.label, "withheld": cell.withheld, "detail": cell.detail}
+    told = {name: value for name, value in more.items() if value}
+    return {"text": cell.text, "value": str(cell.value) if infinite else cell.value, **told}
 
 
 def _cell_of_json(record: dict[str, Any]) -> Cell:

@@ -12,7 +12,7 @@ from dp_core.audit.canaries import Canary, draw
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from tasks.protocol import CanariesSpec
-from tasks.releases.provenance import vocabulary_at, vocabulary_digest
+from tasks.releases.provenance import output_of, vocabulary_digest
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.storage import sha256_of
 
@@ -22,7 +22,7 @@ _CANARIES = TypeAdapter(list[Canary])
 
 def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
     """Write the canaries and the references that are never planted."""
-    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
+    vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     config = spec.config
     canaries = draw(
         vocabulary.folder, config.patterns, config.rates, config.canaries_per_group, spec.seed

@@ -13,6 +13,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.hugging_face import load_model
 from dp_core.vocabulary import subwords
+from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
     PRETRAINED,
@@ -63,5 +64,9 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     (context.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return StepOutput(
         outputs={"exposure": EXPOSURE_FILE},
+        facts={
+            SUBJECT: fact(model_input, "weights_digest"),
+            PROBES: fact(planted, "digest"),
+        },
         artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
     )

@@ -21,9 +21,9 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import (
     fact,
-    labels_at,
     model_at,
     operator_only,
+    output_of,
     private_units,
     unlisted_patients,
     vocabulary_digest,
@@ -58,7 +58,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             where="model_uri",
             fix="Give the output of a pre-training of kind bert or distilbert.",
         )
-    entities = labels_at(context, spec.entities_uri)
+    entities = output_of(context, spec.entities_uri, "entities")
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
@@ -82,6 +82,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             "entity_types": types,
             "epsilon_training": tuned.release.epsilon if tuned.release else None,
             "vocabulary_digest": vocabulary_digest(model),
+            "began_with": model.facts.get("weights_digest", ""),
         },
     )
 

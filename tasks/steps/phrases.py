@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -25,8 +25,8 @@ from tasks.releases.provenance import (
     canaries_at,
     corpus_at,
     fact,
+    output_of,
     private_units,
-    vocabulary_at,
     vocabulary_digest,
 )
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
@@ -41,7 +41,7 @@ _PHRASES = TypeAdapter(dict[int, dict[str, int]])
 def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     """Reserve, then count, add noise and cut in every round; settle."""
     corpus = corpus_at(context, spec.corpus_uri, "private")
-    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
+    vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     _refuse_another_unit(spec, corpus, vocabulary)
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     canaries = read_canaries(planted.folder) if planted else []
@@ -56,14 +56,14 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         canaries=fact(planted, "digest") if planted else "",
         seed=spec.seed,
         holdout=spec.holdout,
-        plan=asdict(plan),
+        plan={"lengths": list(plan.lengths), "event": plan.event().to_json()},
     )
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
     spelled = _spelled(canaries, vocabulary.folder)
     phrases = release_phrases(
-        lambda: [_training_units(spec, corpus.folder, spelled)], plan, words, charged.seed, content
+        lambda: [_units(spec, corpus.folder, spelled)], plan, words, charged.seed, content
     )
     record = charged.settle(
         counts_released({p: count for counts in phrases.values() for p, count in counts.items()})
@@ -80,9 +80,8 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
             "unit": spec.config.unit,
             "declared_units": spec.config.declared_units,
             "released": {str(length): len(counts) for length, counts in phrases.items()},
-            "sigma": plan.sigma,
-            "threshold": plan.threshold,
-            "phrases_per_unit": plan.per_unit,
+            "mechanism": plan.each_round.event().describe(),
+            "phrases_per_unit": plan.each_round.items_per_unit,
             "epsilon": record.epsilon,
             "digest": sha256_of(context.out / FILE),
         },
@@ -130,23 +129,17 @@ def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary,
     ]
 
 
-def _training_units(
+def _units(
     spec: PhrasesSpec, folder: Path, canaries: Sequence[tuple[Canary, str]]
 ) -> Iterator[Unit]:
-    """Yield the units that train, with the canaries that they carry as texts of their own.
+    """Yield every unit, with the canaries that it carries as texts of their own.
 
-    Raises:
-        BadInput: more units than declared. (How many there are is private, and not said.)
+    Units that are held out bring nothing; they count all the same, as declared units.
     """
-    config = spec.config
-    units = iter_units(folder, PrivacyUnit(config.unit), config.words_per_unit)
-    for number, unit in enumerate(units, 1):
-        if number > config.declared_units:
-            raise BadInput(
-                f"the corpus holds more units than the declared bound of {config.declared_units}",
-                where="declared_units",
-                fix="Declare a higher bound, from public knowledge.",
-            )
-        if not is_held_out(unit.unit_id, spec.holdout, seed_key(spec.seed)):
+    units = iter_units(folder, PrivacyUnit(spec.config.unit), spec.config.words_per_unit)
+    for unit in units:
+        if is_held_out(unit.unit_id, spec.holdout, seed_key(spec.seed)):
+            yield replace(unit, texts=[])
+        else:
             carried = [text for c, text in canaries if carries(c, unit.unit_id, spec.seed)]
             yield replace(unit, texts=[*unit.texts, *carried])

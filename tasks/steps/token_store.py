@@ -24,8 +24,8 @@ from tasks.releases.provenance import (
     canaries_at,
     corpus_at,
     fact,
+    output_of,
     released_text_at,
-    vocabulary_at,
     vocabulary_digest,
 )
 from tasks.runtime.context import Input, StepContext, StepOutput
@@ -42,7 +42,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     else:
         corpus = released_text_at(context, spec.corpus_uri)
     role = fact(corpus, "role")
-    vocabulary = vocabulary_at(context, spec.vocabulary_uri)
+    vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     _refuse_another_unit(spec, corpus, vocabulary)
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     tokenizer = subwords.load(vocabulary.folder)

@@ -14,7 +14,7 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
 from tasks.protocol import PretrainSpec
-from tasks.releases.provenance import PRETRAINED, Role, model_at, rows_at, vocabulary_at
+from tasks.releases.provenance import PRETRAINED, Role, model_at, output_of, rows_at
 from tasks.report.results import ARCHITECTURES
 from tasks.runtime.context import Input, StepContext
 from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
@@ -53,7 +53,7 @@ class TrainingInputs:
         Raises:
             BadInput: an input is not what the spec calls it.
         """
-        vocabulary = vocabulary_at(context, spec.vocabulary_uri)
+        vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
 
         def rows(field: str, role: Role) -> Input:
             return rows_at(context, getattr(spec, field), role, vocabulary, field=field)

@@ -38,11 +38,7 @@ from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest
 from tasks.releases.plans import planned_release, vocabulary_plan
-from tasks.releases.provenance import (
-    checkpoint_at,
-    corpus_at,
-    private_units,
-)
+from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
@@ -113,7 +109,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
 
 def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
     """Take over a public model's tokens."""
-    checkpoint = checkpoint_at(context, spec.checkpoint_uri)
+    checkpoint = output_of(context, spec.checkpoint_uri, "checkpoint")
     tokenizer = load(checkpoint.folder)
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
         raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)

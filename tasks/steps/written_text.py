@@ -6,7 +6,7 @@ from dp_core.data.corpus import open_corpus, write_corpus
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import write_documents
 from tasks.protocol import WrittenTextSpec
-from tasks.releases.provenance import fact, phrases_at, refuse_operator_ancestors
+from tasks.releases.provenance import fact, output_of, refuse_operator_ancestors
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.phrases import read_phrases
 
@@ -15,7 +15,7 @@ SAMPLE, SHOWN = "sample.txt", 20  # documents that the tracker shows
 
 def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
     """Draw documents by public coins from the phrases and their noised counts, and nothing else."""
-    source = phrases_at(context, spec.phrases_uri)
+    source = output_of(context, spec.phrases_uri, "phrases")
     refuse_operator_ancestors(context)
     phrases = read_phrases(source.folder)
     config = spec.config

@@ -152,6 +152,15 @@ class Store:
         """
         return sorted(self._published(self.key(uri), uri))
 
+    def digests(self, uri: str) -> dict[str, str]:
+        """Return the SHA-256 of each of these files, in hex, as it was when they were published.
+
+        Raises:
+            BadInput: there is no complete folder.
+        """
+        checksums = self._published(self.key(uri), uri)
+        return {name: str(expected["sha256"]) for name, expected in sorted(checksums.items())}
+
     def outputs(self, step: str) -> list[str]:
         """Return the URIs of a step's output folders that hold a result."""
         keys = [k.split("/") for k in self._backend.sizes(step)]

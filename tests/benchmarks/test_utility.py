@@ -175,7 +175,7 @@ def test_the_noise_is_calibrated_to_the_cell_s_epsilon(tmp_path: Path):
         spending = Spending.of(settings)
         assert 0.99 * epsilon < spending.epsilon <= epsilon
         assert spending.delta == pytest.approx(1.1e-6)
-        assert settings.vocabulary_epsilon == (0.333 if epsilon == 1 else 2.0)
+        assert settings.vocabulary_epsilon == 0.6
 
 
 def test_every_recipe_is_settings_of_the_job():
@@ -183,9 +183,11 @@ def test_every_recipe_is_settings_of_the_job():
         JobSettings.model_validate(Cell("made-up", 2000, 1, 3.0, name).settings())
 
 
-def test_cells_are_chosen_by_what_their_keys_hold():
+def test_cells_are_chosen_by_corpus_recipe_size_seed_and_epsilon():
     assert {cell.units for cell in cells()} >= {2000, 6000, 20_000, 60_000}
-    chosen = cells(only=f"made-up/,{REFERENCE}", units=[6000], seeds=[2], epsilons=[8.0])
+    chosen = cells(
+        corpora=["made-up"], recipes=[REFERENCE], units=[6000], seeds=[2], epsilons=[8.0]
+    )
     assert [cell.key for cell in chosen] == [f"made-up/6000/2/8/{REFERENCE}"]
     assert cells()[0].recipe == REFERENCE
     assert len({cell.key for cell in cells()}) == len(cells())
@@ -224,7 +226,7 @@ def test_the_command_aggregates_what_is_there(monkeypatch: pytest.MonkeyPatch, t
 
     results = Results(tmp_path / "results" / "utility.jsonl")
     results.add("made-up/2000/1", reference())
-    results.add("made-up/2000/1/3/shipped", line(0.3))
+    results.add("made-up/2000/1/3/gradients", line(0.3))
     monkeypatch.setattr(
         "sys.argv",
         ["utility", "--aggregate", "--home", str(tmp_path / "home"), "--results",
@@ -232,6 +234,6 @@ def test_the_command_aggregates_what_is_there(monkeypatch: pytest.MonkeyPatch, t
     )  # fmt: skip
     assert command.main() == 0
     body = json.loads((tmp_path / "results" / "utility.json").read_text())
-    assert body["cells"] == ["made-up/2000/1/3/shipped"]
+    assert body["cells"] == ["made-up/2000/1/3/gradients"]
     assert len(body["rows"]) == 3
     assert (tmp_path / "figures" / "utility.png").stat().st_size > 1000

@@ -15,6 +15,7 @@ from tasks.protocol import (
     BudgetSpec,
     EntitiesSpec,
     JobSettings,
+    MembershipSpec,
     Need,
     PretrainSpec,
     PrivacyPlan,
@@ -33,7 +34,9 @@ from tasks.protocol import (
 )
 
 ROOT = "file:///store"
-WHOLE = JobSettings(phrases_epsilon=2.0)  # with every step that settings can switch on
+WHOLE = JobSettings(
+    phrases_epsilon=2.0, membership_units=50
+)  # with every step that settings can switch on
 STEPS = dp_bert_steps(WHOLE, ROOT)
 
 
@@ -133,26 +136,14 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "entities_format": {
             "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"
         },
-        "unit": {"unit": "document"},
         "data_version": {"data_version": "2"},
-        "nonprivate": {"nonprivate": False},
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
-        "model_kind": {"model_kind": "distilbert"},
         "public_model": {"public_model": "/bert"},
-        "entities_unit": {"entities_unit": "example"},
         "jsonl_fields": {"jsonl_fields": "note,id,subject"},
         "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
-        "engine": {"engine": "naive"},
-        "vocabulary_mechanism": {"vocabulary_mechanism": "weighted"},
-        "precision": {"precision": "bfloat16"},
-        "trained_parameters": {"trained_parameters": "lora"},
-        "lora_targets": {"lora_targets": "mlp"},
-        "clipping": {"clipping": "automatic"},
-        "whole_words": {"whole_words": True},
         "first_batch_size": {"first_batch_size": 64},
-        "averaging": {"averaging": "tail"},
         "beta1": {"beta1": 0.8},
         "beta2": {"beta2": 0.9},
         "vocabulary_source": {"vocabulary_source": "public"},
@@ -160,7 +151,10 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
-    change = changed.get(field) or {field: value * 2 if value else 7}
+    schema = JobSettings.model_json_schema()["properties"][field]
+    choices = schema.get("enum") or ([True, False] if schema["type"] == "boolean" else [])
+    other = next((v for v in choices if v != value), value * 2 if value else 7)
+    change = changed.get(field) or {field: other}
     steps = dp_bert_steps(JobSettings.model_validate(default.model_dump() | change), ROOT)
     before = {n: s.digest() for n, s in STEPS.items() if n != "report"}
     after = {n: s.digest() for n, s in steps.items() if n != "report"}
@@ -381,20 +375,31 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
 
 def test_another_run_of_the_same_work_is_the_same_work() -> None:
     spec = STEPS["vocabulary"]
-    assert "run" not in spec.model_dump_json()
-    assert RunContext(run_key="a", run_name="b", task="c") != RunContext(
-        run_key="d", run_name="b", task="c"
-    )
+    assert not set(RunContext.model_fields) & set(spec.model_dump())
 
 
 def test_the_points_of_a_sweep_share_what_they_can() -> None:
     settings = SweepSettings(
-        sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1"
+        sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
     one, two = (sweep_point_steps(settings, p, ROOT) for p in settings.points())
     own = {"dp_pretraining", "dp_finetuning", "dp_exposure"}
     assert {n for n in one if one[n].output != two[n].output} == own
     assert set(sweep_report(settings, ROOT).results) == {p.name for p in settings.points()}
+
+
+def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_out() -> None:
+    public = STEPS["public_pretraining"].output
+    for name, references in (("public", ()), ("dp", (public,)), ("nonprivate", (public,))):
+        spec = STEPS[f"{name}_membership"]
+        assert isinstance(spec, MembershipSpec)
+        assert spec.model_uri == STEPS[f"{name}_pretraining"].output
+        assert spec.reference_uris == references
+    without = dp_bert_steps(WHOLE.model_copy(update={"membership_units": 0}), ROOT)
+    left = {name for name in STEPS if name.endswith("_membership")}
+    assert set(STEPS) - set(without) == left and len(left) == 4
+    for name in without:
+        assert name == "report" or without[name].digest() == STEPS[name].digest()
 
 
 def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
@@ -412,9 +417,10 @@ def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
 
 
 def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were() -> None:
-    without = dp_bert_steps(JobSettings(phrases_epsilon=0.0), ROOT)
+    without = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}), ROOT)
     own = {"phrases", "written_text"} | {
-        f"phrases_{step}" for step in ("store", "pretraining", "finetuning", "exposure")
+        f"phrases_{step}"
+        for step in ("store", "pretraining", "finetuning", "exposure", "membership")
     }
     assert set(STEPS) - set(without) == own
     for name in ("vocabulary", "private_store", "public_pretraining", "nonprivate_pretraining"):
@@ -424,16 +430,15 @@ def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were
     assert start.init_uri == without["public_pretraining"].output
     assert phrased.init_uri == STEPS["phrases_pretraining"].output
     # what belongs to phrases alone changes no hash where there are none
-    other = dp_bert_steps(JobSettings(phrases_epsilon=0.0, phrases_per_unit=7), ROOT)
+    other = dp_bert_steps(
+        WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}), ROOT
+    )
     assert {n: s.digest() for n, s in without.items() if n != "report"} == {
         n: s.digest() for n, s in other.items() if n != "report"
     }
 
 
-def test_phrases_are_registered_with_the_run() -> None:
-    budget = STEPS["budget"]
-    assert isinstance(budget, BudgetSpec)
-    assert [spec.step for spec in budget.charged] == ["vocabulary", "phrases", "pretrain"]
+def test_phrases_are_charged_and_what_is_made_of_them_is_not() -> None:
     assert needs(STEPS["phrases"]) == {Need.CHARGING}
     assert needs(STEPS["written_text"]) == needs(STEPS["phrases_pretraining"]) == frozenset()
 

@@ -11,7 +11,7 @@ def test_without_configuration_sweeps_run_by_hand_only(monkeypatch):
     monkeypatch.delenv("CONFIDE_SWEEP_SETTINGS", raising=False)
     assert configuration.schedule("SWEEP") is None
     assert configuration.schedule("TRAIN") is None
-    assert configuration.sweep_settings() == {}
+    assert configuration.settings("SWEEP") == {}
 
 
 def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
@@ -20,15 +20,15 @@ def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
     monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
     monkeypatch.setenv("CONFIDE_SWEEP_SCHEDULE", "0 3 * * 6")
     assert configuration.schedule("SWEEP") == "0 3 * * 6"
-    assert configuration.sweep_settings() == {"sweep_noise_multipliers": "1,2", "layers": 3}
+    assert configuration.settings("SWEEP") == {"sweep_noise_multipliers": "1,2", "layers": 3}
 
 
 def test_the_object_itself_stands_for_a_file(monkeypatch):
     monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", ' {"layers": 3} ')
-    assert configuration.train_settings() == {"layers": 3}
+    assert configuration.settings("TRAIN") == {"layers": 3}
     monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", '{"layers": "many"}')
     with pytest.raises(ValueError, match="CONFIDE_TRAIN_SETTINGS: layers"):
-        configuration.train_settings()
+        configuration.settings("TRAIN")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,6 @@ def test_what_is_wrong_with_the_file_is_said_in_one_line(monkeypatch, tmp_path, 
     file.write_text(content)
     monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
     with pytest.raises(ValueError, match="CONFIDE_SWEEP_SETTINGS") as refused:
-        configuration.sweep_settings()
+        configuration.settings("SWEEP")
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -27,11 +27,6 @@ from dags.launcher.kubernetes import KubernetesStep, granted, template
 from dags.launcher.step_operator import SEEDS_AT, StepOperator, Work
 from tasks.protocol import JobSettings, Need, dp_bert_steps, needs
 
-PENDING = models.V1Pod(
-    metadata=models.V1ObjectMeta(name="p", namespace="confide"),
-    status=models.V1PodStatus(phase="Pending"),
-)
-
 
 def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
     """Return the places at which a manifest departs from the API's own types."""

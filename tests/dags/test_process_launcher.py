@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException
+from child_processes import alive, wait_for
 from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags.launcher import process as launcher
@@ -79,20 +78,6 @@ class TestProcess(LauncherConformance):
         answer = operator.execute(context_of())
         outcomes[:] = json.loads(script.read_text())
         return answer
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from small_job import SIZES, folder_of, run
 
 from dp_core.models.adapters import load_adapter, merged
 from dp_core.models.config import LlamaConfig
@@ -18,63 +18,45 @@ from tasks import cli
 from tasks.protocol import (
     JobSettings,
     PretrainSpec,
-    RunContext,
     StepResult,
-    StepSpec,
     dp_bert_steps,
 )
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 
-SIZES = {
-    "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
-    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20,
-    "epochs": 0.5, "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60,
-    "max_examples_per_unit": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
-    "canary_rates": "0.2", "canaries_per_group": 1, "lora_rank": 2, "learning_rate": 0.05,
-}  # fmt: skip
-SETTINGS = JobSettings(model_kind="llama", trained_parameters="lora", **SIZES)
+SETTINGS = JobSettings(
+    model_kind="llama", trained_parameters="lora", lora_rank=2, learning_rate=0.05, **SIZES
+)
 NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_store",
           "public_store", "public_pretraining", "dp_pretraining")  # fmt: skip
 
 
-def run(spec: StepSpec, home: Path) -> int:
-    file = home / "spec.json"
-    file.write_text(spec.model_dump_json())
-    context = RunContext(run_key="e2e", run_name="adapters", task=spec.step)
-    return contract.main(spec.step, str(file), context=context.model_dump_json())
-
-
 def test_adapters_are_trained_charged_and_exported_merged_or_alone(
-    e2e_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")  # nobody: no tracker is needed
-    deployment = Deployment.from_environment()
-    deployment.prepare()
-    steps = dp_bert_steps(SETTINGS, deployment.store)
+    steps = dp_bert_steps(SETTINGS, untracked.store)
     public, private = steps["public_pretraining"], steps["dp_pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)
     assert public.training.trained_parameters == "all"
     assert private.training.trained_parameters == "lora"
-    ledger = Ledger.open(deployment.ledger)
+    ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task in ("budget", *NEEDED):
-        assert run(steps[task], deployment.home) == 0, (task, "".join(capfd.readouterr()))
+        assert run(steps[task]) == 0, (task, "".join(capfd.readouterr()))
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
-    folder = Path(private.output.removeprefix("file://"))
+    folder = folder_of(private)
     facts = StepResult.model_validate_json((folder / "result.json").read_bytes()).facts
     assert facts["trained"]["which"] == "lora"
     assert facts["shape"]["kind"] == "llama"
-    base = load_model(Path(public.output.removeprefix("file://")))
+    base = load_model(folder_of(public))
     assert isinstance(base.config, LlamaConfig)
     assert facts["parameters"] == base.size
     assert 0 < facts["trained"]["parameters"] < base.size / 10
 
-    whole, alone = deployment.home / "whole", deployment.home / "alone"
+    whole, alone = untracked.home / "whole", untracked.home / "alone"
     for words in ([str(whole)], [str(alone), "--adapter"]):
         monkeypatch.setattr(sys, "argv", ["confide", "export", *words, "--uri", private.output])
         assert cli.main() == 0, "".join(capfd.readouterr())
@@ -97,7 +79,7 @@ def test_adapters_are_trained_charged_and_exported_merged_or_alone(
     assert changed == 7  # the matrices of one block; nothing else moved by a bit
 
     # A model without adapters has none to export.
-    words = [str(deployment.home / "none"), "--adapter", "--uri", public.output]
+    words = [str(untracked.home / "none"), "--adapter", "--uri", public.output]
     monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
     assert cli.main() != 0
     assert "no adapter" in "".join(capfd.readouterr())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from small_job import SIZES, folder_of, run
 
 from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.models.config import Gpt2Config
@@ -16,54 +16,29 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
-    RunContext,
     StepResult,
-    StepSpec,
     SweepSettings,
     dp_bert_steps,
 )
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 
-SIZES = {
-    "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
-    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20,
-    "epochs": 0.5, "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60,
-    "max_examples_per_unit": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
-    "canary_rates": "0.2", "canaries_per_group": 1,
-}  # fmt: skip
 SETTINGS = JobSettings(model_kind="gpt2", **SIZES)
 
 
-@pytest.fixture
-def deployment(e2e_home: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
-    monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")  # nobody: no tracker is needed
-    found = Deployment.from_environment()
-    found.prepare()
-    return found
-
-
-def run(spec: StepSpec, home: Path) -> int:
-    file = home / "spec.json"
-    file.write_text(spec.model_dump_json())
-    context = RunContext(run_key="e2e", run_name="causal", task=spec.step)
-    return contract.main(spec.step, str(file), context=context.model_dump_json())
-
-
 def test_a_causal_model_is_trained_charged_stated_and_exported(
-    deployment: Deployment, capfd: pytest.CaptureFixture[str]
+    untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS, deployment.store)
+    steps = dp_bert_steps(SETTINGS, untracked.store)
     assert not [name for name in steps if "finetuning" in name]
-    ledger = Ledger.open(deployment.ledger)
+    ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task, spec in steps.items():
-        assert run(spec, deployment.home) == 0, (task, "".join(capfd.readouterr()))
+        assert run(spec) == 0, (task, "".join(capfd.readouterr()))
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
-    folder = Path(steps["dp_pretraining"].output.removeprefix("file://"))
+    folder = folder_of(steps["dp_pretraining"])
     model = load_model(folder)
     assert isinstance(model.config, Gpt2Config)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
@@ -76,7 +51,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert labels["perplexity_private"] == "operator"
     assert not [name for name in labels if name.startswith("mlm")]
 
-    pages = Path(steps["report"].output.removeprefix("file://"))
+    pages = folder_of(steps["report"])
     table = json.loads((pages / "report" / "tables.json").read_text())["closing"]
     column = [c["name"] for c in table["columns"]].index("Perplexity")
     measured = {m.name: m.value for m in result.metrics}
@@ -85,7 +60,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert "GPT-2, 1 layer × 64" in page
     assert "entity extraction" not in page  # it was not asked for
 
-    audit = Path(steps["dp_exposure"].output.removeprefix("file://"))
+    audit = folder_of(steps["dp_exposure"])
     read = StepResult.model_validate_json((audit / "result.json").read_bytes())
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
@@ -95,11 +70,11 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(
-        root=deployment.store, made_up=True, device="cpu", seed=1,
+        root=untracked.store, made_up=True, device="cpu", seed=1,
         model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
         epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip
-    assert run(spec, deployment.home) == 2
+    assert run(spec) == 2
     said = "".join(capfd.readouterr())
     assert "reads both sides of a word, and this one is causal" in said
     assert len(ledger.history("synthetic-notes")) == 2

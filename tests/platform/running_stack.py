@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # The whole job, as small as it gets: every step, every release, every model.
 TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
@@ -24,6 +26,18 @@ TAG = os.environ.get("CONFIDE_TAG") or "local"
 PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
 LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
 ENDED = ("success", "failed")  # the states in which a run stays
+
+
+def on_the_stack(what: str, asked: str = "") -> list[pytest.MarkDecorator]:
+    """Return the marks of a file of tests that need the stack: without it they say what is not so.
+
+    Args:
+        asked: what CONFIDE_STACK must be; anything by default.
+    """
+    told = os.environ.get("CONFIDE_STACK")
+    reason = f"SKIPPED, {what}: CONFIDE_STACK is {told or 'unset'} (docker/ci sets it)"
+    missing = not told or asked not in ("", told)
+    return [pytest.mark.slow, pytest.mark.skipif(missing, reason=reason)]
 
 
 class Stack:

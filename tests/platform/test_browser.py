@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_stack import LONGEST, ROOT, TINY, Stack
+from running_stack import LONGEST, ROOT, TINY, Stack, on_the_stack
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="SKIPPED, no page is looked at: playwright is in .venv/browser"
@@ -26,11 +26,7 @@ SCREENSHOTS = ROOT / "ci-artifacts" / "screenshots"
 PATIENCE = 180_000  # milliseconds for a page, on a machine that trains models meanwhile
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not os.environ.get("CONFIDE_STACK"),
-        reason="SKIPPED, no page is looked at: CONFIDE_STACK is unset (docker/ci sets it)",
-    ),
+    *on_the_stack("no page is looked at"),
     pytest.mark.skipif(
         not CHROMIUM, reason="SKIPPED, no page is looked at: there is no chromium here"
     ),
@@ -89,11 +85,6 @@ class Person:
             self.page.get_by_role("link", name=link, exact=True).click()
         self.page.close()
         self.page = opened.value
-
-
-@pytest.fixture(scope="module")
-def stack() -> Stack:
-    return Stack()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ As in `test_stack.py`, `docker/ci` brings the stack up; CONFIDE_STACK=faults ask
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -16,15 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
-from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, step_containers
+from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, on_the_stack, step_containers
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        os.environ.get("CONFIDE_STACK") != "faults",
-        reason="SKIPPED, faults are NOT tried: CONFIDE_STACK is not `faults` (docker/ci sets it)",
-    ),
-]
+pytestmark = on_the_stack("faults are NOT tried", asked="faults")
 STEP = "the step itself"
 # While this task's container runs, that is killed.
 FAULTS = {
@@ -86,11 +79,6 @@ def is_over(stack: Stack, run: str) -> bool:
     with suppress(OSError):  # Airflow's database was killed a moment ago
         return stack.state("dp_bert", run) in ENDED
     return False
-
-
-@pytest.fixture(scope="module")
-def stack() -> Stack:
-    return Stack()
 
 
 @pytest.fixture(scope="module")

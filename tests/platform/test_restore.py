@@ -12,15 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_stack import LONGEST, PROJECT, ROOT, TAG, TINY, Stack
+from running_stack import LONGEST, PROJECT, ROOT, TAG, TINY, Stack, on_the_stack
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not os.environ.get("CONFIDE_STACK"),
-        reason="SKIPPED, no backup is made: CONFIDE_STACK is unset (docker/ci sets it)",
-    ),
-]
+pytestmark = on_the_stack("no backup is made")
 RESTORED = f"{PROJECT}-restored"
 
 
@@ -66,9 +60,8 @@ def seeds(folder: Path, project: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def restored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Back the stack up and restore it beside itself; return the folder of the backup."""
-    stack = Stack()
     if not stack.ledger("select * from entries limit 1"):  # no job before this one: nothing to keep
         assert stack.wait("dp_bert", stack.trigger("dp_bert", TINY), LONGEST) == "success"
     folder = tmp_path_factory.mktemp("backup")

@@ -23,25 +23,16 @@ from running_stack import (
     TAG,
     TINY,
     Stack,
+    on_the_stack,
     refused,
     step_containers,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not os.environ.get("CONFIDE_STACK"),
-        reason="SKIPPED, compose is NOT tried: CONFIDE_STACK is unset (docker/ci sets it)",
-    ),
-]
+pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between its rounds
 PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
-
-
-@pytest.fixture(scope="module")
-def stack() -> Stack:
-    return Stack()
+MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +72,14 @@ def test_an_undisturbed_job_gives_the_same_and_costs_nothing(
 def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
     tasks = stack.tasks("dp_bert", run)
     unasked = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    assert unasked == {"checkpoint", "phrases", "written_text", "phrases_store", *PHRASES}
+    assert unasked == {
+        "checkpoint",
+        "phrases",
+        "written_text",
+        "phrases_store",
+        *PHRASES,
+        *MEMBERSHIP,
+    }
     assert {t["state"] for name, t in tasks.items() if name not in unasked} == {"success"}
     assert tasks.keys() - unasked - stack.steps("dp_bert", run).keys() == {"settings"}
     assert step_containers(run) == []

@@ -237,6 +237,55 @@ def clipped_grad_sum(
     return ClippedSum(sums, norms, losses)
 
 
+@dataclass(frozen=True)
+class LayerNorms:
+    """Every unit's gradient, layer by layer.
+
+    Attributes:
+        layers: names; a word table that is also the output projection is one layer.
+        squared_norms: (U, layers) squared Euclidean norms, up to rounding; a row's sum is the
+            squared norm of the whole gradient.
+        losses: (U,) the units' losses.
+    """
+
+    layers: tuple[str, ...]
+    squared_norms: Tensor
+    losses: Tensor
+
+
+def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: int) -> LayerNorms:
+    """Return each unit's squared gradient norm by layer, in one backward pass for all units.
+
+    Args:
+        unit_losses: the forward pass, as `clipped_grad_sum` takes it.
+        parameters: every trainable parameter, by name.
+        units: U, static.
+
+    Raises:
+        PlanError: a parameter without a rule, named.
+    """
+    records, output_gradients, losses = _forward_backward(
+        unit_losses, parameters, units, "float32", None
+    )
+    _check_coverage(records, parameters)
+    gradients = _unit_gradients(records, output_gradients)
+    by_layer: dict[str, Tensor] = {}
+    for record, gradient in zip(records, gradients, strict=True):
+        name = _layer_of(record)
+        by_layer[name] = by_layer.get(name, 0.0) + gradient.squared_norms
+    for record in records:
+        if isinstance(record, TiedProjectionRecord):  # there is one
+            by_layer[_layer_of(record)] += _cross_terms(records, output_gradients, units)
+    norms = tf.maximum(tf.stack(list(by_layer.values()), axis=1), 0.0)
+    return LayerNorms(tuple(by_layer), norms, losses)
+
+
+def _layer_of(record: LayerRecord) -> str:
+    """Return the layer's name; records that share a word table have it first, and are one."""
+    first = record.parameters[0]
+    return first.removesuffix("/kernel").removesuffix("/gain").removesuffix("/bias")
+
+
 def _forward_backward(
     unit_losses: UnitLosses,
     parameters: Variables,

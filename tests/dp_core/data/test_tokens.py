@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER, split_words, word_starts
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=80)
-ANY = st.one_of(ASCII, st.text(max_size=60))
+ODD = st.text(
+    st.sampled_from("aB9.- \t\n\r\x0b\x1c\x85\xa0\u2028\u0301éİß中\ud800\ufffd"), max_size=40
+)
+ANY = st.one_of(
+    ASCII, st.text(max_size=60), ODD
+)  # odd ones: spaces, marks and letters side by side
 
 
 def bert_words(text: str) -> list[str]:

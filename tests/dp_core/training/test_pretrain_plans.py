@@ -13,6 +13,7 @@ from dp_core.errors import BadInput, Unfinished
 from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, growing_batches
+from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as rows
 from dp_core.training.checkpoints import LocalFolder
@@ -199,7 +200,7 @@ def test_correlated_noise_goes_on_in_the_same_bits_after_a_stop(
     train, plan_of, config_of, tmp_path
 ):
     """Of the noise nothing is stored: a resumed run makes it again from the seed."""
-    plan = with_bands(plan_of(steps=5), 3)
+    plan = with_bands(plan_of(steps=5), 3, Workload.prefix_sums(5))
     whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
     for _ in range(3):
         with pytest.raises(Unfinished):

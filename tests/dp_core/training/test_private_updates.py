@@ -11,6 +11,7 @@ from scipy import stats
 
 from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.execution_plan import AdaptiveClipping, noised_count
+from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.loop import PrivateUpdates
@@ -44,6 +45,7 @@ def test_every_update_gets_the_noise_of_its_own_number(plan_of):
             "learning_rate": 0.1,
             "divisor": plan.expected_batch(t),
             "noise": UpdateNoise(SEED, b"manifest", t, plan.noise_multiplier, plan.clip_norm),
+            "loudness": 1.0,
         }
         for t in range(3)
     ]
@@ -51,11 +53,15 @@ def test_every_update_gets_the_noise_of_its_own_number(plan_of):
 
 
 def test_correlated_noise_goes_on_from_one_past_in_all_updates(plan_of):
-    plan = with_bands(plan_of(), 2)
+    plan = plan_of()
+    plan = with_bands(plan, 2, Workload.prefix_sums(plan.steps))
     told, _ = carry_out(plan, 3)
     noises = [what["noise"] for what in told]
     assert [noise.strategy for noise in noises] == [plan.strategy] * 3
     assert noises[0].past is noises[1].past is noises[2].past is not None
+    louder = plan.strategy.loudness(plan.steps)
+    assert [what["loudness"] for what in told] == [louder] * 3
+    assert louder > 1.2
     other, _ = carry_out(plan, 1)
     assert other[0]["noise"].past is not noises[0].past
 

@@ -39,7 +39,7 @@ SEED, ALPHA = PrivacySeed.fixed(0), 1e-7  # a right σ is rejected this rarely
 class Recorder(AdamW):
     """An optimizer that replaces the weights by the gradient it is given."""
 
-    def apply(self, name, weight, mean, square, gradient, learning_rate, step):
+    def apply(self, name, weight, mean, square, gradient, learning_rate, step, loudness):
         weight.assign(gradient)
 
 

@@ -1,0 +1,16 @@
+"""The deployment of jobs that need no tracker."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.deployment import Deployment
+
+
+@pytest.fixture
+def untracked(e2e_home: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """A deployment whose MLflow does not answer."""
+    monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")
+    found = Deployment.from_environment()
+    found.prepare()
+    return found

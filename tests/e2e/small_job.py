@@ -1,0 +1,29 @@
+"""A job as small as it gets, and its steps run one by one as the launchers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.protocol import RunContext, StepSpec
+from tasks.runtime import step as contract
+from tasks.storage import encode_data
+
+SIZES: dict[str, Any] = {
+    "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
+    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20,
+    "epochs": 0.5, "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60,
+    "max_examples_per_unit": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
+    "canary_rates": "0.2", "canaries_per_group": 1,
+}  # fmt: skip
+
+
+def run(spec: StepSpec) -> int:
+    """Run a step; return its exit code."""
+    context = RunContext(run_key="e2e", run_name="e2e", task=spec.step).model_dump_json()
+    return contract.main(spec.step, encode_data(spec.model_dump_json().encode()), context=context)
+
+
+def folder_of(spec: StepSpec) -> Path:
+    """Return the folder of a step's output."""
+    return Path(spec.output.removeprefix("file://"))

@@ -1,0 +1,9 @@
+"""The stack that `docker/ci` has brought up."""
+
+import pytest
+from running_stack import Stack
+
+
+@pytest.fixture(scope="session")
+def stack() -> Stack:
+    return Stack()
