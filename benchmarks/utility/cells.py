@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
+from dp_core.privacy.advice import Recipe as Advisable
 from tasks.commands.settings import PRESETS
 
 EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8: the demo's
@@ -149,9 +150,12 @@ RECIPES: dict[str, Recipe] = {
     "phrases + small batches": Recipe(_PHRASES, {"phrases_epsilon": 0.8}),
 }
 
-# What the figure shows; and what `confide advise` can name, of which its curve is made.
+# What the figure shows; and what `confide advise` can name, of which its curves are made.
 FIGURED = (REFERENCE, "phrases + gradients")
-ADVISABLE = (REFERENCE, "advised", "batch ÷4", "batch ×4")
+ADVISABLE: dict[Advisable, tuple[str, ...]] = {
+    "gradients": (REFERENCE, "advised", "batch ÷4", "batch ×4"),
+    "phrases": ("phrases + gradients",),
+}
 
 # Hours become minutes: whether the harness works, not what it measures.
 QUICK: dict[str, Any] = {

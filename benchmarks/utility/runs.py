@@ -120,7 +120,7 @@ class Runner:
             "reference": cell.reference,
             "epsilon_spent": spending.epsilon,
             "delta": spending.delta,
-            "noise_to_signal": spending.noise_to_signal,
+            "figure": spending.figure,
             "batch_size": settings.batch_size,
             "updates": settings.updates,
             "noise_multiplier": settings.noise_multiplier,

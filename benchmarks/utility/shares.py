@@ -8,15 +8,16 @@ another than its reference, they have no share.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scipy.stats import t as student
 
-from dp_core.privacy.advice import CONFIDENCE, GainCurve
+from dp_core.privacy.advice import CONFIDENCE, LEAST_POINTS, GainCurve, Recipe
 
 QUANTITIES = {  # metric -> what it is called, and whether it needs the reference's vocabulary
     "mlm_accuracy_private": ("MLM accuracy on private text", True),
@@ -119,7 +120,9 @@ def _gains(lines: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, flo
 
 
 def curves(
-    lines: Mapping[str, Mapping[str, Any]], recipes: Iterable[str], source: str
+    lines: Mapping[str, Mapping[str, Any]],
+    recipes: Mapping[Recipe, Collection[str]],
+    source: str,
 ) -> list[GainCurve]:
     """Return what a figure is worth, of the made-up notes: a point for each training.
 
@@ -128,22 +131,23 @@ def curves(
 
     Args:
         lines: of the runs.
-        recipes: those that advice may name: what other settings gain would not be had with it.
+        recipes: those that advice may name, by what it calls them: what other settings gain would
+            not be had with it.
         source: of the points, in words.
     """
-    wanted, found = set(recipes), []
-    for metric in ("mlm_accuracy_private", "f1"):
+    found = []
+    for recipe, metric in itertools.product(recipes, ("mlm_accuracy_private", "f1")):
         points, gains = [], _gains(lines, metric)
         most = max(gains.values(), default=0.0)
         for line in lines.values():
-            if line["corpus"] != "made-up" or line.get("recipe") not in wanted:
+            if line["corpus"] != "made-up" or line.get("recipe") not in recipes[recipe]:
                 continue
             if gains.get(line["reference"], -1.0) < most / 2:
                 continue
             share = share_of(metric, line, lines[line["reference"]])
             if share is not None:
-                points.append((line["noise_to_signal"], share))
-        if len({figure for figure, _ in points}) >= 4:
+                points.append((line["figure"], share))
+        if len({figure for figure, _ in points}) >= LEAST_POINTS:
             figures, shares = zip(*sorted(points), strict=True)
-            found.append(GainCurve(QUANTITIES[metric][0], figures, shares, source))
+            found.append(GainCurve(recipe, QUANTITIES[metric][0], figures, shares, source))
     return found

@@ -242,6 +242,15 @@ class WrittenTextConfig(Config):
         ge=16,
         le=10_000,
     )
+    written_public_share: float = setting(
+        0.5,
+        MORE_TRAINING,
+        "Written text: share of public text",
+        "Public documents among the written ones, by words: they keep what the public model can "
+        "do while it learns the phrases. 0: written text alone.",
+        ge=0,
+        le=0.95,
+    )
 
 
 class PrivacyConfig(UnitConfig):

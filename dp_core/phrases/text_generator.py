@@ -1,12 +1,13 @@
-"""Text drawn from a back-off n-gram model of released phrases (Katz 1987).
+"""Text drawn from a back-off n-gram model of released phrases (Katz 1987), among public text.
 
-Everything here is post-processing: it reads released counts and a public seed, and nothing else.
+Everything here is post-processing: it reads released counts, public documents and a public seed,
+and nothing else. A model that learns from phrases alone forgets what public text taught it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 
 from dp_core.data.corpus import Document
@@ -14,6 +15,7 @@ from dp_core.data.hashing import generator, seed_key
 from dp_core.errors import BadInput
 from dp_core.phrases.ngram_release import Counts
 
+WRITTEN = "written-"  # how the ids of written documents begin
 _BACK_OFF = 0.3  # chance to look at one word less of the context although the longer one is known
 
 
@@ -96,4 +98,28 @@ def write_documents(
     model = BackOffModel(phrases)
     for number in range(documents):
         coins = generator(seed_key(seed), "written text", str(number))
-        yield Document(f"written-{number}", "", " ".join(model.write(words, coins)))
+        yield Document(f"{WRITTEN}{number}", "", " ".join(model.write(words, coins)))
+
+
+def draw_public_documents(
+    public: Callable[[], Iterable[Document]], words: float, seed: int
+) -> Iterator[Document]:
+    """Yield public documents of about so many words together, each as often as the others.
+
+    Where they hold fewer words, each comes several times; the rest is drawn with public coins. They
+    are read twice and never held.
+
+    Args:
+        public: opens them. words: wanted, of all together. seed: public.
+
+    Raises:
+        BadInput: there is no public word.
+    """
+    held = sum(len(document.text.split()) for document in public())
+    if not held:
+        raise BadInput("the public text is empty", where="public_corpus_uri")
+    coins = generator(seed_key(seed), "public text among written text")
+    whole, part = divmod(words / held, 1)
+    for number, document in enumerate(public()):
+        for copy in range(int(whole) + (coins.random() < part)):
+            yield Document(f"public-{number}-{copy}", "", document.text)

@@ -6,8 +6,9 @@ ratio* σ/B alone decides the loss. A plan is chosen here by one figure made of 
 of the mean of all noised updates, raised where the updates are few. Everything is a function of
 declared numbers: nothing private is read, and nothing is charged.
 
-What a figure is worth is not known from theory. `GainCurve` holds what was measured of it, on
-made-up notes: expectations, not promises.
+Where phrases are released first, they bring most of the gain, and the noise of their counts is the
+figure. What a figure is worth is not known from theory. `GainCurve` holds what was measured of it,
+on made-up notes: expectations, not promises.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from scipy.stats import t as student
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.execution_plan import MOST_NOISE, BatchPhase, ExecutionPlan
-from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.privacy.mechanisms import MechanismEvent, PhraseRounds
 
 MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/utility
 CONFIDENCE = 0.95
@@ -39,9 +40,11 @@ HALF_LEARNED = 60
 LEAST_WORTH = 0.05  # of the gain: a smaller share is lost among the seeds
 ENGLISH_WORDS = 30_000  # distinct words of a language that are worth a place: BERT's table
 _ROUGH = 1e-3  # of ln σ: enough to compare plans
-_LEAST_POINTS = 4  # a curve of two numbers, and its interval, need more than two
+LEAST_POINTS = 4  # a curve of two numbers, and its interval, need more than two
 
 Candidate = TypeVar("Candidate")
+# By DP-SGD alone, or by text written from released phrases and then DP-SGD.
+Recipe = Literal["gradients", "phrases"]
 
 
 def noise_to_signal(plan: ExecutionPlan) -> float:
@@ -62,6 +65,15 @@ def noise_to_signal(plan: ExecutionPlan) -> float:
     total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
     left = plan.strategy.sum_deviation(updates) / math.sqrt(updates)
     return math.sqrt(total) * left / updates * (1 + HALF_LEARNED / updates)
+
+
+def phrase_noise(event: PhraseRounds) -> float:
+    """Return the deviation of the noise of one round, in norms of a unit.
+
+    Beside the declared units it is the figure of released phrases: what share of all units must
+    hold a phrase is in proportion to it.
+    """
+    return 1 / float(min(one.mu for one in event.rounds))  # type: ignore[attr-defined]
 
 
 def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float) -> float:
@@ -99,14 +111,14 @@ def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, del
 
 @dataclass(frozen=True)
 class Case:
-    """A training as planned, or with other units or another ε: what stands beside its signal.
+    """A plan, or the same with other units or another ε: what stands beside its signal.
 
     Attributes:
         name: in words.
         declared_units: n.
-        epsilon: of the training alone, at its δ.
-        noise_multiplier: σ that ε asks for.
-        figure: `noise_to_signal`.
+        epsilon: of the training alone, at its δ; where phrases are released, of these.
+        noise_multiplier: σ that ε asks for, of the training or of the phrases.
+        figure: `noise_to_signal`, or `phrase_noise` for each unit.
     """
 
     name: str
@@ -260,11 +272,12 @@ def _logistic(log_figure: NDArray[np.float64], middle: float, slope: float) -> N
 
 @dataclass(frozen=True)
 class GainCurve:
-    """Share of the non-private gain that is kept, as a function of `noise_to_signal`.
+    """Share of the non-private gain that is kept, as a function of a case's figure.
 
     share = 1/(1 + (figure/f₀)^k), by least squares: 1 without noise, 0 in nothing but noise.
 
     Attributes:
+        recipe: of all the trainings.
         quantity: of which it is the share, in words.
         figures, shares: the measured trainings, one each.
         source: where they were measured, in words.
@@ -273,17 +286,18 @@ class GainCurve:
         BadInput: fewer than four points, or figures that are all the same.
     """
 
+    recipe: Recipe
     quantity: str
     figures: tuple[float, ...]
     shares: tuple[float, ...]
     source: str
 
     def __post_init__(self) -> None:
-        if len(self.figures) != len(self.shares) or len(set(self.figures)) < _LEAST_POINTS:
+        if len(self.figures) != len(self.shares) or len(set(self.figures)) < LEAST_POINTS:
             raise BadInput(
                 f"{len(set(self.figures))} different figures are too few for a curve",
                 where=self.quantity,
-                fix=f"Measure {_LEAST_POINTS} or more.",
+                fix=f"Measure {LEAST_POINTS} or more.",
             )
 
     @functools.cached_property
@@ -316,7 +330,7 @@ class GainCurve:
         spread of single trainings and what the few points leave open of the curve.
 
         Args:
-            figure: of `noise_to_signal`.
+            figure: of a `Case`.
         """
         values, covariance, variance = self._fit
         x = np.array([math.log(figure)])
@@ -330,6 +344,7 @@ class GainCurve:
     def to_json(self) -> dict[str, Any]:
         """Return the curve as plain JSON data: its points, of which it follows."""
         return {
+            "recipe": self.recipe,
             "quantity": self.quantity,
             "figures": list(self.figures),
             "shares": list(self.shares),
@@ -341,13 +356,18 @@ def curves_from_json(body: Sequence[Mapping[str, Any]]) -> tuple[GainCurve, ...]
     """Return the curves that `GainCurve.to_json` wrote."""
     return tuple(
         GainCurve(
-            str(one["quantity"]), tuple(one["figures"]), tuple(one["shares"]), str(one["source"])
+            one["recipe"],
+            str(one["quantity"]),
+            tuple(one["figures"]),
+            tuple(one["shares"]),
+            str(one["source"]),
         )
         for one in body
     )
 
 
-@functools.lru_cache(maxsize=1)
-def measured_curves() -> tuple[GainCurve, ...]:
-    """Return the curves that lie beside this file; the first one is that which advice goes by."""
-    return curves_from_json(json.loads(MEASURED.read_text()))
+@functools.lru_cache(maxsize=2)
+def measured_curves(recipe: Recipe) -> tuple[GainCurve, ...]:
+    """Return the curves of a recipe that lie beside this file; advice goes by the first."""
+    curves = curves_from_json(json.loads(MEASURED.read_text()))
+    return tuple(curve for curve in curves if curve.recipe == recipe)

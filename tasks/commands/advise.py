@@ -80,6 +80,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
             "examples_per_step": settings.examples_per_step,
             "noise_multiplier": settings.noise_multiplier,
             "noise_to_signal": spending.noise_to_signal,
+            "noise_bands": spending.training.strategy.bands,
             "epsilon": spending.epsilon,
             "delta": spending.delta,
         },
@@ -89,7 +90,8 @@ def to_json(advice: Advice) -> dict[str, Any]:
             one.beats_public_only for one in advice.outlook[0].expected.values()
         ),
         "verdict": advice.verdict,
-        "known_from": how_it_is_known(),
+        "known_from": how_it_is_known(spending.recipe),
+        "released_phrases": advice.phrases_instead,
         "settings": advice.changes,
     }
 
@@ -120,9 +122,9 @@ def _case(outlook: Outlook) -> dict[str, Any]:
     return {
         "case": case.name,
         "declared_units": case.declared_units,
-        "epsilon_training": case.epsilon,
+        "epsilon": case.epsilon,
         "noise_multiplier": case.noise_multiplier,
-        "noise_to_signal": case.figure,
+        "figure": case.figure,
         "share_of_gain": {
             name: {
                 "share": one.share,
@@ -145,6 +147,7 @@ def _show(advice: Advice) -> None:
             "updates": settings.updates,
             "passes over the units": settings.epochs,
             "noise multiplier σ": settings.noise_multiplier,
+            "bands of noise": spending.training.strategy.bands,
             "ε in total, as charged": spending.epsilon,
             "δ in total": spending.delta,
         },
@@ -155,15 +158,18 @@ def _show(advice: Advice) -> None:
         [[part["release"], part["epsilon"], part["delta"]] for part in _split(advice)],
     )
     quantities = list(advice.outlook[0].expected)
+    of = "phrases" if spending.phrases else "training"
     write_table(
         "What to expect: share of the gain without privacy that is kept, and 95% interval",
-        ["", "units", "ε of training", "σ", *quantities],
+        ["", "units", f"ε of {of}", "σ", *quantities],
         [_row(outlook) for outlook in advice.outlook],
     )
     from tasks.releases.advice import how_it_is_known
 
-    click.echo(how_it_is_known())
+    click.echo(how_it_is_known(spending.recipe))
     click.echo(advice.verdict)
+    if advice.phrases_instead:
+        click.echo(advice.phrases_instead)
     if advice.changes:
         click.echo("To run it:  confide run … " + _as_words(advice.changes))
     else:

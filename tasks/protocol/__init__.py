@@ -19,6 +19,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
+    Charged,
     CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -46,6 +47,7 @@ __all__ = [
     "POINT_STEPS",
     "BudgetSpec",
     "CanariesSpec",
+    "Charged",
     "CheckpointSpec",
     "CorpusSpec",
     "EntitiesSpec",

@@ -36,6 +36,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
+    Charged,
     CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -172,7 +173,10 @@ def _phrases(
         config=s.part(PhrasesConfig),
     )
     written = WrittenTextSpec(
-        **seeded, phrases_uri=phrases.output, config=s.part(WrittenTextConfig)
+        **seeded,
+        phrases_uri=phrases.output,
+        public_corpus_uri=front["public_corpus"].output if s.written_public_share else "",
+        config=s.part(WrittenTextConfig),
     )
     store = TokenStoreSpec(
         **seeded,
@@ -364,7 +368,7 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
 
 def is_charged(
     spec: StepSpec,
-) -> TypeGuard[VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec]:
+) -> TypeGuard[Charged]:
     """Return whether a step releases something of private data with a guarantee."""
     if isinstance(spec, PretrainSpec | FinetuneSpec):
         return spec.plan is not None

@@ -209,10 +209,11 @@ class PhrasesSpec(StepSpec, SeedConfig):
 
 
 class WrittenTextSpec(StepSpec, SeedConfig):
-    """Write a corpus from released phrases."""
+    """Write a corpus from released phrases, with public documents among them."""
 
     step: Literal["written_text"] = "written_text"
     phrases_uri: str
+    public_corpus_uri: str = ""  # empty: written text alone
     config: WrittenTextConfig
 
 
@@ -332,11 +333,14 @@ class SelectSpec(StepSpec):
         return super().hashed() | {"candidates": [spec.digest() for spec in self.candidates]}
 
 
+Charged = VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec
+
+
 class BudgetSpec(StepSpec):
     """Register every charged release of a run at once, before the first: all of it, or none."""
 
     step: Literal["budget"] = "budget"
-    charged: tuple[VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec, ...]
+    charged: tuple[Charged, ...]
     reads: tuple[Source, ...] = ()  # what the run reads from outside, each once
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,13 @@ from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.advice import (
     Case,
     Expected,
+    Recipe,
     batches_to_try,
     least,
     measured_curves,
     noise_to_signal,
     outlook,
+    phrase_noise,
     rough_noise,
     zipf_coverage,
 )
@@ -35,12 +37,13 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
+    PhraseRounds,
     PoissonGaussian,
     ThresholdedHistogram,
     compose,
 )
 from dp_core.privacy.statement import total_epsilon
-from tasks.protocol import JobSettings, PretrainSpec, budget_of_run
+from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
 from tasks.releases.plans import PlannedRelease, planned_release, training_plan
 
 MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
@@ -91,10 +94,16 @@ class Spending:
         Raises:
             BadInput: as `planned_release`.
         """
-        charged = budget_of_run(settings, _NOWHERE).charged
+        return cls.of_charged(budget_of_run(settings, _NOWHERE).charged)
+
+    @classmethod
+    def of_charged(cls, charged: Iterable[Charged]) -> Spending:
+        """Return it, from the charged steps of a run: of its one private training's data set."""
+        charged = list(charged)
         (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
+        dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
-        own = (release for release in others if release.dataset == settings.private_dataset)
+        own = (release for release in others if release.dataset == dataset)
         return cls(training_plan(training), tuple(own))
 
     @property
@@ -123,6 +132,29 @@ class Spending:
     def noise_to_signal(self) -> float:
         """Noise beside signal of the whole training: see `dp_core.privacy.advice`."""
         return noise_to_signal(self.training)
+
+    @property
+    def phrases(self) -> PhraseRounds | None:
+        """The release of phrases, where there is one."""
+        events = (release.event for release in self.alongside)
+        return next((event for event in events if isinstance(event, PhraseRounds)), None)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Which measured trainings it compares with."""
+        return "phrases" if self.phrases else "gradients"
+
+    @property
+    def figure(self) -> float:
+        """What expectations go by: of released phrases, which bring most, or of the training."""
+        if self.phrases is None:
+            return self.noise_to_signal
+        return phrase_noise(self.phrases) / self.training.declared_units
+
+    def expected(self) -> dict[str, Expected]:
+        """Return, by quantity, what was measured with such a figure."""
+        curves = measured_curves(self.recipe)
+        return {curve.quantity: curve.expected(self.figure) for curve in curves}
 
     def beside(self) -> MechanismEvent | None:
         """Return what is composed with the training; None: nothing."""
@@ -215,6 +247,8 @@ def _rounded_down(value: float) -> float:
 
 
 VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
+# Of ε, by themselves, where phrases are released: the recipe that benchmarks/utility measures.
+PHRASES_SHARE, BESIDE_PHRASES = 0.8, 0.1
 
 
 @dataclass(frozen=True)
@@ -238,14 +272,30 @@ class Advice:
 
     @functools.cached_property
     def outlook(self) -> tuple[Outlook, ...]:
-        """The advised training, and half and twice the units and ε, with what to expect."""
-        return outlook_of(self.spending.training)
+        """The advised plan, and half and twice the units and ε, with what to expect."""
+        return outlook_of(self.settings)
 
     @property
     def changes(self) -> dict[str, Any]:
         """Settings that differ from those that were asked about."""
         before, after = self.given.model_dump(mode="json"), self.settings.model_dump(mode="json")
         return {name: after[name] for name in after if after[name] != before[name]}
+
+    @functools.cached_property
+    def phrases_instead(self) -> str:
+        """What released phrases made of such a budget; nothing where the settings have them."""
+        if self.spending.phrases is not None:
+            return ""
+        share = _settable(PHRASES_SHARE * self.budget.epsilon)
+        try:
+            expected = Spending.of(changed(self.settings, phrases_epsilon=share)).expected()
+        except ConfideError:
+            return ""
+        first = next(iter(expected.values()))
+        return (
+            f"With released phrases, on made-up notes, such a budget kept {in_words(first)} of the "
+            f"gain: ask with --set phrases_epsilon={share:g}."
+        )
 
     @property
     def verdict(self) -> str:
@@ -261,13 +311,33 @@ class Outlook:
     expected: dict[str, Expected]
 
 
-def outlook_of(plan: ExecutionPlan) -> tuple[Outlook, ...]:
-    """Return what a training lets one expect, and what other units and ε would."""
-    curves = measured_curves()
+def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
+    """Return what a run lets one expect, and what other units and ε would."""
+    spending = Spending.of(settings)
+    curves = measured_curves(spending.recipe)
+    cases = outlook(spending.training) if spending.phrases is None else _phrase_cases(settings)
     return tuple(
-        Outlook(case, {c.quantity: c.expected(case.figure) for c in curves})
-        for case in outlook(plan)
+        Outlook(case, {c.quantity: c.expected(case.figure) for c in curves}) for case in cases
     )
+
+
+def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
+    """Yield the plan of released phrases, and that with half and twice the units and the ε."""
+    told, units = settings.phrases_epsilon, settings.declared_units
+    for name, factor, price in (
+        ("as planned", 1.0, 1.0),
+        ("half the units", 0.5, 1.0),
+        ("twice the units", 2.0, 1.0),
+        ("half the ε of phrases", 1.0, 0.5),
+        ("twice the ε of phrases", 1.0, 2.0),
+    ):
+        try:
+            event = Spending.of(changed(settings, phrases_epsilon=told * price)).phrases
+        except ConfideError:  # no such ε, or no noise reaches it
+            continue
+        noise = phrase_noise(event) if event else math.inf
+        other = max(1, round(units * factor))
+        yield Case(name, other, told * price, noise, noise / other)
 
 
 def verdict(expected: Mapping[str, Expected]) -> str:
@@ -297,13 +367,16 @@ def in_words(expected: Expected) -> str:
     return f"{share} ({low} … {high})" + ("" if expected.measured else " *")
 
 
-def how_it_is_known() -> str:
+def how_it_is_known(recipe: Recipe) -> str:
     """Return, in one sentence, what expectations rest on."""
-    first = measured_curves()[0]
+    first = measured_curves(recipe)[0]
+    way = {
+        "gradients": "by DP-SGD alone: what released phrases add is not counted",
+        "phrases": "by text written from released phrases, then DP-SGD",
+    }[recipe]
     return (
         f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
-        "of a small model, by gradients alone: what released phrases add is not counted. They are "
-        "not a promise: real notes share less with each other. "
+        f"of a small model, {way}. They are not a promise: real notes share less with each other. "
         "* is beyond what was measured."
     )
 
@@ -314,7 +387,8 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
     As many units are drawn as the settings have it (their epochs): that is the compute allowed.
     Compared are all batches of `batches_to_try`, by `noise_to_signal`, and shares of ε for the
     vocabulary, by what such a training keeps times the share of running words that Zipf's law
-    lets the vocabulary have. Other releases beside the training keep their ε.
+    lets the vocabulary have. Where phrases are released, words and phrases get the shares that were
+    measured (`PHRASES_SHARE`). Private labels keep their ε.
 
     Raises:
         BadInput: no plan keeps the budget.
@@ -341,16 +415,20 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
 def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
     """Return the settings with every share of ε for the vocabulary, where it is charged at all.
 
-    Released phrases and private labels have an ε of their own, which stays as it is set.
+    Private labels have an ε of their own, which stays as it is set.
     """
+    shares: tuple[float, ...] = VOCABULARY_SHARES
+    if settings.phrases_epsilon:
+        settings = changed(settings, phrases_epsilon=_settable(PHRASES_SHARE * budget.epsilon))
+        shares = (BESIDE_PHRASES,)
     if not _vocabulary(Spending.of(settings)):
         return [settings]
-    least_epsilon = 0.01
-    shares = [round(share * budget.epsilon, 3) for share in VOCABULARY_SHARES]
-    return [
-        changed(settings, vocabulary_epsilon=min(max(own, least_epsilon), 100.0))
-        for own in dict.fromkeys(shares)
-    ]
+    told = [_settable(share * budget.epsilon) for share in shares]
+    return [changed(settings, vocabulary_epsilon=own) for own in dict.fromkeys(told)]
+
+
+def _settable(epsilon: float) -> float:
+    return min(max(round(epsilon, 3), 0.01), 100.0)
 
 
 def _vocabulary(spending: Spending) -> ThresholdedHistogram | NoisedWeights | None:
@@ -365,7 +443,7 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
     compare plans, not to charge them.
     """
     spending = Spending.of(settings)
-    beside = [_as_gaussian(release.event) for release in spending.alongside]
+    beside = [_as_gaussians(release.event) for release in spending.alongside]
 
     def composed(sigma: float) -> MechanismEvent:
         return compose(*beside, spending.training_event(sigma))
@@ -378,7 +456,9 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
     return epsilon_pld(spending.training_event(sigma), spending.delta)
 
 
-def _as_gaussian(event: MechanismEvent) -> MechanismEvent:
+def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
+    if isinstance(event, PhraseRounds):
+        return compose(*(_as_gaussians(one) for one in event.rounds))
     if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
     return PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
@@ -411,4 +491,5 @@ def _worth(settings: JobSettings, epsilon: float) -> float:
     if vocabulary is not None:
         needed = vocabulary.units_to_pass
         words = zipf_coverage(needed, settings.declared_units, settings.words_per_unit)
-    return measured_curves()[0].expected(spending.noise_to_signal).share * words
+    kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
+    return kept * words

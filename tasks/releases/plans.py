@@ -28,6 +28,7 @@ from dp_core.privacy.private_selection import selection_of
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import PartitionSelection
 from tasks.protocol import (
+    Charged,
     FinetuneSpec,
     PhrasesSpec,
     PretrainSpec,
@@ -54,7 +55,7 @@ class PlannedRelease:
 
 
 def planned_release(
-    spec: VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec,
+    spec: Charged,
 ) -> PlannedRelease:
     """Return what a step with this spec charges.
 
@@ -68,7 +69,7 @@ def planned_release(
 
 
 def _planned(
-    spec: VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec,
+    spec: Charged,
 ) -> PlannedRelease:
     if isinstance(spec, VocabularySpec):
         plan = vocabulary_plan(spec)

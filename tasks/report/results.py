@@ -337,13 +337,14 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
 
 def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
     """Yield what the budget was to be expected to buy, and what others would: of settings alone."""
-    plan = Spending.of(JobSettings.model_validate(spec.settings)).training
-    for number, outlook in enumerate(outlook_of(plan)):
+    settings = JobSettings.model_validate(spec.settings)
+    known = how_it_is_known(Spending.of(settings).recipe)
+    for number, outlook in enumerate(outlook_of(settings)):
         name = f"Share of the gain to be expected, {outlook.case.name}"
         words = "; ".join(
             f"{quantity} {in_words(expected)}" for quantity, expected in outlook.expected.items()
         )
-        yield Fact(name, words, Label.PUBLIC, "" if number else how_it_is_known())
+        yield Fact(name, words, Label.PUBLIC, "" if number else known)
 
 
 def _vocabulary_facts(results: Results) -> Iterator[Fact]:

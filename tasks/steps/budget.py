@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dp_core.labels import Public
-from dp_core.privacy.advice import measured_curves, noise_to_signal
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import BudgetSpec, PretrainSpec
-from tasks.releases.advice import how_it_is_known, verdict
+from tasks.releases.advice import Spending, how_it_is_known, verdict
 from tasks.releases.charge import register_plan
 from tasks.releases.declarations import record_sources
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.plans import planned_release
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 
@@ -52,6 +51,6 @@ def _advise(spec: BudgetSpec) -> None:
     trainings = [one for one in spec.charged if isinstance(one, PretrainSpec)]
     if len(trainings) != 1:  # a sweep's points are compared by their figures
         return
-    figure = noise_to_signal(training_plan(trainings[0]))
-    expected = {curve.quantity: curve.expected(figure) for curve in measured_curves()}
-    log(f"{verdict(expected)} {how_it_is_known()} confide advise says which settings do better.")
+    spending = Spending.of_charged(spec.charged)
+    known = how_it_is_known(spending.recipe)
+    log(f"{verdict(spending.expected())} {known} confide advise says which settings do better.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dp_core.data.corpus import open_corpus, write_corpus
+import itertools
+from collections.abc import Iterator
+
+from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
-from dp_core.phrases.text_generator import write_documents
+from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
 from tasks.protocol import WrittenTextSpec
-from tasks.releases.provenance import fact, output_of, refuse_operator_ancestors
+from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.phrases import read_phrases
 
@@ -14,18 +17,15 @@ SAMPLE, SHOWN = "sample.txt", 20  # documents that the tracker shows
 
 
 def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
-    """Draw documents by public coins from the phrases and their noised counts, and nothing else."""
+    """Draw documents by public coins from the phrases, their noised counts, and public text."""
     source = output_of(context, spec.phrases_uri, "phrases")
     refuse_operator_ancestors(context)
     phrases = read_phrases(source.folder)
     config = spec.config
-    write_corpus(
-        write_documents(phrases, config.written_documents, config.written_words, spec.seed),
-        context.out,
-    )
-    shown = (
-        document.text for document, _ in zip(open_corpus(context.out), range(SHOWN), strict=False)
-    )
+    written = write_documents(phrases, config.written_documents, config.written_words, spec.seed)
+    write_corpus(itertools.chain(written, _public_documents(spec, context)), context.out)
+    own = (d.text for d in open_corpus(context.out) if d.document_id.startswith(WRITTEN))
+    shown = itertools.islice(own, SHOWN)
     (context.out / SAMPLE).write_text("\n\n".join(shown) + "\n", encoding="utf-8")
     context.measure("documents", Dp(config.written_documents))
     return StepOutput(
@@ -39,3 +39,13 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
         },
         artifacts=[Artifact(SAMPLE, Label.DP)],
     )
+
+
+def _public_documents(spec: WrittenTextSpec, context: StepContext) -> Iterator[Document]:
+    """Yield as many public words as make their share of all words, one by one."""
+    if not spec.public_corpus_uri:
+        return
+    public = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
+    share, config = spec.config.written_public_share, spec.config
+    words = share / (1 - share) * config.written_documents * config.written_words
+    yield from draw_public_documents(lambda: open_corpus(public.folder), words, spec.seed)

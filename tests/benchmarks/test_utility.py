@@ -16,6 +16,7 @@ from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, StepSpec
 
+ALONE = {"gradients": (REFERENCE,)}
 FIRST = Cell("made-up", 2000, 1, 3.0, REFERENCE)
 
 
@@ -30,7 +31,7 @@ def reference(seed: int = 1, public: float = 0.2, best: float = 0.6) -> dict:
 def line(f1: float, seed: int = 1, vocabulary: str = "v", **more) -> dict:
     return {
         "corpus": "made-up", "units": 2000, "seed": seed, "epsilon": 3.0, "recipe": REFERENCE,
-        "reference": f"made-up/2000/{seed}", "vocabulary": vocabulary, "noise_to_signal": 1e-3,
+        "reference": f"made-up/2000/{seed}", "vocabulary": vocabulary, "figure": 1e-3,
         "dp": {"f1": f1, "mlm_accuracy_private": 0.2, "perplexity_private": 30.0}, **more,
     }  # fmt: skip
 
@@ -84,21 +85,21 @@ def test_cells_are_gathered_over_their_seeds_and_nothing_else():
 def test_the_curve_is_made_of_what_can_be_advised_on_alone():
     lines = {"made-up/2000/1": reference(1)}
     for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
-        lines[f"a{i}"] = line(0.5 - i / 10, noise_to_signal=figure)
-        lines[f"b{i}"] = line(0.6, noise_to_signal=figure, recipe="learning rate ×3")
-    found = {curve.quantity: curve for curve in curves(lines, (REFERENCE,), "a test")}
+        lines[f"a{i}"] = line(0.5 - i / 10, figure=figure)
+        lines[f"b{i}"] = line(0.6, figure=figure, recipe="learning rate ×3")
+    found = {curve.quantity: curve for curve in curves(lines, ALONE, "a test")}
     assert found["entity F1"].figures == (1e-4, 2e-4, 4e-4, 8e-4)
     assert found["entity F1"].shares == pytest.approx((0.75, 0.5, 0.25, 0.0))
-    assert curves({"made-up/2000/1": reference(1), "a": line(0.3)}, (REFERENCE,), "") == []
+    assert curves({"made-up/2000/1": reference(1), "a": line(0.3)}, ALONE, "") == []
 
 
 def test_shares_of_a_small_gain_make_no_curve():
     small = reference(2, public=0.2, best=0.39)
     lines = {"made-up/2000/1": reference(1), "made-up/2000/2": small}
     for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
-        lines[f"a{i}"] = line(0.5 - i / 10, noise_to_signal=figure)
-        lines[f"b{i}"] = line(0.35, 2, noise_to_signal=figure / 3)
-    (found,) = [c for c in curves(lines, (REFERENCE,), "a test") if c.quantity == "entity F1"]
+        lines[f"a{i}"] = line(0.5 - i / 10, figure=figure)
+        lines[f"b{i}"] = line(0.35, 2, figure=figure / 3)
+    (found,) = [c for c in curves(lines, ALONE, "a test") if c.quantity == "entity F1"]
     assert found.figures == (1e-4, 2e-4, 4e-4, 8e-4)
 
 

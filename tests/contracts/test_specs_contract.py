@@ -148,6 +148,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "beta2": {"beta2": 0.9},
         "vocabulary_source": {"vocabulary_source": "public"},
         "phrases_lengths": {"phrases_lengths": "2,4"},
+        "written_public_share": {"written_public_share": 0.25},
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.advice import batches_to_try
+from dp_core.privacy.advice import batches_to_try, phrase_noise
 from dp_core.privacy.ledger import Ledger
 from tasks.cli import cli
 from tasks.protocol import JobSettings
@@ -91,7 +91,7 @@ def test_no_other_split_is_worth_more(told):
         own = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
         spending = Spending.of(calibrated(own, BUDGET))
         (vocabulary,) = (release.event for release in spending.alongside)
-        kept = measured_curves()[0].expected(spending.noise_to_signal).share
+        kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
         worth[own.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
     assert worth[told.settings.vocabulary_epsilon] >= 0.99 * max(worth.values())
 
@@ -105,6 +105,39 @@ def test_more_units_and_more_epsilon_never_have_more_noise(told):
             assert one.share >= own.expected[name].share
     for worse in ("half the units", "half the ε of training"):
         assert by_name[worse].case.figure > own.case.figure
+
+
+def test_released_phrases_get_the_measured_share_and_the_whole_keeps_the_budget():
+    """Phrases, words and gradients: composed from the events themselves, by the ledger's PLD."""
+    given = changed(SMALL, phrases_epsilon=1.0, phrases_per_unit=50)
+    found = advised(given, BUDGET)
+    settings, spending = found.settings, found.spending
+    assert (settings.phrases_epsilon, settings.vocabulary_epsilon) == (4.8, 0.6)
+    assert 0.99 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
+    assert 0.98 * BUDGET.delta < spending.delta <= BUDGET.delta
+    assert spending.recipe == "phrases"
+    assert found.phrases_instead == ""
+
+
+def test_the_outlook_of_phrases_follows_their_noise_for_each_unit():
+    given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
+    by_name = {o.case.name: o for o in advice.outlook_of(given)}
+    own = by_name["as planned"]
+    noise = phrase_noise(Spending.of(given).phrases)
+    assert own.case.figure == pytest.approx(noise / 400)
+    assert own.case.figure == Spending.of(given).figure
+    assert by_name["half the units"].case.figure == pytest.approx(noise / 200)
+    doubled = phrase_noise(Spending.of(changed(given, phrases_epsilon=6.0)).phrases)
+    assert by_name["twice the ε of phrases"].case.figure == pytest.approx(doubled / 400)
+    assert doubled < noise
+    for quantity, expected in own.expected.items():
+        assert by_name["twice the units"].expected[quantity].share >= expected.share
+        assert by_name["half the ε of phrases"].expected[quantity].share <= expected.share
+
+
+def test_what_phrases_would_give_is_said_where_there_are_none(told):
+    assert "phrases_epsilon=4.8" in told.phrases_instead
+    assert "made-up notes" in told.phrases_instead
 
 
 def test_bands_that_the_plan_chooses_spend_the_budget_and_no_more():

@@ -467,16 +467,26 @@ def test_an_altered_corpus_gives_no_phrases(chain: Chain) -> None:
 def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     chain: Chain, released: Input
 ) -> None:
-    config = WrittenTextConfig(written_documents=30, written_words=20)
+    config = WrittenTextConfig(written_documents=30, written_words=20, written_public_share=0.25)
     spec = WrittenTextSpec(
-        root=chain.home.store, made_up=False, phrases_uri="phrases", config=config, seed=1
+        root=chain.home.store,
+        made_up=False,
+        phrases_uri="phrases",
+        public_corpus_uri="public corpus",
+        config=config,
+        seed=1,
     )
     chain.inputs["written"] = chain.answer("written", written_text.run, spec)
     written = chain.inputs["written"]
     counts = phrases.read_phrases(released.folder)
     known = {word for found in counts.values() for phrase in found for word in phrase.split()}
-    texts = [document.text for document in open_corpus(written.folder)]
-    assert len(texts) == 30 and {word for text in texts for word in text.split()} <= known
+    texts = {d.document_id: d.text for d in open_corpus(written.folder)}
+    own = [text for name, text in texts.items() if name.startswith("written-")]
+    public = [text for name, text in texts.items() if name.startswith("public-")]
+    assert len(own) == 30 and {word for text in own for word in text.split()} <= known
+    assert set(public) == set(notes_of(PATIENTS).values())  # 200 words of 480, each once or not
+    assert len(own) + len(public) == len(texts)
+    assert "qqqq" not in (written.folder / written_text.SAMPLE).read_text()
     rows = chain.cut().model_copy(
         update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
     )
@@ -492,6 +502,23 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     assert context.labels()["loss"] == {DP}
     statement = json.loads((context.out / "privacy_statement.json").read_text())
     assert paid <= set(statement["ledger_ids"]) and statement["private"]
+
+
+def test_private_text_is_not_taken_for_public_text_among_written_one(
+    chain: Chain, released: Input
+) -> None:
+    spec = WrittenTextSpec(
+        root=chain.home.store,
+        made_up=False,
+        phrases_uri="phrases",
+        public_corpus_uri="corpus",
+        config=WrittenTextConfig(written_documents=3, written_words=20),
+        seed=1,
+    )
+    context = chain.context("private among written")
+    with pytest.raises(BadInput, match="text is private, and must be public"):
+        written_text.run(spec, context)
+    assert not list(context.out.iterdir())
 
 
 def test_released_rows_are_not_taken_for_public_or_private_ones(

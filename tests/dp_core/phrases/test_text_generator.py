@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from random import Random
 
 import pytest
 
+from dp_core.data.corpus import Document
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
-from dp_core.phrases.text_generator import BackOffModel, write_documents
+from dp_core.phrases.text_generator import BackOffModel, draw_public_documents, write_documents
 
 PHRASES = {
     2: {"the chest": 40, "chest was": 30, "was clear": 30, "clear .": 9},
@@ -62,3 +64,23 @@ def test_nothing_released_is_nothing_to_write() -> None:
 
 def test_counts_that_noise_made_small_are_still_drawn() -> None:
     assert BackOffModel({2: {"a b": -3}}).write(4, Random(0)) == ["a", "b", "a", "b"]
+
+
+PUBLIC = [Document(f"{n}", "", " ".join(["word"] * 10)) for n in range(400)]
+
+
+@pytest.mark.parametrize("times", [0.25, 1.0, 2.5])
+def test_public_documents_have_the_words_asked_for_and_none_is_favoured(times: float) -> None:
+    drawn = list(draw_public_documents(lambda: PUBLIC, times * 4000, 1))
+    words = sum(len(d.text.split()) for d in drawn)
+    assert words == pytest.approx(times * 4000, abs=5 * 10 * (400 * 0.25) ** 0.5)  # 5 deviations
+    copies = Counter(d.document_id.split("-")[1] for d in drawn)
+    assert len({d.document_id for d in drawn}) == len(drawn)
+    assert set(copies.values()) <= {int(times), int(times) + 1}
+    assert drawn == list(draw_public_documents(lambda: PUBLIC, times * 4000, 1))
+    assert (drawn == list(draw_public_documents(lambda: PUBLIC, times * 4000, 2))) == (times == 1)
+
+
+def test_empty_public_text_is_refused() -> None:
+    with pytest.raises(BadInput, match="public text is empty"):
+        list(draw_public_documents(lambda: [Document("1", "", " ")], 10, 1))

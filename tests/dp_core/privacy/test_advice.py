@@ -148,7 +148,7 @@ FIGURES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 
 
 def curve_of(shares) -> advice.GainCurve:
-    return advice.GainCurve("F1", FIGURES, tuple(shares), "made up here")
+    return advice.GainCurve("gradients", "F1", FIGURES, tuple(shares), "made up here")
 
 
 def test_the_fit_finds_the_curve_that_made_the_points():
@@ -186,7 +186,7 @@ def test_a_budget_beats_public_text_only_if_the_whole_interval_does():
 
 def test_too_few_points_make_no_curve():
     with pytest.raises(BadInput, match="too few"):
-        advice.GainCurve("F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
+        advice.GainCurve("gradients", "F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
 
 
 def test_a_curve_is_read_as_it_was_written():
@@ -195,7 +195,7 @@ def test_a_curve_is_read_as_it_was_written():
 
 
 def test_the_measured_curves_fall():
-    for curve in advice.measured_curves():
+    for curve in (*advice.measured_curves("gradients"), *advice.measured_curves("phrases")):
         shares = [curve.expected(f).share for f in np.geomspace(1e-5, 1e-2, 20)]
         assert shares == sorted(shares, reverse=True)
         assert curve.source
