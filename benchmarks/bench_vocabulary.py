@@ -51,7 +51,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import ItemSets, item_sets
-from dp_core.vocabulary.subwords import Fit, whole_words
+from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public
 from tasks.report.results import totals
@@ -161,10 +161,14 @@ class Texts:
         if row.source == "checkpoint+private":
             words = sorted(released, key=lambda word: (-released[word], word))
             return wordpiece.of_tokens(self.checkpoint, words), len(released), charged
-        counts = self.public if row.source == "public+private" else Counter[str]()
+        both = row.source == "public+private"
+        counts, whole = (
+            (self.public, in_turns(self.public, released)) if both else (Counter[str](), [])
+        )
         if not counts and not released:
             return wordpiece.of_tokens(wordpiece.SPECIAL_TOKENS), 0, charged  # all is unknown
-        return wordpiece.learn(counts + Counter(released), SIZE), len(released), charged
+        tokenizer = wordpiece.learn(counts + Counter(released), SIZE, whole)
+        return tokenizer, len(released), charged
 
 
 def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:

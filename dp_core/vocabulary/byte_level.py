@@ -8,7 +8,7 @@ depends on no text. The same words are counted privately, for what is spent on o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, processors
@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
-from dp_core.vocabulary.merges import learn_merges
+from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 from dp_core.vocabulary.wordpiece import refuse_no_words
 
 ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
@@ -37,13 +37,14 @@ def spelt(word: str) -> str:
     return _DECODER.decode([word])
 
 
-def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
+def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> Tokenizer:
     """Return a byte-level tokenizer with at most `size` tokens.
 
     Args:
         counts: words, as `split_words` gives them, and how often each counts.
         size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4 (a causal model
             reads [CLS] before a text and [SEP] after it), the bytes come next.
+        whole: words, each once, of which the first become tokens whole (`whole_words_apart`).
 
     Raises:
         BadInput: there is no word, or `size` has no room for the bytes.
@@ -56,6 +57,7 @@ def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
             where="vocabulary_size",
             fix=f"Use {len(base)} or more.",
         )
+    counts, base = whole_words_apart(counts, base, size, whole)
     tokens, merges = learn_merges(counts, base, size)
     return _gpt2({token: i for i, token in enumerate(tokens)}, merges)
 
@@ -103,7 +105,8 @@ def load(folder: Path | str) -> Tokenizer:
 
 def _gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     """Return a tokenizer with GPT-2's splitter and our template around a vocabulary."""
-    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    # A word that is a token is one, as with Llama 3's: those set apart have no merges.
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = _PRE_TOKENIZER
     tokenizer.decoder = _DECODER
     if all(t in vocabulary for t in SPECIAL_TOKENS):

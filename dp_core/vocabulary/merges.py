@@ -4,7 +4,8 @@ That trainer reads text, so that counts had to be written out word by word, and 
 the counts themselves are read, whatever their size, and nothing is rounded: the merges are those
 that `tokenizers.trainers.BpeTrainer` (and `WordPieceTrainer`, which is the same with a prefix)
 finds on a text in which every word stands as often as its count. A test holds the two equal, with
-ties.
+ties. Words that are to be tokens whole need no merges: they are set apart first
+(`whole_words_apart`), and the rest is learned from.
 
 What decides, in the trainer's own order: the pair with the highest count; among equals the one
 whose left token has the smaller id, then the right one. A pair's count is kept as the trainer keeps
@@ -20,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 Pair = tuple[int, int]
+WHOLE = 0.75  # most of the learned tokens that words set apart take: docs/vocabulary.md
 
 
 def learn_merges(
@@ -72,6 +74,30 @@ def learn_merges(
                 heapq.heappush(queue, (-pair_counts[changed], changed, running, words_with_it))
                 running += 1
     return known, merges
+
+
+def whole_words_apart(
+    words: Mapping[str, int], tokens: Sequence[str], size: int, whole: Sequence[str]
+) -> tuple[dict[str, int], list[str]]:
+    """Give the first of `whole` tokens of their own; return what merges are then learned from.
+
+    A word that is learned by merges takes tokens for its beginnings as well, which nothing else may
+    need; set apart, it takes one, and merges serve the words that have none.
+
+    Args:
+        words: how often each word counts.
+        tokens: the special tokens and the alphabet.
+        size: of the vocabulary; of what `tokens` leave of it, `WHOLE` is for these words at most.
+        whole: words, the most wanted first, each once.
+
+    Returns:
+        `words` without those set apart, and `tokens` with them.
+    """
+    known = set(tokens)
+    room = int(WHOLE * max(0, size - len(tokens)))
+    apart = [word for word in whole if word not in known][:room]
+    left = words.keys() - set(apart)
+    return {w: count for w, count in words.items() if w in left}, [*tokens, *apart]
 
 
 def _spelt(

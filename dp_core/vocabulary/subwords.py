@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ class Subwords:
 
     Attributes:
         split: from a text to the words that are counted.
-        learn: from the words' counts and a size to a tokenizer.
+        learn: from the words' counts, a size and words to be kept whole to a tokenizer.
         spelt: from a word as `split` gives it to the characters that it stands for.
         save: writes a tokenizer into a folder.
         file: the file of that folder that holds the tokens.
@@ -32,7 +33,7 @@ class Subwords:
 
     split: Callable[[str], list[str]]
     spelt: Callable[[str], str]
-    learn: Callable[[Mapping[str, int], int], Tokenizer]
+    learn: Callable[[Mapping[str, int], int, Sequence[str]], Tokenizer]
     save: Callable[[Tokenizer, Path], None]
     file: str
 
@@ -85,6 +86,17 @@ def document_counts(units: Iterable[Unit], split: Callable[[str], Iterable[str]]
 def whole_words(counts: Mapping[str, int], tokenizer: Tokenizer) -> frozenset[str]:
     """Return the words of `counts` that are one token of a vocabulary."""
     return frozenset(counts.keys() & tokenizer.get_vocab().keys())
+
+
+def in_turns(*sources: Mapping[str, int]) -> list[str]:
+    """Return all words, each once: the most counted of every source, then the next of every one.
+
+    Turns need no scale on which counts of one source could be held against another's. Of noised
+    counts that were released this is post-processing.
+    """
+    ordered = (sorted(counts, key=lambda word: (-counts[word], word)) for counts in sources)
+    turns = chain.from_iterable(zip_longest(*ordered))
+    return list(dict.fromkeys(word for word in turns if word is not None))
 
 
 @dataclass(frozen=True)

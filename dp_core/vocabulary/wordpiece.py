@@ -20,17 +20,18 @@ from tokenizers.models import WordPiece
 
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER, SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
-from dp_core.vocabulary.merges import learn_merges
+from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 
 _PREFIX = "##"
 
 
-def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
+def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> Tokenizer:
     """Return a BERT tokenizer (lower case) with at most `size` tokens.
 
     Args:
         counts: words and how often each counts: released ones noised, public ones as they are.
         size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4.
+        whole: words, each once, of which the first become tokens whole (`whole_words_apart`).
 
     Raises:
         BadInput: there is no word, or `size` has no room for an alphabet.
@@ -41,6 +42,7 @@ def learn(counts: Mapping[str, int], size: int) -> Tokenizer:
             f"{size} tokens are too few", where="vocabulary size", fix="Use 100 or more."
         )
     base = [*SPECIAL_TOKENS, *_alphabet(counts, (size - len(SPECIAL_TOKENS)) // 2)]
+    counts, base = whole_words_apart(counts, base, size, whole)
     tokens, _ = learn_merges(counts, base, size, prefix=_PREFIX)
     return _bert({token: i for i, token in enumerate(tokens)})
 

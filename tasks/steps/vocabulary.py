@@ -30,6 +30,7 @@ from dp_core.vocabulary.partition_selection import item_sets
 from dp_core.vocabulary.subwords import (
     KINDS,
     document_counts,
+    in_turns,
     load,
     vocabulary_digest,
     whole_words,
@@ -136,7 +137,7 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
     context.measure("words_public", Public(len(words.counts)))
     if spec.config.releases_private_words:
         words.known = whole_words(
-            words.counts, kind.learn(words.counts, spec.config.vocabulary_size)
+            words.counts, kind.learn(words.counts, spec.config.vocabulary_size, ())
         )
 
 
@@ -194,13 +195,18 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
 def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     """Return the tokenizer: a checkpoint's with the released words, or one that is learned.
 
-    Public documents and private units that hold a word are added up as they are: both say in how
-    many texts of people's a word occurs, and neither is scaled.
+    With public and released private words the most counted of both, in turns, become tokens whole;
+    merges are learned from the others. Public documents and private units that hold a word are
+    added up as they are: both say in how many texts of people's a word occurs, and neither is
+    scaled. All of it is post-processing: of the private words only those released are known here,
+    and of these only noised counts.
     """
     if words.tokens is not None:
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
         return wordpiece.of_tokens(words.tokens, ordered)
-    return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size)
+    both = spec.config.reads_public_text and spec.config.releases_private_words
+    whole = in_turns(words.counts, words.released) if both else []
+    return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size, whole)
 
 
 def _digest(tokenizer: Tokenizer, context: StepContext) -> str:

@@ -57,6 +57,23 @@ def test_every_text_is_spelt_and_read_back(text: str) -> None:
     assert tokenizer.decode(ids) == text
 
 
+def test_words_set_apart_are_one_token_and_the_size_holds() -> None:
+    whole = ["Ġpatients", "Ġ120", "Ġpatient"]
+    tokenizer = byte_level.learn(COUNTS, 266, whole)
+    assert tokenizer.get_vocab_size() == 266
+    for word in whole[:3]:  # of five tokens beyond the bytes three are for them
+        text = byte_level.spelt(word)
+        assert tokenizer.encode(text, add_special_tokens=False).tokens == [word]
+    text = "a patient, 120 patients"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_words_set_apart_stay_one_token_behind_save_and_load(tmp_path: Path) -> None:
+    byte_level.save(byte_level.learn(COUNTS, 300, ["Ġpatients"]), tmp_path)
+    for read in (byte_level.load(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
+        assert read.encode(" patients", add_special_tokens=False).tokens == ["Ġpatients"]
+
+
 def test_the_first_ids_are_special_and_text_is_never_a_command(tokenizer: Tokenizer) -> None:
     assert SpecialIds.of(tokenizer) == SpecialIds()
     ids = tokenizer.encode("a [MASK] [CLS]").ids

@@ -85,3 +85,13 @@ def test_excluding_leaves_the_sensitivity_as_it_is(excluded: set[str]) -> None:
         assert 0 < len(change) <= 3
         assert set(change.values()) == {1}
         assert not set(change) & excluded
+
+
+def test_words_of_two_sources_take_turns_without_a_scale() -> None:
+    public, released = {"the": 900, "of": 800, "pain": 3}, {"pain": 40, "edema": 30}
+    assert subwords.in_turns(public, released) == ["the", "pain", "of", "edema"]
+    assert subwords.in_turns(public, {w: n * 1000 for w, n in released.items()}) == [
+        "the", "pain", "of", "edema",
+    ]  # fmt: skip
+    assert subwords.in_turns({"b": 1, "a": 1}) == ["a", "b"]  # ties by spelling
+    assert subwords.in_turns({}, {}) == []

@@ -53,6 +53,17 @@ def test_the_vocabulary_comes_from_the_released_words_alone(
     assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
 
 
+def test_words_set_apart_are_tokens_and_merges_serve_the_others() -> None:
+    """Of what letters leave of the size, three quarters are for whole words, the first ones."""
+    words = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
+    counts, letters = dict.fromkeys(words, 5), 5 + 2 * 3
+    found = pieces(wordpiece.learn(counts, letters + 9, words))
+    assert found[letters : letters + 6] == words[:6]  # of nine tokens
+    assert len(found) == letters + 9
+    assert not set(found[letters + 6 :]) & set(words[:6])
+    assert wordpiece.learn(counts, 60, []).get_vocab() == wordpiece.learn(counts, 60).get_vocab()
+
+
 def test_released_words_become_pieces_and_unknown_ones_are_spelt() -> None:
     tokenizer = wordpiece.learn(RELEASED, 200)
     assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
