@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,29 @@ def test_no_word_is_bought_that_public_text_keeps_whole(untracked: Deployment) -
     assert result.facts["words_known"] > 50
     assert values(result)["vocabulary_epsilon"][0] == pytest.approx(50, rel=0.01)
     assert {m.label for m in result.metrics if m.name == "distinct_words"} == {"operator"}
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_released_words_are_tokens_of_the_default_source(
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """However many merges of public words would come before them."""
+    given: list[tuple[dict[str, int], list[str]]] = []
+    split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
+
+    def learn(counts: Any, size: int, whole: Any) -> Any:
+        given.append((dict(counts), list(whole)))
+        return split.learn(counts, size, whole)
+
+    kinds = {k: dataclasses.replace(split, learn=learn) for k in subwords.KINDS}
+    monkeypatch.setattr("tasks.steps.vocabulary.KINDS", kinds)
+    job = Job(untracked, model_kind=kind)
+    job.run("private_corpus", "public_corpus", "vocabulary")
+    (public, nothing), (joined, whole) = given
+    assert nothing == [] and set(whole) == set(joined) and len(whole) == len(joined)
+    released = [word for word in whole if joined[word] != public.get(word)]
+    first = [word for word in released if len(word) > 1][:20]
+    assert len(first) == 20 and set(first) <= set(job.tokens())
 
 
 def test_other_public_words_are_another_release(untracked: Deployment) -> None:

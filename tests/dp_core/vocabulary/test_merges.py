@@ -12,7 +12,7 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
-from dp_core.vocabulary.merges import learn_merges
+from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 
 SPECIAL = ["[PAD]", "[UNK]"]
 
@@ -108,3 +108,11 @@ def test_a_hundred_thousand_words_take_less_than_a_minute() -> None:
     tokens, _ = learn_merges(words, [*letters, *("##" + c for c in letters)], 4000, prefix="##")
     assert len(tokens) == 4000
     assert time.process_time() - started < 60
+
+
+def test_words_set_apart_take_three_quarters_of_the_room_and_the_first_come_first() -> None:
+    counts = {"a": 9, "ab": 8, "bc": 7, "cd": 6, "de": 5, "ef": 4}
+    left, tokens = whole_words_apart(counts, ["[PAD]", "a"], 6, ["a", "de", "zz", "bc", "cd"])
+    assert tokens == ["[PAD]", "a", "de", "zz", "bc"]
+    assert left == {"a": 9, "ab": 8, "cd": 6, "ef": 4}
+    assert whole_words_apart(counts, ["[PAD]", "a"], 1, ["de"]) == (counts, ["[PAD]", "a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,25 @@ def test_digests_tell_vocabularies_apart() -> None:
         wordpiece.learn(WORDS, 200)
     )
     assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
+
+
+def test_words_of_two_sources_come_in_turns_whatever_their_counts() -> None:
+    public, released = {"the": 9, "of": 8, "war": 7}, {"pain": 9000, "of": 8000, "arm": 7000}
+    assert subwords.in_turns(public, released) == ["the", "pain", "of", "war", "arm"]
+    assert subwords.in_turns(public, {}) == ["the", "of", "war"]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("byte-level-bpe", 275)])
+def test_wanted_words_are_one_token_each_and_the_others_are_learned(
+    kind: subwords.SubwordKind, size: int, tmp_path: Path
+) -> None:
+    counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
+    learned = subwords.KINDS[kind].learn(counts, size, ["zymosis", "the", "pains"])
+    subwords.KINDS[kind].save(learned, tmp_path)
+    for tokenizer in (learned, subwords.load(tmp_path)):
+        for word in counts:
+            assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
+        assert not {"zy", "zym", "th"} & tokenizer.get_vocab().keys()  # none for their beginnings
 
 
 # --- words that are public are nobody's
