@@ -1,5 +1,6 @@
 """WordPiece: from released counts alone, the same every time, readable elsewhere."""
 
+import itertools
 import json
 import subprocess
 import sys
