@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
+from dp_core.audit.coins import throw_coins
 from dp_core.audit.engine_audit import (
     DiracCanaries,
     NewTokenCanaries,
@@ -35,7 +36,7 @@ from dp_core.audit.engine_audit import (
     white_box_scores,
 )
 from dp_core.audit.lower_bounds import BOUNDS, Outcome, trade_off_refuted
-from dp_core.audit.one_run import Guesses, audit_claim, surest_first, throw_coins
+from dp_core.audit.one_run import Guesses, audit_claim, surest_first
 from dp_core.privacy.seed_store import PrivacySeed
 
 RESULT = ROOT / "benchmarks" / "results" / "audit.json"

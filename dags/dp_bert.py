@@ -128,6 +128,11 @@ def dp_bert() -> None:
         model >> [exposure, membership]
         measured += [finetuning, exposure, membership]
 
+    # Which of the canaries were in its training, that were put in or left out by coins.
+    audit = training("dp_audit", doc_md="A lower bound on ε by the DP model, and a verdict.")
+    dp_pretraining >> audit
+    measured.append(audit)
+
     report = step(
         "report",
         trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off

@@ -33,6 +33,7 @@ NAMES = {
     "phrases_membership": "Membership: phrases",
     "dp_membership": "Membership: private",
     "nonprivate_membership": "Membership: no privacy",
+    "dp_audit": "Audit ε: private",
     "points_that_failed": "Points that failed",
     "report": "Write the report",
     "events": "What has been announced",

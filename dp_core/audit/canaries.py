@@ -9,6 +9,7 @@ another, and the carrier stays an ordinary unit, bounded, sampled and clipped as
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from dp_core.errors import BadInput
 from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
+UNIT_TOKENS = 2  # of a canary that is a unit of its own
 _PATTERN = re.compile(r"H*SH*")
 
 
@@ -178,3 +180,34 @@ def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> l
     for position, canary in drawn:  # from the end, so that earlier positions stay what they are
         body[position:position] = canary.tokens
     return [row[0], *body, row[-1]]
+
+
+def unit_canary_rows(tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
+    """Return the rows of canaries that are whole units, `[CLS] tokens [SEP]`, no two the same.
+
+    Tokens come from shuffled decks of the vocabulary, each as often as any other: canaries share as
+    little as they can.
+
+    Args:
+        tokenizer: of the released vocabulary.
+        count: m.
+        seed: public coins.
+
+    Raises:
+        BadInput: the vocabulary is too small for so many.
+    """
+    pool, special = candidates(tokenizer), SpecialIds.of(tokenizer)
+    if count > math.perm(len(pool), UNIT_TOKENS) // 4:
+        raise BadInput(
+            f"the vocabulary of {len(pool)} tokens is too small for {count} canaries",
+            where="audit_canaries",
+            fix="Ask for fewer, or raise the vocabulary's size.",
+        )
+    rng = generator(seed_key(seed), "audit canaries")
+    rows: dict[tuple[int, ...], None] = {}
+    deck: list[int] = []
+    while len(rows) < count:
+        if len(deck) < UNIT_TOKENS:
+            deck = rng.sample(pool, len(pool))
+        rows[tuple(deck.pop() for _ in range(UNIT_TOKENS))] = None
+    return [[special.cls, *tokens, special.sep] for tokens in rows]

@@ -14,33 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dp_core.audit.coins import Coins, throw_coins
 from dp_core.audit.lower_bounds import BOUNDS, Outcome, trade_off_p_value, trade_off_refuted
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import TradeOff
 from dp_core.privacy.seed_store import PrivacySeed
 
-Coins = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 Scores = NDArray[np.float64]
 SIGNIFICANCE = 0.001  # rate at which an audit may contradict a claim that holds
 CONFIDENCE = 0.95  # of lower bounds, as the literature states them
 NULL_REPEATS = 1000
-
-
-def throw_coins(seed: PrivacySeed, canaries: int) -> Coins:
-    """Return for each canary whether it is in: fair, independent coins, (canaries,).
-
-    Args:
-        seed: a secret of the audit's own, of which nothing else is drawn but null controls.
-        canaries: m.
-    """
-    return _coins(seed, canaries, 0)
-
-
-def _coins(seed: PrivacySeed, canaries: int, stream: int) -> Coins:
-    key = np.frombuffer(seed.derive("audit coins", stream)[:16], dtype="<u8")
-    words = np.random.Philox(key=key).random_raw(canaries)
-    return np.asarray(words >> np.uint64(63), np.bool_)
 
 
 @dataclass(frozen=True)
@@ -151,7 +135,7 @@ def null_control(
     nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
     alarms, known = 0, dict[int, bool]()
     for stream in range(1, NULL_REPEATS + 1):
-        right = _right(inside, outside, _coins(seed, len(scores), stream))
+        right = _right(inside, outside, throw_coins(seed, len(scores), stream))
         if right not in known:
             outcome = Outcome(len(scores), guesses.total, right)
             known[right] = trade_off_refuted(outcome, nothing_kept, significance)

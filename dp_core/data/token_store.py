@@ -172,6 +172,21 @@ class TokenStoreWriter:
         self._files["unit_rows"].append([self._rows])
         self._files["unit_keys"].append([digest64(self._key, "unit", unit_id)])
 
+    def add_units_of(self, store: TokenStore, first: int, last: int) -> None:
+        """Append units `first` to `last` − 1 of another store, with their keys.
+
+        Raises:
+            BadInput: its rows are of another length or vocabulary.
+        """
+        if (store.sequence_length, store.vocabulary_size) != (self._length, self._vocabulary):
+            raise BadInput("the rows of two stores are of unlike kinds", where="token store")
+        start, end = int(store.unit_rows[first]), int(store.unit_rows[last])
+        self._files["tokens"].append(store.tokens[start:end])
+        self._files["lengths"].append(store.lengths[start:end])
+        self._files["unit_rows"].append(store.unit_rows[first + 1 : last + 1] - start + self._rows)
+        self._files["unit_keys"].append(store.unit_keys[first:last])
+        self._rows += end - start
+
     def finish(self) -> TokenStore:
         """Complete the store and open it.
 
@@ -195,6 +210,26 @@ class TokenStoreWriter:
         mark.write_text(json.dumps(about) + "\n")
         mark.replace(self._folder / _MARK)
         return TokenStore.open(self._folder)
+
+
+def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[int]) -> TokenStore:
+    """Write a store of all units of one store, and behind them some of another's.
+
+    Args:
+        folder: where it goes; an older one there is replaced.
+        store: all of it.
+        more: of the same sequence length and vocabulary.
+        units: numbers of its units.
+
+    Raises:
+        BadInput: they are not.
+    """
+    writer = TokenStoreWriter(folder, store.sequence_length, store.vocabulary_size)
+    for first in range(0, store.n_units, _CHECKED):  # in parts: memory stays flat
+        writer.add_units_of(store, first, min(first + _CHECKED, store.n_units))
+    for unit in units:
+        writer.add_units_of(more, unit, unit + 1)
+    return writer.finish()
 
 
 class _AppendedFile:

@@ -18,7 +18,7 @@ from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
-from tasks.report.results import EXPOSURE_FILE, MEMBERSHIP_FILE
+from tasks.report.results import AUDIT_FILE, EXPOSURE_FILE, MEMBERSHIP_FILE
 from tasks.runtime.context import read_result
 from tasks.storage import Store
 
@@ -203,6 +203,22 @@ def _membership_at(audit: Audit, finding: Finding, row: dict[str, Any]) -> Audit
     )
 
 
+def _lower_bound(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    """Return what the audit of the model's own training found."""
+    return [
+        AuditRecord.model_validate(record | {"subject": finding.subject})
+        for record in json.loads(finding.text(AUDIT_FILE))
+    ]
+
+
+LOWER_BOUND = Audit(
+    "epsilon_lower_bound",
+    "Empirical lower bound on ε, one run",
+    "ε that the guesses about whole-unit canaries refute, in or out by independent coins, at"
+    " 95% (Steinke, Nasr and Jagielski 2023)",
+    "audit",
+    _lower_bound,
+)
 AUDITS: tuple[Audit, ...] = (
     Audit(
         "exposure",
@@ -213,12 +229,7 @@ AUDITS: tuple[Audit, ...] = (
         "exposure",
         _exposure,
     ),
-    Audit(
-        "epsilon_lower_bound",
-        "Empirical lower bound on ε, one run",
-        "ε that the guesses about whole-unit canaries refute, in or out by independent coins, at"
-        " 95% (Steinke, Nasr and Jagielski 2023)",
-    ),
+    LOWER_BOUND,
     Audit(
         "membership",
         "Membership inference",

@@ -17,6 +17,7 @@ from tasks.protocol.least_privilege import Need, NoReader, environment_for, need
 from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
+    AuditSpec,
     BudgetSpec,
     CanariesSpec,
     Charged,
@@ -45,6 +46,7 @@ from tasks.protocol.sweep import SweepPoint, SweepSettings
 __all__ = [
     "EXACT_WORDS",
     "POINT_STEPS",
+    "AuditSpec",
     "BudgetSpec",
     "CanariesSpec",
     "Charged",

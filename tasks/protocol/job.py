@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
-from dp_core.config.audit import MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
 from dp_core.config.privacy import (
@@ -34,6 +34,7 @@ from dp_core.config.training import (
 )
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
+    AuditSpec,
     BudgetSpec,
     CanariesSpec,
     Charged,
@@ -120,6 +121,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         units=s.part(UnitConfig),
         rows=s.part(RowsConfig),
         holdout=HOLDOUT,
+        audit_canaries=s.audit_canaries,
     )
     public_store = TokenStoreSpec(
         **seeded,
@@ -215,7 +217,11 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
-    plan = PrivacyPlan(dataset=s.private_dataset, **s.part(PrivacyConfig).model_dump())
+    plan = PrivacyPlan(
+        dataset=s.private_dataset,
+        **s.part(PrivacyConfig).model_dump(),
+        **s.part(AuditCanariesConfig).model_dump(),
+    )
     return base.model_copy(
         update={
             "mode": mode,
@@ -313,6 +319,19 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
     )
 
 
+def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
+    """Return the audit of the DP model's own training, by the canaries in it."""
+    return AuditSpec(
+        root=model.root,
+        made_up=model.made_up,
+        model_uri=model.output,
+        start_uri=model.init_uri,
+        private_store_uri=front["private_store"].output,
+        device=model.device,
+        seed=model.seed,
+    )
+
+
 def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
@@ -338,6 +357,8 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         steps[f"{name}_exposure"] = exposure(settings, front, model)
         if settings.membership_units:
             steps[f"{name}_membership"] = membership(settings, front, model)
+    if settings.audit_canaries:
+        steps["dp_audit"] = audit(front, pretraining(settings, front, "dp"))
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,

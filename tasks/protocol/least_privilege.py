@@ -40,6 +40,7 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "finetune": frozenset({Need.CHARGING}),
     "exposure": frozenset(),
     "membership": frozenset(),
+    "audit": frozenset({Need.CHARGING}),  # the coins follow from the seed of the audited release
     "report": frozenset({Need.LEDGER}),  # it shows the account
     "sweep_report": frozenset({Need.LEDGER}),
 }

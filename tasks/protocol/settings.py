@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from dp_core.config.audit import MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     DATA,
@@ -299,6 +299,7 @@ class FinetuneSettings(DataSettings):
 class JobSettings(
     RunConfig,
     CanaryConfig,
+    AuditCanariesConfig,
     MembershipConfig,
     TrainingConfig,
     BatchConfig,
@@ -383,8 +384,12 @@ class JobSettings(
 
     @property
     def updates(self) -> int:
-        """Number of DP updates: epochs over the declared units at the expected batch size."""
-        return max(1, math.ceil(self.epochs * self.declared_units / self.batch_size))
+        """Number of DP updates: epochs over the declared units at the expected batch size.
+
+        Audit canaries are declared too, so that a private unit takes part as often as without.
+        """
+        units = self.declared_units + self.audit_canaries
+        return max(1, math.ceil(self.epochs * units / self.batch_size))
 
     @property
     def nonprivate_updates(self) -> int:
@@ -400,7 +405,8 @@ class JobSettings(
             ValueError: one unit could be given away.
         """
         tuned = self.finetune_privacy == "dp"
-        tuning, units = self.finetune_delta if tuned else 0.0, self.declared_units
+        tuning = self.finetune_delta if tuned else 0.0
+        units = self.declared_units + self.audit_canaries
         try:
             if tuned and not self._tunes_the_private_data_set:
                 refuse_large_delta(
@@ -440,6 +446,8 @@ class JobSettings(
             whole_words=self.whole_words,
             maskings_per_example=self.maskings_per_example,
         )
+        if self.audit_canaries > self.declared_units:
+            raise ValueError("audit_canaries is above declared_units: it would train on them alone")
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()

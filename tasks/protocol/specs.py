@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from dp_core.config.audit import MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
 from dp_core.config.data import (
     CanaryConfig,
     ReaderConfig,
@@ -217,8 +217,11 @@ class WrittenTextSpec(StepSpec, SeedConfig):
     config: WrittenTextConfig
 
 
-class TokenStoreSpec(StepSpec, SeedConfig):
-    """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given."""
+class TokenStoreSpec(StepSpec, AuditCanariesConfig, SeedConfig):
+    """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given.
+
+    Audit canaries, where there are any, are units of their own, in a store of their own.
+    """
 
     step: Literal["token_store"] = "token_store"
     corpus_uri: str
@@ -233,11 +236,22 @@ class TokenStoreSpec(StepSpec, SeedConfig):
         """Whose text it is: what has units to protect is private."""
         return "private" if self.units else "public"
 
+    @model_validator(mode="after")
+    def _audits_private_rows(self) -> Self:
+        if self.audit_canaries and not self.units:
+            raise ValueError("audit_canaries: only a training on private rows is audited")
+        return self
 
-class PrivacyPlan(PrivacyConfig):
+
+class PrivacyPlan(PrivacyConfig, AuditCanariesConfig):
     """The numbers of an `ExecutionPlan`, and the data set in whose ledger it is charged."""
 
     dataset: str
+
+    @property
+    def all_units(self) -> int:
+        """Units that the plan declares: the private ones, and all audit canaries, in or out."""
+        return self.declared_units + self.audit_canaries
 
 
 class TrainingSpec(StepSpec, RunConfig):
@@ -312,6 +326,8 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
     def _nothing_is_masked(self) -> Self:
         if self.batches.maskings_per_example > 1:
             raise ValueError("maskings_per_example: fine-tuning masks nothing")
+        if self.plan and self.plan.audit_canaries:
+            raise ValueError("audit_canaries: only pre-training is audited")
         return self
 
 
@@ -375,6 +391,15 @@ class MembershipSpec(StepSpec, RunConfig):
     config: MembershipConfig
 
 
+class AuditSpec(StepSpec, RunConfig):
+    """Guess from a model which audit canaries its training held; bound ε by the right guesses."""
+
+    step: Literal["audit"] = "audit"
+    model_uri: str
+    start_uri: str  # the model before the first update
+    private_store_uri: str
+
+
 class ReportSpec(StepSpec):
     """Gather the results of a job into one self-contained page."""
 
@@ -408,6 +433,7 @@ AnySpec = Annotated[
     | FinetuneSpec
     | ExposureSpec
     | MembershipSpec
+    | AuditSpec
     | ReportSpec
     | SelectSpec
     | SweepReportSpec,

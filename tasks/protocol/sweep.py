@@ -98,7 +98,7 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     def job(self, point: SweepPoint) -> JobSettings:
         """Return the settings of the job at one point of the grid."""
-        return self.part(JobSettings, **point.model_dump())
+        return self.part(JobSettings, **point.model_dump(), audit_canaries=0)
 
     def _refuse_a_grid_without_end(self) -> None:
         """Refuse more points than one run may hold, before any of them is looked at."""

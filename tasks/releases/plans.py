@@ -186,7 +186,7 @@ def training_plan(
         adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
     made = ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
-        declared_units=plan.declared_units,
+        declared_units=plan.all_units,
         sampling=_sampling(plan),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,

@@ -33,7 +33,8 @@ class PrivateUnits:
     Attributes:
         dataset: its name in the ledger.
         unit: what is protected; None where the first release of it chooses (a corpus).
-        declared_units: the public bound on their number; None where the release declares it.
+        declared_units: the public bound on their number, audit canaries among them; None where
+            the release declares it.
         rows_kept: most rows of a unit; None where rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
@@ -173,6 +174,8 @@ def private_units(source: Input) -> PrivateUnits:
         case "token_store":
             private = fact(source, "role") == "private"
             held = {n: fact(source, n) for n in ("unit", "declared_units", "max_examples_per_unit")}
+            # Audit canaries are units of every private training on these rows, in or out.
+            held["declared_units"] += source.facts.get("audit_canaries", 0)
         case _:
             raise BadInput(f"the output of the step {step} holds no units", where="private units")
     if not private:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership_metrics import MembershipRow
+from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
@@ -203,6 +204,7 @@ class JobReport(Report):
     """Everything the report of one job shows."""
 
     models: tuple[ModelRow, ...]
+    audit: AuditRecord | None = None  # of the DP model's own training
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
@@ -235,7 +237,9 @@ def edition_of(report: R, edition: Edition) -> R:
         rows: dict[str, Any] = {"points": tuple(_row(point, hidden) for point in report.points)}
     else:
         types = _types(report.models, hidden)
+        audit = report.audit
         rows = {
+            "audit": None if audit is None or audit.label in hidden else audit,
             "models": tuple(_model(row, hidden, types) for row in report.models),
             "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
             "training": tuple(_fact(fact, hidden) for fact in report.training),

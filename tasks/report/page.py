@@ -44,6 +44,19 @@ class Verdict:
 
 
 def verdict(report: JobReport) -> Verdict:
+    """Return what the audits of the DP model found: the bound on ε first, where there is one."""
+    memory, audit = _memory(report), report.audit
+    if audit is None:
+        return memory
+    said = {
+        "contradicted": "An audit contradicts the claimed ε: do not release this model",
+        "consistent": "An audit of the private training is consistent with the claimed ε",
+    }.get(audit.verdict, "An audit of the private training says nothing about the claimed ε")
+    tone = "bad" if audit.verdict == "contradicted" else memory.tone
+    return Verdict(tone, said, f"{audit.finding} {memory.headline}. {memory.detail}")
+
+
+def _memory(report: JobReport) -> Verdict:
     """Return what the exposure audit of the DP model found, the other models as its control.
 
     That nothing was found is worth something only where the same canaries can be found: without

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership_metrics import MembershipRow
+from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
@@ -51,6 +52,7 @@ Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
@@ -77,8 +79,10 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     kinds = [kind for kind in _NAMES if f"{kind}_pretraining" in results]
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
     shown = _releases(released_models(dp, results.get("dp_finetuning")))
+    audit = _audit(results.get("dp_audit"))
     return JobReport(
         **_header(spec, context, results, shown),
+        audit=audit,
         models=tuple(
             model_row(
                 kind,
@@ -95,6 +99,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         ),
         training=(
             *_training_facts(dp),
+            *_audit_facts(audit),
             *_ceiling_facts(results.get("dp_membership")),
             *_outlook_facts(spec),
         ),
@@ -279,6 +284,19 @@ def _membership(attacked: Input | None) -> Membership | None:
         return None
     written = json.loads((attacked.folder / MEMBERSHIP_FILE).read_text())
     return Membership(_MEMBERSHIP.validate_python(written["rows"]))
+
+
+def _audit(audited: Input | None) -> AuditRecord | None:
+    if audited is None:
+        return None
+    (record,) = json.loads((audited.folder / AUDIT_FILE).read_text())
+    return AuditRecord.model_validate(record)
+
+
+def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
+    """Yield the lower bound on ε, beside what it could have been."""
+    if audit is not None and audit.value is not None:
+        yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
 
 
 def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:

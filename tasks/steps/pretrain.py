@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dp_core.audit.coins import coin_seed
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -48,7 +49,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
-    plan = charged = None
+    plan = charged = coins = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
     updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
     if units is None:
@@ -60,8 +61,11 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         content = _manifest(spec, inputs, plan)
         charged = charge(context, units, planned_release(spec), content=content)
         updates = PrivateUpdates(plan, charged.seed, content)
+        coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # Only now may the rows be read.
     store = inputs.train_store(spec, context)
+    if coins is not None:
+        store = inputs.with_audit_canaries(store, coins, context)
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
@@ -89,6 +93,10 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         outputs={"model": ""},
         facts={
             "mode": spec.mode,
+            # What an audit compares with the ledger's entry, before it throws the coins again.
+            "audit": {"entry": record.ledger_id, "coins": coins.salted_hash()}
+            if record and coins
+            else None,
             "public_documents": inputs.rows.facts["role"] == "public",
             **model_facts(context, model, inputs.vocabulary, plan, epsilon, spec.training),
         },
@@ -100,6 +108,8 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
     """Refuse a spec that contradicts itself, before anything is read or charged."""
     if (spec.plan is None) == (spec.mode == "dp"):
         raise BadInput("a privacy plan belongs to mode dp, and to no other", where="pretrain spec")
+    if spec.plan and spec.plan.audit_canaries and not spec.init_uri:
+        raise BadInput("an audit compares a model with its beginning: name it", where="init_uri")
     if spec.public_model and spec.init_uri:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
 
@@ -108,6 +118,7 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
     return manifest(
         kind="pretrain",
         store=inputs.rows.facts["digest"],
+        audit_canaries=inputs.rows.facts.get("audit_digest", ""),
         vocabulary=inputs.vocabulary.facts["digest"],
         initial=sha256_of(inputs.initial.folder / "model.safetensors")
         if inputs.initial

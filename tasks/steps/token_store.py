@@ -1,4 +1,8 @@
-"""Cut a corpus into rows of token ids, unit by unit, with canaries planted where they are given."""
+"""Cut a corpus into rows of token ids, unit by unit, with canaries planted where they are given.
+
+Audit canaries are no part of the corpus: they lie in a store of their own beside its rows, all of
+them, and only a DP training takes some among its units (`tasks/steps/training_inputs.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, plant
+from dp_core.audit.canaries import Canary, plant, unit_canary_rows
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit, is_held_out, iter_units
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
@@ -31,7 +35,7 @@ from tasks.releases.provenance import (
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 
-TRAIN, HELD_OUT = "train", "held_out"
+TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"
 FITTED_UNITS = 500  # held-out units on which the vocabulary's fit is measured, at most
 
 
@@ -73,6 +77,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
+    audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
     _measure(role, context, train)
     _measure_fit(role, context, tokenizer, read)
     return StepOutput(
@@ -85,10 +90,30 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "max_examples_per_unit": spec.rows.max_examples_per_unit,
             "canaries_seed": spec.seed if canaries else None,
             "canaries_digest": fact(planted, "digest") if planted else "",
+            "audit_canaries": spec.audit_canaries,
+            "audit_digest": keyed_store_digest(audited, context) if audited else "",
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": keyed_store_digest(train, context),
         },
     )
+
+
+def _write_audit_canaries(
+    spec: TokenStoreSpec, context: StepContext, tokenizer: Tokenizer
+) -> TokenStore:
+    """Write every audit canary, in or out, as a unit of one row; their keys are of no private unit.
+
+    A unit's key is a hash of its id under a key: these are hashed under another one.
+    """
+    writer = TokenStoreWriter(
+        context.out / AUDIT,
+        spec.rows.sequence_length,
+        tokenizer.get_vocab_size(),
+        key=b"audit canaries " + seed_key(spec.seed),
+    )
+    for number, row in enumerate(unit_canary_rows(tokenizer, spec.audit_canaries, spec.seed)):
+        writer.add_unit(str(number), [row])
+    return writer.finish()
 
 
 def keyed_store_digest(store: TokenStore, context: StepContext) -> str:

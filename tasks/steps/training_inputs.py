@@ -8,16 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
+from dp_core.audit.coins import throw_coins
 from dp_core.config.training import ArchitectureConfig, is_causal
-from dp_core.data.token_store import TokenStore
+from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
+from dp_core.privacy.seed_store import PrivacySeed
 from tasks.protocol import PretrainSpec
-from tasks.releases.provenance import PRETRAINED, Role, model_at, output_of, rows_at
+from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
 from tasks.report.results import ARCHITECTURES
 from tasks.runtime.context import Input, StepContext
-from tasks.steps.token_store import HELD_OUT, TRAIN, keyed_store_digest
+from tasks.steps.token_store import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
 
 # Whose rows train, by mode.
 _ROLES: dict[str, Role] = {
@@ -80,6 +84,44 @@ class TrainingInputs:
         if keyed_store_digest(store, context) != self.rows.facts["digest"]:
             raise BadInput("the rows are not those that the step wrote", where=spec.store_uri)
         return store
+
+    def with_audit_canaries(
+        self, store: TokenStore, coins: PrivacySeed, context: StepContext
+    ) -> TokenStore:
+        """Return the rows that train, and behind them the audit canaries that are in.
+
+        The copy lies with the step's unfinished work, and goes with it.
+
+        Args:
+            store: of the private units.
+            coins: seed of the release's coins.
+            context: of the training.
+
+        Raises:
+            BadInput: the canaries were altered.
+        """
+        canaries = audit_canaries_of(self.rows, context)
+        chosen = np.flatnonzero(throw_coins(coins, canaries.n_units))
+        return joined(context.durable / "rows", store, canaries, chosen.tolist())
+
+
+def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:
+    """Return all audit canaries of a private store, in or out, as their step wrote them.
+
+    Raises:
+        BadInput: there are none, or they were altered.
+    """
+    if not (count := fact(rows, "audit_canaries")):
+        raise BadInput(
+            "the rows have no audit canaries",
+            where="private_store_uri",
+            fix="Set audit_canaries before the training.",
+        )
+    store = TokenStore.open(rows.folder / AUDIT)
+    known = keyed_store_digest(store, context) == fact(rows, "audit_digest")
+    if not known or store.n_units != count:
+        raise BadInput("the audit canaries are not those that the step wrote", where="store_uri")
+    return store
 
 
 def held_out(source: Input) -> TokenStore | None:

@@ -35,7 +35,7 @@ from tasks.protocol import (
 
 ROOT = "file:///store"
 WHOLE = JobSettings(
-    phrases_epsilon=2.0, membership_units=50
+    phrases_epsilon=2.0, membership_units=50, audit_canaries=40
 )  # with every step that settings can switch on
 STEPS = dp_bert_steps(WHOLE, ROOT)
 

@@ -16,7 +16,7 @@ from tasks.protocol import (
 )
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-HEAVY = ("_pretraining", "_finetuning", "_exposure", "_membership")
+HEAVY = ("_pretraining", "_finetuning", "_exposure", "_membership", "_audit")
 
 
 def own_name(task_id: str) -> str:
@@ -39,6 +39,7 @@ KEPT = JobSettings(
     vocabulary_source="checkpoint+private",
     public_model="/a/bert",
     membership_units=50,
+    audit_canaries=40,
 )
 
 

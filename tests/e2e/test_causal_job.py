@@ -24,7 +24,7 @@ from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 
-SETTINGS = JobSettings(model_kind="gpt2", **SIZES)
+SETTINGS = JobSettings(model_kind="gpt2", audit_canaries=40, **SIZES)
 
 
 def test_a_causal_model_is_trained_charged_stated_and_exported(
@@ -67,6 +67,13 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     column = [c["name"] for c in table["columns"]].index("Exposure")
     assert table["rows"][1][column]["value"] == exposures["exposure_mean"].value
     assert "as the next token after the hints" in page
+
+    (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
+    assert record["verdict"] == "inconclusive"  # so few canaries could refute no such ε
+    assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
+    assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
+    assert "says nothing about the claimed ε" in page and record["finding"] in page
+    assert "ε at least, by the audit" in page
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(

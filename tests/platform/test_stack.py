@@ -79,6 +79,7 @@ def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
         "phrases_store",
         *PHRASES,
         *MEMBERSHIP,
+        "dp_audit",
     }
     assert {t["state"] for name, t in tasks.items() if name not in unasked} == {"success"}
     assert tasks.keys() - unasked - stack.steps("dp_bert", run).keys() == {"settings"}

@@ -41,13 +41,14 @@ SHAPES = {
         "data/hashing", "privacy/discrete_gaussian", "privacy/seed_store", "audit/canaries",
         "vocabulary/wordpiece",
     ],
-    "pretrain": [*TRAINING, "data/masking", "models/hugging_face"],
+    "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/coins"],
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
     "finetune": [*TRAINING, "training/finetune", "data/ner"],
 }  # fmt: skip
 LEAVES_ALONE = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
-    "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/privacy/statement",
+    "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/audit/unit_canaries",
+    "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/calibration", "dp_core/vocabulary/mechanism_choice",
     "dp_core/data/readers/jsonl",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.audit.coins import throw_coins
 from dp_core.audit.engine_audit import (
     DiracCanaries,
     NewTokenCanaries,
@@ -24,7 +25,7 @@ from dp_core.audit.engine_audit import (
     white_box_observations,
     white_box_scores,
 )
-from dp_core.audit.one_run import AuditVerdict, Claim, Guesses, audit_claim, throw_coins
+from dp_core.audit.one_run import AuditVerdict, Claim, Guesses, audit_claim
 from dp_core.errors import BadInput
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.clipping import layer_rules

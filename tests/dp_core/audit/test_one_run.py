@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dp_core.audit.coins import throw_coins
 from dp_core.audit.one_run import (
     Claim,
     Guesses,
@@ -13,7 +14,6 @@ from dp_core.audit.one_run import (
     audit_claim,
     null_control,
     surest_first,
-    throw_coins,
 )
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff
@@ -104,7 +104,7 @@ def test_the_null_control_is_silent_where_scores_saw_no_coins():
 def test_an_audit_whose_null_control_alarms_judges_nothing(monkeypatch):
     assert not NullControl(1000, 30, 0.001).sound
     assert NullControl(1000, 3, 0.001).sound
-    monkeypatch.setattr("dp_core.audit.one_run._coins", lambda seed, canaries, stream: loud)
+    monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
     loud = np.arange(1000) < 500
     verdict = audit_claim(claim_of(0.1), [-np.arange(1000.0)], loud, Guesses(100, 100), SEED)
     assert verdict.word == "invalid"

@@ -1,0 +1,192 @@
+"""Whole-unit canaries in a job's own private training, and what its model proves about ε.
+
+A canary is a privacy unit of its own: one row of random tokens of the released vocabulary, drawn
+with public coins, so that its place among the units says nothing of anybody. By an independent
+secret coin it trains or is left out (`dp_core.audit.coins`); whoever looks at the trained model
+alone guesses which (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846). A canary's score is by how
+much better the model predicts its row than the model before the first update did: to first order
+the inner product of the weights' change with the canary's own gradient, what a white-box audit
+reads off the noised sums (Nasr et al. 2023, arXiv:2302.07956). Tokens come from shuffled decks of
+the whole vocabulary, each as often as any other, so that the canaries' gradients share little.
+
+*What the guarantee to private units is.* For each outcome of the coins the canaries that are in are
+a constant, the same for neighbouring data sets D and D′: D and D′ with them are neighbours too, and
+the training is (ε, δ)-DP for private units, with the plan that declares private units and all
+canaries together. As the coins are thrown independently of the data, model and coins *together* are
+(ε, δ)-DP for private units. So a bound, a function of both, is `dp`, and costs nothing more. The
+coins themselves are the operator's, for the sake of the audit alone: published before the guesses
+are made, they would void it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.audit.canaries import UNIT_TOKENS
+from dp_core.audit.lower_bounds import Outcome, TradeOffBound, trade_off_refuted
+from dp_core.audit.one_run import SIGNIFICANCE, AuditVerdict, Claim, Guesses, Scores
+from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.data.masking import MaskedRows
+from dp_core.data.token_store import TokenStore
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.models.config import CausalConfig
+from dp_core.models.parameters import AnyModel
+from dp_core.nn.layers import Layers, Tensor
+from dp_core.training.objectives import causal_examples, objective_for
+
+_LEAST_SHARE, _MOST_SHARE = 0.04, 0.25  # of the canaries that are guessed to be in
+_ROWS_AT_ONCE = 256
+
+
+def planned_guesses(canaries: int, epsilon: float) -> Guesses:
+    """Return how many canaries are guessed to be in: by m and the claim alone, before any training.
+
+    Twice as many as would refute ε if all were right, but no fewer than 4% of the canaries, and no
+    more than a quarter of them: guesses beyond the surest are worth less.
+    """
+    needed = math.log(SIGNIFICANCE) / -float(np.logaddexp(0.0, -epsilon))
+    least, most = (max(1, round(share * canaries)) for share in (_LEAST_SHARE, _MOST_SHARE))
+    return Guesses(int(min(max(2 * math.ceil(needed), least), most)), 0)
+
+
+def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Scores:
+    """Return by how many nats the training has brought each canary's loss down, (m,).
+
+    Args:
+        start: the model before the first update.
+        trained: the model that is audited.
+        canaries: all of them, in or out, one row each.
+
+    Raises:
+        BadInput: a model answers with what is no number.
+    """
+    scores = _losses(start, canaries) - _losses(trained, canaries)
+    if not np.isfinite(scores).all():
+        raise BadInput("a model answers with what is no number", where="audit")
+    return scores
+
+
+def _losses(model: AnyModel, canaries: TokenStore) -> Scores:
+    """Return the summed loss of each canary's tokens, (m,): masked one by one, or each the next."""
+    row_losses, found = _row_losses(model), np.zeros(canaries.n_rows)
+    for first in range(0, canaries.n_rows, _ROWS_AT_ONCE):
+        numbers = np.arange(first, first + _ROWS_AT_ONCE) % canaries.n_rows  # one shape
+        total = np.zeros(_ROWS_AT_ONCE)
+        for made in _asked(model, canaries, numbers):
+            arrays = (made.input_ids, canaries.lengths[numbers], made.positions, made.labels)
+            means = row_losses(*map(tf.constant, (*arrays, made.weights))).numpy()
+            total += means.astype(np.float64) * made.weights.sum(1)
+        found[first : first + _ROWS_AT_ONCE] = total[: canaries.n_rows - first]
+    return found
+
+
+def _asked(model: AnyModel, canaries: TokenStore, numbers: NDArray[np.int64]) -> list[MaskedRows]:
+    """Return what is asked of each canary, in as many passes as a masked model needs."""
+    if isinstance(model.config, CausalConfig):
+        return [causal_examples(canaries, numbers, np.zeros(len(numbers), np.uint64))]
+    ids, mask = canaries.tokens[numbers].astype(np.int32), SpecialIds().mask
+    passes = []
+    for place in range(1, 1 + UNIT_TOKENS):
+        hidden = ids.copy()
+        hidden[:, place] = mask
+        positions = np.full((len(ids), 1), place, np.int32)
+        weights = np.ones((len(ids), 1), np.float32)
+        passes.append(MaskedRows(hidden, positions, ids[:, place : place + 1], weights))
+    return passes
+
+
+def _row_losses(model: AnyModel) -> Callable[..., Tensor]:
+    layers = Layers({name: tf.constant(array) for name, array in model.parameters.items()})
+    losses = objective_for(model.config).row_losses
+
+    def compute(*arrays: Tensor) -> Tensor:
+        return losses(layers, model.config, *arrays)
+
+    compiled: Callable[..., Tensor] = tf.function(compute, autograph=False)
+    return compiled
+
+
+def most_right(claim: Claim, canaries: int, guesses: int) -> int:
+    """Return the most right guesses that do not contradict the claim: all, if none can."""
+    low, high = guesses // 2, guesses  # half of them are right by chance
+    while low < high:
+        middle = (low + high + 1) // 2
+        outcome = Outcome(canaries, guesses, middle)
+        if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE):
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str) -> AuditRecord:
+    """Return a verdict as a record: its value is the lower bound at 95%, its interval at 99.9%.
+
+    The ceiling is the bound that the most right guesses give which do not contradict the claim's
+    whole curve: it is at most the claimed ε, and a bound above it, and no other, contradicts.
+
+    Args:
+        verdict: of the audit.
+        claim: that was audited.
+        label: of the bound; see above why it is that of the model.
+        names: key, name and measured of the record.
+    """
+    bound, sure = TradeOffBound(), 1 - SIGNIFICANCE
+    m, r = verdict.canaries, verdict.guesses
+
+    def at(right: int, confidence: float = sure) -> float:
+        return bound.epsilon(Outcome(m, r, right), claim.delta, confidence)
+
+    allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
+    ceiling = at(allowed)
+    if verdict.contradicted:  # never a tie
+        ceiling = min(ceiling, low - 1e-6)
+    by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
+    value = at(verdict.right, verdict.confidence)
+    said = f"{verdict.right} of {r} guesses were right: ε is at least {value:.2f}"
+    could = f"{m} canaries, {r} guesses fixed beforehand: "
+    if not verdict.null.sound:
+        word, finding = "inconclusive", f"Invalid: {verdict.null.alarms} null controls alarm."
+    elif verdict.contradicted:
+        word = "contradicted"
+        finding = f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}."
+    elif allowed == r:
+        word, finding = "inconclusive", f"{said}; so few guesses could contradict no such claim."
+    else:
+        word, finding = "consistent", f"{said}; more than {allowed} would have contradicted."
+    return AuditRecord(
+        level="canary",
+        value=value,
+        interval=(low, max(power, value)),
+        confidence=sure,
+        ceiling=ceiling,
+        ceiling_of=f"the largest bound that does not contradict ε = {claim.epsilon:.4g} at δ ="
+        f" {claim.delta:g}, the training's own claim",
+        power=could
+        + (
+            f"all right, they prove ε ≥ {power:.2f} at 99.9%; more than {allowed} right contradict"
+            if allowed < r
+            else "even if all are right the claim stands; more canaries could contradict it"
+        ),
+        null_control=NullControl(
+            of=f"{verdict.null.repeats} sets of fresh coins that no training saw, of which"
+            f" {verdict.null.alarms} alarm",
+            low=0.0,
+            high=at(by_chance),
+            alarm_rate=SIGNIFICANCE,
+            p_value=float(stats.binom.sf(verdict.right - 1, r, 0.5)),
+        ),
+        bounds_claim=verdict.null.sound,
+        verdict=word,
+        finding=finding,
+        label=label,
+        **names,
+    )

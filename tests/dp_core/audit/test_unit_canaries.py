@@ -1,0 +1,248 @@
+"""Whole-unit canaries: rows, coins, guesses, scores, and the record of a verdict."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.audit.canaries import UNIT_TOKENS, unit_canary_rows
+from dp_core.audit.coins import coin_seed, throw_coins
+from dp_core.audit.lower_bounds import Outcome, trade_off_refuted
+from dp_core.audit.one_run import (
+    SIGNIFICANCE,
+    AuditVerdict,
+    Claim,
+    Guesses,
+    Scores,
+    audit_claim,
+)
+from dp_core.audit.unit_canaries import (
+    audit_record,
+    canary_scores,
+    most_right,
+    planned_guesses,
+)
+from dp_core.config.training import TrainingConfig
+from dp_core.data.token_store import TokenStore, TokenStoreWriter, joined
+from dp_core.data.tokens import SPECIAL_TOKENS
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.parameters import Model, fresh
+from dp_core.nn.layers import Layers
+from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import OrdinaryUpdates, train
+from dp_core.training.objectives import objective_for
+
+WORDS, LENGTH, CANARIES = 200, 8, 128
+SIZE = len(SPECIAL_TOKENS) + WORDS
+SEED = PrivacySeed.fixed("a release")
+NAMES = {"key": "bound", "name": "A bound", "measured": "ε"}
+
+
+def tokenizer(words: int = WORDS) -> Any:
+    tokens = (*SPECIAL_TOKENS, *(f"w{i}" for i in range(words)))
+    return cast(Any, SimpleNamespace(get_vocab=lambda: {t: i for i, t in enumerate(tokens)}))
+
+
+def rows_in(folder: Path, rows: list[list[int]], key: bytes = b"") -> TokenStore:
+    writer = TokenStoreWriter(folder, LENGTH, SIZE, key=key)
+    for number, row in enumerate(rows):
+        writer.add_unit(str(number), [row])
+    return writer.finish()
+
+
+@cache
+def claim_of(epsilon: float) -> Claim:
+    return Claim(epsilon, 1e-6, PrivacyProfile.of_claim(epsilon, 1e-6))
+
+
+def verdict_of(right: int, guesses: int, epsilon: float, canaries: int = 400) -> AuditVerdict:
+    """Return the verdict on guesses of which so many are right."""
+    coins = np.zeros(canaries, np.bool_)
+    coins[:right] = True
+    scores = -np.arange(canaries, dtype=np.float64)
+    return audit_claim(claim_of(epsilon), [scores], coins, Guesses(guesses, 0), SEED)
+
+
+# --- rows
+
+
+def test_no_two_canaries_are_the_same_and_all_tokens_are_used_alike() -> None:
+    rows = unit_canary_rows(tokenizer(), 500, 1)
+    assert len({tuple(row) for row in rows}) == len(rows) == 500
+    assert all(row[0] == 2 and row[-1] == 3 and len(row) == UNIT_TOKENS + 2 for row in rows)
+    used = np.bincount(np.array(rows)[:, 1:-1].ravel(), minlength=SIZE)
+    assert not used[: len(SPECIAL_TOKENS)].any()
+    assert set(used[len(SPECIAL_TOKENS) :]) <= {4, 5, 6}
+
+
+def test_canaries_are_public_coins() -> None:
+    assert unit_canary_rows(tokenizer(), 50, 1) == unit_canary_rows(tokenizer(), 50, 1)
+    assert unit_canary_rows(tokenizer(), 50, 1) != unit_canary_rows(tokenizer(), 50, 2)
+
+
+def test_a_vocabulary_too_small_for_them_is_named() -> None:
+    with pytest.raises(BadInput, match="too small for 100 canaries"):
+        unit_canary_rows(tokenizer(10), 100, 1)
+
+
+# --- coins
+
+
+def test_coins_follow_from_the_release_and_give_nothing_of_it_away() -> None:
+    coins, again, other = (
+        coin_seed(seed) for seed in (SEED, SEED, PrivacySeed.fixed("another release"))
+    )
+    assert (throw_coins(coins, 500) == throw_coins(again, 500)).all()
+    assert (throw_coins(coins, 500) != throw_coins(other, 500)).any()
+    assert coins.salted_hash() == again.salted_hash() != other.salted_hash()
+    assert coins.salted_hash() != SEED.salted_hash()
+    assert coins.derive("sampling") != SEED.derive("sampling")
+    assert coins.known  # of a known seed
+    assert not coin_seed(PrivacySeed.draw()).known
+
+
+# --- guesses
+
+
+def test_guesses_are_twice_what_would_refute_the_claim() -> None:
+    for canaries, epsilon in ((200, 0.5), (200, 1.0), (1000, 2.0)):
+        guesses = planned_guesses(canaries, epsilon).inside
+        half = Outcome(100_000, guesses // 2, guesses // 2)
+        one_less = Outcome(100_000, guesses // 2 - 1, guesses // 2 - 1)
+        pure = PrivacyProfile.of_claim(epsilon, 0.0)
+        assert trade_off_refuted(half, pure, SIGNIFICANCE)
+        assert not trade_off_refuted(one_less, pure, SIGNIFICANCE)
+    assert planned_guesses(1000, 9.0) == Guesses(250, 0)
+    assert planned_guesses(100_000, 0.5) == Guesses(4000, 0)
+    assert planned_guesses(1, 1.0) == Guesses(1, 0)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_the_most_right_guesses_are_those_that_just_do_not_contradict(epsilon: float) -> None:
+    claim = claim_of(epsilon)
+    most = most_right(claim, 400, 100)
+    refuted = [
+        trade_off_refuted(Outcome(400, 100, v), claim.trade_off, SIGNIFICANCE) for v in range(101)
+    ]
+    assert most == max(v for v in range(101) if not refuted[v])
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("config", [BertConfig, Gpt2Config])
+def test_a_training_without_noise_gives_its_canaries_away(config: Any, tmp_path: Path) -> None:
+    """An engine that forgets its noise, at a claim of ε = 0.5: contradicted.
+
+    The same scores beside coins that the training did not see, or beside coins of which every one
+    says in, whatever was trained on: not contradicted.
+    """
+    canaries = rows_in(tmp_path / "all", unit_canary_rows(tokenizer(), CANARIES, 1))
+    coins_of = coin_seed(SEED)
+    coins = throw_coins(coins_of, CANARIES)
+    rng = np.random.default_rng(0)
+    private = rows_in(
+        tmp_path / "private",
+        [[2, *rng.integers(5, SIZE, LENGTH - 2).tolist(), 3] for _ in range(64)],
+    )
+
+    def trained(included: np.ndarray) -> Scores:
+        store = joined(tmp_path / "rows", private, canaries, np.flatnonzero(included).tolist())
+        shape = config.of_size(vocab_size=SIZE, hidden=64, layers=1, max_positions=LENGTH)
+        start = fresh(shape, 1)
+        out = train(
+            start,
+            objective_for(shape),
+            store=store,
+            updates=OrdinaryUpdates(60, 64, 1),
+            config=TrainingConfig(learning_rate=0.005, noise_floor=0.0, averaging="none"),
+            seed=1,
+            checkpoints=LocalFolder(tmp_path / f"checkpoints {included.sum()}"),
+            device="cpu",
+            progress=lambda _: None,
+        )
+        return canary_scores(start, out, canaries)
+
+    scores, claim, guesses = trained(coins), claim_of(0.5), planned_guesses(CANARIES, 0.5)
+    assert audit_claim(claim, [scores], coins, guesses, coins_of).word == "contradicted"
+    fresh_coins = throw_coins(coins_of, CANARIES, 7)
+    assert audit_claim(claim, [scores], fresh_coins, guesses, coins_of).word == "consistent"
+    ignored = trained(np.ones(CANARIES, np.bool_))  # the coins are not asked
+    assert audit_claim(claim, [ignored], coins, guesses, coins_of).word == "consistent"
+
+
+def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path: Path) -> None:
+    shape = BertConfig.of_size(vocab_size=SIZE, hidden=64, layers=1, max_positions=LENGTH)
+    canaries = rows_in(tmp_path, unit_canary_rows(tokenizer(), 5, 1))
+    start, other = fresh(shape, 1), fresh(shape, 2)
+    found = canary_scores(start, other, canaries)
+    objective = objective_for(shape)
+    for number in range(5):
+        losses = []
+        for model in (start, other):
+            total = 0.0
+            for place in (1, 2):
+                ids = canaries.tokens[number : number + 1].astype(np.int32).copy()
+                label = ids[:, place : place + 1].copy()
+                ids[:, place] = 4
+                layers = Layers({n: tf.constant(a) for n, a in model.parameters.items()})
+                where = np.array([[place]], np.int32)
+                lengths = canaries.lengths[number : number + 1]
+                arrays = (ids, lengths, where, label, np.ones((1, 1), np.float32))
+                losses_of = objective.row_losses(layers, shape, *map(tf.constant, arrays))
+                total += float(losses_of.numpy()[0])
+            losses.append(total)
+        assert found[number] == pytest.approx(losses[0] - losses[1], rel=1e-4)
+
+
+def test_a_model_that_answers_with_no_number_is_refused(tmp_path: Path) -> None:
+    shape = BertConfig.of_size(vocab_size=SIZE, hidden=64, layers=1, max_positions=LENGTH)
+    canaries = rows_in(tmp_path, unit_canary_rows(tokenizer(), 5, 1))
+    start = fresh(shape, 1)
+    broken = Model(shape, {n: a * np.float32("nan") for n, a in start.parameters.items()})
+    with pytest.raises(BadInput, match="no number"):
+        canary_scores(start, broken, canaries)
+
+
+# --- the record
+
+
+@pytest.mark.parametrize("right", range(40, 101, 6))
+def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int) -> None:
+    verdict = verdict_of(right, 100, 1.0)
+    record = audit_record(verdict, claim_of(1.0), Label.DP, **NAMES)
+    assert (record.verdict == "contradicted") == verdict.contradicted
+    assert record.verdict in ("contradicted", "consistent")
+    assert record.interval is not None and record.value is not None and record.ceiling is not None
+    low, high = record.interval
+    assert low <= record.value <= high
+    assert record.ceiling <= 1.0
+    assert (low > record.ceiling) == verdict.contradicted
+    assert record.label == Label.DP
+
+
+def test_an_audit_that_could_not_contradict_says_so() -> None:
+    record = audit_record(verdict_of(20, 20, 6.0), claim_of(6.0), Label.DP, **NAMES)
+    assert record.verdict == "inconclusive"
+    assert "could contradict no such claim" in record.finding
+    assert "even if all are right" in record.power
+
+
+def test_an_audit_whose_control_alarms_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = np.arange(400) < 200
+    monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
+    verdict = verdict_of(100, 100, 1.0)
+    record = audit_record(verdict, claim_of(1.0), Label.DP, **NAMES)
+    assert verdict.word == "invalid"
+    assert (record.verdict, record.bounds_claim) == ("inconclusive", False)
+    assert record.finding.startswith("Invalid")

@@ -1,0 +1,280 @@
+"""An audited training: declared with its canaries, coins bound to its charge; and its audit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_steps_alone import DECLARED, PLAN, Bench, Chain, answered, with_facts
+
+from dp_core.audit.coins import coin_seed, throw_coins
+from dp_core.audit.record import AuditRecord
+from dp_core.data.token_store import TokenStore, joined
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.ledger import State
+from dp_core.privacy.seed_store import PrivacySeed, SeedStore
+from tasks.evidence.audits import LOWER_BOUND, Finding
+from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
+from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.provenance import private_units
+from tasks.runtime.context import Input, StepOutput
+from tasks.steps import audit, pretrain, token_store, training_inputs
+from tasks.steps.training_inputs import audit_canaries_of
+
+CANARIES = 12
+AUDITED = PLAN.model_copy(update={"audit_canaries": CANARIES})
+
+
+class Kept(TokenStore):
+    """The stores that trainings were given."""
+
+    given: list[TokenStore] = []  # noqa: RUF012 - a record of the tests'
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    made = Chain(tmp_path_factory.mktemp("audited"))
+    cut = made.cut().model_copy(update={"audit_canaries": CANARIES})
+    made.inputs["audited rows"] = made.answer("audited rows", token_store.run, cut)
+    once = {"plan": None, "mode": "public", "store_uri": "public rows"}
+    made.inputs["start"] = made.answer("start", pretrain.run, made.training(**once))
+    return made
+
+
+def training(chain: Chain, **changes: Any) -> PretrainSpec:
+    rows = {"store_uri": "audited rows", "private_store_uri": "audited rows"}
+    return chain.training(**(rows | {"init_uri": "start", "plan": AUDITED} | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(chain: Chain) -> tuple[Input, Bench, list[TokenStore]]:
+    context, given = chain.context("audited"), list[TokenStore]()
+    real = training_inputs.joined
+
+    def noting(*arguments: Any) -> TokenStore:
+        given.append(real(*arguments))
+        return given[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_inputs, "joined", noting)
+        model = answered(pretrain.run(training(chain), context), context, "pretrain")
+    return model, context, given
+
+
+def auditing(chain: Chain, model: Input, name: str, **inputs: Input) -> tuple[StepOutput, Bench]:
+    context = chain.context(name)
+    context.inputs = chain.inputs | {"model": model} | inputs
+    spec = AuditSpec(
+        root=chain.home.store, made_up=False, model_uri="model", start_uri="start",
+        private_store_uri="audited rows", device="cpu", seed=1,
+    )  # fmt: skip
+    return audit.run(spec, context), context
+
+
+def coins_of(chain: Chain, model: Input) -> np.ndarray:
+    entry = chain.ledger.entry(model.facts["audit"]["entry"])
+    seed = SeedStore(chain.home.seeds).get(entry.seed_key)
+    return throw_coins(coin_seed(seed), CANARIES)
+
+
+# --- rows
+
+
+def test_audit_canaries_are_units_beside_the_private_ones(chain: Chain) -> None:
+    rows, plain = chain.inputs["audited rows"], chain.inputs["rows"]
+    train = TokenStore.open(rows.folder / token_store.TRAIN)
+    assert train.digest == TokenStore.open(plain.folder / token_store.TRAIN).digest
+    canaries = TokenStore.open(rows.folder / token_store.AUDIT)
+    assert canaries.n_units == canaries.n_rows == CANARIES
+    assert not set(canaries.unit_keys.tolist()) & set(train.unit_keys.tolist())
+    assert not (plain.folder / token_store.AUDIT).exists()
+
+
+def test_a_joined_store_is_the_units_and_those_chosen(chain: Chain, tmp_path: Any) -> None:
+    rows = chain.inputs["audited rows"]
+    train, canaries = (
+        TokenStore.open(rows.folder / part) for part in (token_store.TRAIN, token_store.AUDIT)
+    )
+    whole = joined(tmp_path, train, canaries, [3, 5])
+    assert whole.n_units == train.n_units + 2
+    assert (whole.tokens[: train.n_rows] == train.tokens).all()
+    assert (whole.tokens[train.n_rows :] == canaries.tokens[[3, 5]]).all()
+    assert (whole.unit_keys[-2:] == canaries.unit_keys[[3, 5]]).all()
+    assert [len(whole.rows_of(u)) for u in range(whole.n_units)][-2:] == [1, 1]
+    assert whole.content_digest() == whole.digest
+
+
+# --- what is declared
+
+
+def test_all_canaries_are_declared_in_or_out(chain: Chain) -> None:
+    """The plan's units, its sampling rate, the bound that δ stays below, and what is charged."""
+    spec = training(chain)
+    plan, planned = training_plan(spec, 1), planned_release(spec)
+    assert plan.declared_units == planned.declared_units == DECLARED + CANARIES
+    assert plan.sampling_rate(0) == spec.batches.batch_size / (DECLARED + CANARIES)
+    assert private_units(chain.inputs["audited rows"]).declared_units == DECLARED + CANARIES
+    near = {"delta": 1 / (DECLARED + 1)}  # below 1/n, and not below 1/(n + m)
+    planned_release(training(chain, plan=PLAN.model_copy(update=near)))
+    with pytest.raises(BadInput, match=f"1/{DECLARED + CANARIES}"):
+        planned_release(training(chain, plan=AUDITED.model_copy(update=near)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"audit_canaries": 0},
+        {"audit_canaries": CANARIES - 1},
+        {"audit_canaries": 0, "declared_units": DECLARED + CANARIES},
+        {"audit_canaries": CANARIES + 1, "declared_units": DECLARED - 1},
+    ],
+)
+def test_a_plan_of_other_canaries_than_the_rows_is_refused_before_a_charge(
+    chain: Chain, changes: dict[str, int]
+) -> None:
+    before = len(chain.ledger.history("notes"))
+    context = chain.context(f"other plan {sorted(changes.items())}")
+    with pytest.raises(BadInput):
+        pretrain.run(training(chain, plan=PLAN.model_copy(update=changes)), context)
+    assert len(chain.ledger.history("notes")) == before
+
+
+# --- coins
+
+
+def test_it_trains_on_the_private_units_and_the_canaries_that_are_in(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
+) -> None:
+    model, _, (given,) = trained
+    rows = chain.inputs["audited rows"].folder
+    train, canaries = (
+        TokenStore.open(rows / part) for part in (token_store.TRAIN, token_store.AUDIT)
+    )
+    coins = coins_of(chain, model)
+    assert 0 < coins.sum() < CANARIES
+    assert given.unit_keys.tolist() == [*train.unit_keys, *canaries.unit_keys[coins]]
+
+
+def test_the_coins_are_bound_to_the_charge(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
+) -> None:
+    """Who trains again for the same charge has the same coins; another charge has others."""
+    model, _, (given,) = trained
+    before = len(chain.ledger.history("notes"))
+    again = chain.context("audited")  # the same spec hash: as after a lost output
+    once_more = answered(pretrain.run(training(chain), again), again, "pretrain")
+    assert once_more.facts["audit"] == model.facts["audit"]
+    assert len(chain.ledger.history("notes")) == before
+    other = chain.context("audited again")
+    another = answered(pretrain.run(training(chain), other), other, "pretrain")
+    assert another.facts["audit"]["coins"] != model.facts["audit"]["coins"]
+    assert len(chain.ledger.history("notes")) == before + 1
+    assert chain.ledger.entry(another.facts["audit"]["entry"]).state is State.SETTLED
+
+
+def test_how_many_canaries_are_in_is_told_nobody(
+    trained: tuple[Input, Bench, list[TokenStore]],
+) -> None:
+    model, context, _ = trained
+    labels = context.labels()
+    assert {labels[name].pop() for name in ("loss", "batch", "clipped")} == {Label.OPERATOR}
+    told = json.dumps(model.facts)
+    assert set(model.facts["audit"]) == {"entry", "coins"}
+    assert "seed" not in told
+
+
+# --- the audit
+
+
+def test_an_audit_is_dp_and_the_evidence_reads_it(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
+) -> None:
+    model, _, _ = trained
+    answer, context = auditing(chain, model, "an audit")
+    assert context.labels() == {
+        "audit/epsilon_lower_bound": {Label.DP}, "audit/right_guesses": {Label.DP},
+        "audit/p_value": {Label.DP}, "audit/null_alarms": {Label.DP},
+        "audit/power": {Label.PUBLIC}, "audit/guesses": {Label.PUBLIC},
+        "audit/claimed_epsilon": {Label.PUBLIC},
+    }  # fmt: skip
+    assert {a.label for a in answer.artifacts} == {Label.DP}
+    assert answer.facts["audited_weights"] == model.facts["weights_digest"]
+    (written,) = json.loads((context.out / "audit.json").read_text())
+    record = AuditRecord.model_validate(written)
+    assert (record.key, record.label) == (LOWER_BOUND.key, Label.DP)
+    assert record.verdict == answer.facts["verdict"] != "contradicted"
+    claimed = {m.name: m.value for m in context.numbers}["audit/claimed_epsilon"]
+    assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the training's own
+    found = Finding(chain.context("store").store, "uri", model.result, "that model")
+    object.__setattr__(found, "text", lambda name: (context.out / name).read_text())
+    assert LOWER_BOUND.read is not None
+    assert LOWER_BOUND.read(LOWER_BOUND, found)[0].subject == "that model"
+
+
+def test_coins_that_the_ledger_never_bound_are_refused(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = trained
+    told = model.facts["audit"]
+    for number, wrong in enumerate(
+        (
+            told | {"coins": coin_seed(PrivacySeed.fixed("chosen")).salted_hash()},
+            told | {"entry": chain.inputs["vocabulary"].result.releases[0].ledger_id},
+        )
+    ):
+        with pytest.raises(BadInput, match="the coins are not those"):
+            auditing(chain, with_facts(model, audit=wrong), f"chosen {number}")
+    with pytest.raises(BadInput, match="none of the model's"):
+        auditing(chain, with_facts(model, audit=told | {"entry": "e" * 32}), "no entry")
+    # A seed that was exchanged beside the ledger, with a model that tells of its coins.
+    chosen = PrivacySeed.draw()
+    monkeypatch.setattr(SeedStore, "get", lambda *_: chosen)
+    exchanged = told | {"coins": coin_seed(chosen).salted_hash()}
+    with pytest.raises(BadInput, match="the coins are not those"):
+        auditing(chain, with_facts(model, audit=exchanged), "exchanged")
+
+
+def test_a_training_without_canaries_is_not_audited(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
+) -> None:
+    with pytest.raises(BadInput, match="held no audit canaries"):
+        auditing(chain, chain.inputs["start"], "public")
+    with pytest.raises(BadInput, match="the rows have no audit canaries"):
+        rows = chain.inputs["rows"]
+        auditing(chain, trained[0], "other rows", **{"audited rows": rows})
+
+
+def test_altered_canaries_are_refused(chain: Chain) -> None:
+    rows, context = chain.inputs["audited rows"], chain.context("altered canaries")
+    assert audit_canaries_of(rows, context).n_units == CANARIES
+    for wrong in ({"audit_digest": "0" * 64}, {"audit_canaries": CANARIES + 1}):
+        with pytest.raises(BadInput, match="not those that the step wrote"):
+            audit_canaries_of(with_facts(rows, **wrong), context)
+
+
+def test_an_audit_needs_a_beginning(chain: Chain) -> None:
+    with pytest.raises(BadInput, match="compares a model with its beginning"):
+        pretrain.run(training(chain, init_uri=""), chain.context("from nothing"))
+
+
+def test_the_noise_is_bound_to_the_canaries(chain: Chain) -> None:
+    spec, rows = training(chain), chain.inputs["audited rows"]
+    words = chain.inputs["vocabulary"]
+    plan: ExecutionPlan = training_plan(spec, 1)
+    found = {
+        pretrain._manifest(
+            spec, training_inputs.TrainingInputs(words, source, rows, rows, None), plan
+        )
+        for source in (rows, with_facts(rows, audit_digest="1" * 64))
+    }
+    assert len(found) == 2
+
+
+def test_private_fine_tuning_has_no_audit_canaries(chain: Chain) -> None:
+    assert isinstance(AUDITED, PrivacyPlan) and AUDITED.all_units == DECLARED + CANARIES
+    assert replace(chain.inputs["start"]).facts["audit"] is None
