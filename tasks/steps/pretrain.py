@@ -57,6 +57,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     elif spec.mode == "nonprivate":
         record_operator_use(context, units)
     else:
+        _refuse_other_canaries(spec, inputs)
         plan = training_plan(spec, units.rows_kept)
         content = _manifest(spec, inputs, plan)
         charged = charge(context, units, planned_release(spec), content=content)
@@ -112,6 +113,17 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
         raise BadInput("an audit compares a model with its beginning: name it", where="init_uri")
     if spec.public_model and spec.init_uri:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
+
+
+def _refuse_other_canaries(spec: PretrainSpec, inputs: TrainingInputs) -> None:
+    """Refuse a plan for other audit canaries than the rows have, be their sum as it may."""
+    held = inputs.rows.facts.get("audit_canaries", 0)
+    if spec.plan and spec.plan.audit_canaries != held:
+        raise BadInput(
+            f"the rows have {held} audit canaries, the plan declares {spec.plan.audit_canaries}",
+            where="audit_canaries",
+            fix="Give both the same number.",
+        )
 
 
 def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -> bytes:

@@ -30,12 +30,6 @@ CANARIES = 12
 AUDITED = PLAN.model_copy(update={"audit_canaries": CANARIES})
 
 
-class Kept(TokenStore):
-    """The stores that trainings were given."""
-
-    given: list[TokenStore] = []  # noqa: RUF012 - a record of the tests'
-
-
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     made = Chain(tmp_path_factory.mktemp("audited"))
@@ -164,7 +158,7 @@ def test_the_coins_are_bound_to_the_charge(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
     """Who trains again for the same charge has the same coins; another charge has others."""
-    model, _, (given,) = trained
+    model, _, _ = trained
     before = len(chain.ledger.history("notes"))
     again = chain.context("audited")  # the same spec hash: as after a lost output
     once_more = answered(pretrain.run(training(chain), again), again, "pretrain")
@@ -233,7 +227,12 @@ def test_coins_that_the_ledger_never_bound_are_refused(
         auditing(chain, with_facts(model, audit=told | {"entry": "e" * 32}), "no entry")
     # A seed that was exchanged beside the ledger, with a model that tells of its coins.
     chosen = PrivacySeed.draw()
-    monkeypatch.setattr(SeedStore, "get", lambda *_: chosen)
+    real = SeedStore.get
+
+    def exchange(store: SeedStore, key: str) -> PrivacySeed:
+        return chosen if store._directory == chain.home.seeds else real(store, key)
+
+    monkeypatch.setattr(SeedStore, "get", exchange)
     exchanged = told | {"coins": coin_seed(chosen).salted_hash()}
     with pytest.raises(BadInput, match="the coins are not those"):
         auditing(chain, with_facts(model, audit=exchanged), "exchanged")
