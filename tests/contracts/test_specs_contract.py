@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from dp_core.config.fields import IN_WORDS, MORE_TRAINING, setting
 from dp_core.config.training import OptimizerConfig
 from tasks.protocol import (
+    AuditSpec,
     BudgetSpec,
     EntitiesSpec,
     JobSettings,
@@ -227,7 +229,7 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
     changes: dict[str, Any] = {
         "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
     }  # fmt: skip
-    more = JobSettings(phrases_epsilon=2.0, **changes)
+    more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
     steps = dp_bert_steps(more, ROOT)
     kept = steps["dp_pretraining"]
     assert isinstance(kept, PretrainSpec)
@@ -401,6 +403,37 @@ def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_o
     assert set(STEPS) - set(without) == left and len(left) == 4
     for name in without:
         assert name == "report" or without[name].digest() == STEPS[name].digest()
+
+
+def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
+    without, audit = JobSettings(), STEPS["dp_audit"]
+    declared, batch = without.declared_units, without.batch_size
+    assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
+    assert WHOLE.nonprivate_updates == without.nonprivate_updates
+    assert "dp_audit" not in dp_bert_steps(without, ROOT)
+    model = STEPS["dp_pretraining"]
+    assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
+    assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
+    assert model.plan is not None and model.plan.audit_canaries == 40
+    assert needs(audit) == {Need.CHARGING} and not audit.sources  # it reads no file from outside
+    with pytest.raises(ValidationError, match="audit_canaries is above declared_units"):
+        JobSettings(audit_canaries=declared + 1)
+    with pytest.raises(ValidationError, match="only pre-training is audited"):
+        tuned = STEPS["dp_finetuning"].model_dump() | {"plan": model.plan.model_dump()}
+        spec_from_json(json.dumps(tuned))
+    with pytest.raises(ValidationError, match="only a training on private rows is audited"):
+        public = STEPS["public_store"].model_dump() | {"audit_canaries": 40}
+        spec_from_json(json.dumps(public))
+    sweep = SweepSettings(audit_canaries=40)
+    assert sweep_point_steps(sweep, sweep.points()[0], ROOT).keys() >= {"dp_pretraining"}
+    assert sweep.job(sweep.points()[0]).audit_canaries == 0
+
+
+def test_a_delta_stays_below_one_in_all_declared_units() -> None:
+    near = {"delta": 1 / 6200, "declared_units": 6000, "vocabulary_source": "public"}
+    JobSettings(**near)
+    with pytest.raises(ValidationError, match="1/6600"):
+        JobSettings(audit_canaries=600, **near)
 
 
 def test_only_what_is_declared_public_or_made_up_is_shown() -> None:

@@ -17,7 +17,7 @@ from dp_core.audit.canaries import UNIT_TOKENS, unit_canary_rows
 from dp_core.audit.coins import Coins, coin_seed, throw_coins
 from dp_core.audit.engine_audit import audited_plan
 from dp_core.audit.engine_audit import claim_of as plan_claim
-from dp_core.audit.lower_bounds import Outcome, trade_off_refuted
+from dp_core.audit.lower_bounds import Outcome, TradeOffBound, trade_off_refuted
 from dp_core.audit.one_run import (
     SIGNIFICANCE,
     AuditVerdict,
@@ -251,6 +251,15 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int
     assert record.ceiling <= 1.0
     assert (low > record.ceiling) == verdict.contradicted
     assert record.label == Label.DP
+
+
+def test_the_ceiling_is_what_the_most_right_guesses_prove() -> None:
+    claim = claim_of(1.0)
+    most = most_right(claim, 400, 100)
+    record = audit_record(verdict_of(60, 100, 1.0), claim, Label.DP, **NAMES)
+    bound = TradeOffBound().epsilon(Outcome(400, 100, most), claim.delta, 1 - SIGNIFICANCE)
+    assert record.ceiling == bound
+    assert f"more than {most} right contradict" in record.power
 
 
 def test_an_audit_that_could_not_contradict_says_so() -> None:

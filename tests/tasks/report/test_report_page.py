@@ -11,6 +11,7 @@ import pytest
 from report_examples import job_report, membership, public_scores, sweep_report
 
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.record import AuditRecord, NullControl
 from dp_core.labels import Label, Operator
 from tasks.report.model import Edition, Exposures, JobReport, Membership, Statement
 from tasks.report.page import Page, job_page, sweep_page
@@ -296,3 +297,33 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
         "closing", "exposure", "membership", "entities", "training", "vocabulary", "ledger",
     }  # fmt: skip
     assert record["closing"]["rows"][1][3]["value"] == 6.61
+
+
+def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
+    low, ceiling = (3.5, 3.0) if verdict == "contradicted" else (1.0, 3.0)
+    return AuditRecord(
+        key="epsilon_lower_bound", name="A bound", level="canary", measured="ε", value=low,
+        interval=(low, 5.0), confidence=0.999, ceiling=ceiling, power="100 canaries",
+        null_control=NullControl(of="coins", low=0.0, high=0.5, alarm_rate=0.001),
+        bounds_claim=True, verdict=verdict, finding="21 of 30 guesses were right.", label=label,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("contradicted", "contradicts the claimed ε"),
+        ("consistent", "is consistent with the claimed ε"),
+        ("inconclusive", "says nothing about the claimed ε"),
+    ],
+)
+def test_an_audit_of_the_training_is_the_first_line(verdict: str, said: str) -> None:
+    report = dataclasses.replace(job_report(made_up=False), audit=_audited(verdict))
+    html = job_page(report, Edition.PUBLISHABLE).html
+    (first,) = re.findall(r"<h1>(.*?)</h1>", html)
+    assert said in first
+    assert ("hero bad" in html) == (verdict == "contradicted")
+    assert "21 of 30 guesses were right." in html
+    kept = dataclasses.replace(report, audit=_audited(verdict, Label.OPERATOR))
+    assert "21 of 30" not in job_page(kept, Edition.PUBLISHABLE).html
+    assert "21 of 30" in job_page(kept, Edition.OPERATOR).html
