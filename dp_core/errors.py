@@ -45,6 +45,12 @@ class BudgetExceeded(ConfideError):
     exit_code = 3
 
 
+class Contradicted(ConfideError):
+    """An audit refutes what a model claims: its guarantee does not hold, trying again or not."""
+
+    exit_code = 4
+
+
 class Unfinished(ConfideError):
     """The work stopped in good order before its end; run again, it goes on: no failure.
 

@@ -29,9 +29,13 @@ TRAINING = "training"  # pool: as many models at a time as the machine has devic
 LIGHT = "default_pool"
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
-BAD_INPUT, BUDGET_EXCEEDED = 2, 3
+BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
 UNFINISHED = 75  # its time was up: started again, it goes on where it was
-_NEVER_RETRIED = {BAD_INPUT: "bad input", BUDGET_EXCEEDED: "privacy budget exceeded"}
+_NEVER_RETRIED = {
+    BAD_INPUT: "bad input",
+    BUDGET_EXCEEDED: "privacy budget exceeded",
+    CONTRADICTED: "an audit contradicts the claim",
+}
 _OPERATORS = {
     "process": ("dags.launcher.process", "ProcessStep"),
     "docker": ("dags.launcher.docker", "DockerStep"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
@@ -36,7 +36,7 @@ def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
 
     A LoRA's adapter is merged into it, or alone with --adapter. Nothing else goes with it. The
     folder in the store holds the operator's numbers too: hand on the copy. A model without a
-    guarantee is refused.
+    guarantee is refused, and one whose guarantee an audit contradicts.
     """
     deployment = Deployment.from_environment()
     store = Store(deployment.store, deployment.cache)
@@ -102,6 +102,8 @@ def latest_model(store: Store, command: str) -> str:
 
 
 def _released_files(store: Store, uri: str) -> list[str]:
+    from tasks.evidence.gate import verdict_on
+
     result = read_result(store, uri)
     if result is None or result.step not in MODELS:
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
@@ -111,4 +113,7 @@ def _released_files(store: Store, uri: str) -> list[str]:
             where=uri,
             fix="Give the output of dp_pretraining.",
         )
+    verdict = verdict_on(store, result)
+    if verdict.word == "contradicted":
+        raise Contradicted(verdict.sentence, where=uri, fix="It is not to be handed on.")
     return store.published(uri)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
+from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
@@ -107,7 +108,10 @@ def _findings(
     """Return the audit's outputs of these models, and for the operator those of their controls."""
     found, others = [], []
     for uri in store.outputs(audit.step) if audit.step else ():
-        result = read_result(store, uri)
+        try:
+            result = read_result(store, uri)
+        except BadInput:  # of another version, and so of no model of this one
+            continue
         if result is None:
             continue
         if subject := subjects.get(str(result.facts.get(SUBJECT) or "-")):

@@ -10,10 +10,12 @@ from tasks.protocol.job import (
     budget_of_run,
     dp_bert_steps,
     missing_file,
+    promote_spec,
     sweep_point_steps,
     sweep_report,
 )
 from tasks.protocol.least_privilege import Need, NoReader, environment_for, needs
+from tasks.protocol.promotion import Promotion, promotion
 from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
@@ -30,6 +32,7 @@ from tasks.protocol.specs import (
     PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
+    PromoteSpec,
     ReportSpec,
     RunContext,
     SelectSpec,
@@ -63,6 +66,8 @@ __all__ = [
     "PhrasesSpec",
     "PretrainSpec",
     "PrivacyPlan",
+    "PromoteSpec",
+    "Promotion",
     "ReleaseRecord",
     "ReportSpec",
     "RunContext",
@@ -82,6 +87,8 @@ __all__ = [
     "missing_file",
     "needs",
     "one_line",
+    "promote_spec",
+    "promotion",
     "spec_from_json",
     "sweep_point_steps",
     "sweep_report",

@@ -32,6 +32,7 @@ from dp_core.config.training import (
     TrainingConfig,
     is_causal,
 )
+from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     AuditSpec,
@@ -47,6 +48,7 @@ from tasks.protocol.specs import (
     PhrasesSpec,
     PretrainSpec,
     PrivacyPlan,
+    PromoteSpec,
     ReportSpec,
     SelectSpec,
     StepSpec,
@@ -332,7 +334,9 @@ def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
     )
 
 
-def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
+def dp_bert_steps(
+    settings: JobSettings, root: str, promotion: Promotion = "audited"
+) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
     A causal model is not fine-tuned for entities, which ask for what stands on both sides of a
@@ -366,8 +370,14 @@ def dp_bert_steps(settings: JobSettings, root: str) -> dict[str, StepSpec]:
         title="dp_bert",
         results={name: spec.output for name, spec in steps.items()},
         settings=settings.model_dump(mode="json"),
+        promotion=promotion,
     )
     return steps
+
+
+def promote_spec(report: StepSpec) -> PromoteSpec:
+    """Return the spec of the step that promotes a report's model, once a person has approved."""
+    return PromoteSpec(root=report.root, made_up=report.made_up, report_uri=report.output)
 
 
 def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:

@@ -42,6 +42,7 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "membership": frozenset(),
     "audit": frozenset({Need.CHARGING}),  # the coins follow from the seed of the audited release
     "report": frozenset({Need.LEDGER}),  # it shows the account
+    "promote": frozenset(),
     "sweep_report": frozenset({Need.LEDGER}),
 }
 

@@ -54,7 +54,17 @@ class Failed(Config):
     reason: str
 
 
-Message = Progress | TrackedAt | Finished | Failed
+class Judged(Config):
+    """The verdict on a model that the job made; every word of it is fit for publication."""
+
+    version: Literal[1] = 1
+    kind: Literal["judged"] = "judged"
+    model: str
+    verdict: str
+    sentence: str
+
+
+Message = Progress | TrackedAt | Finished | Failed | Judged
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -85,6 +95,7 @@ class Follower:
         self.tracked_at = ""
         self.failed: Failed | None = None
         self.finished: Finished | None = None
+        self.judged: dict[str, Judged] = {}  # by model: a log may be heard twice
 
     def hear(self, line: str) -> bool:
         """Take a line in; return whether it was a message."""
@@ -97,6 +108,8 @@ class Follower:
                 self.failed = message
             case Finished() as message:
                 self.finished = message
+            case Judged() as message:
+                self.judged[message.model] = message
             case None:
                 return False
         return True

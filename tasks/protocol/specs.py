@@ -41,6 +41,7 @@ from dp_core.config.training import (
     refuse_masks,
     refuse_short_growth,
 )
+from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 
 
@@ -401,16 +402,24 @@ class AuditSpec(StepSpec, RunConfig):
 
 
 class ReportSpec(StepSpec):
-    """Gather the results of a job into one self-contained page."""
+    """Gather the results of a job into one page; judge and register the models that it made."""
 
     step: Literal["report"] = "report"
     title: str
     results: dict[str, str]  # task name -> output URI
+    promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
 
 
+class PromoteSpec(StepSpec):
+    """Give a job's model the alias `promotable`, now that a person has approved of it."""
+
+    step: Literal["promote"] = "promote"
+    report_uri: str
+
+
 class SweepReportSpec(StepSpec):
-    """Gather the results of a sweep: the paper's Fig. 1."""
+    """Gather the results of a sweep: the paper's Fig. 1. Judge and register its models."""
 
     step: Literal["sweep_report"] = "sweep_report"
     title: str
@@ -434,6 +443,7 @@ AnySpec = Annotated[
     | ExposureSpec
     | MembershipSpec
     | AuditSpec
+    | PromoteSpec
     | ReportSpec
     | SelectSpec
     | SweepReportSpec,

@@ -51,7 +51,8 @@ class StepOutput:
         outputs: name -> path inside the output folder; '' is the folder itself.
         facts: small facts, fit for publication.
         artifacts: files to show in the tracker.
-        model: name under which the output is registered as a model; '' for none.
+        model: name under which the job's last step registers the output, once its audits are read;
+            '' for none.
     """
 
     outputs: dict[str, str]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dp_core.errors import Unfinished
+from dp_core.errors import Contradicted, Unfinished
 from tasks.protocol import RunContext, StepResult, StepSpec, environment_for, supervisor
 from tasks.protocol.messages import CHANNEL, Follower, Progress
 from tasks.runtime.context import read_result
@@ -86,13 +86,14 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # its time was up: it goes on where it was
             code, reason = _run_step(spec, context, deployment, files, name, watch)
+        if code in (0, Contradicted.exit_code):
+            result = read_result(store, spec.output)
+            assert result is not None  # noqa: S101 - the contract: these codes mean a result
+            outcome.results[name], outcome.outputs[name] = result, spec.output
         if code:
             outcome.exit_code = code if code > 0 else 1
             outcome.failed = f"{name}: {reason} (log: {files.with_suffix('.log')})"
             return outcome
-        result = read_result(store, spec.output)
-        assert result is not None  # noqa: S101 - the contract: exit code 0 means a result
-        outcome.results[name], outcome.outputs[name] = result, spec.output
     return outcome
 
 

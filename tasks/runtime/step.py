@@ -1,7 +1,8 @@
 """The step contract: one spec in, one output folder and `result.json` last, or nothing.
 
 A result that is there already answers for the work; a retry continues in the same local folder.
-Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 75 time is up
+Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit contradicts a claim (all is
+written, the result too, and every further run of the step ends so), 75 time is up
 (run again, it goes on), 143 stopped, 1 a fault.
 """
 
@@ -24,10 +25,10 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from dp_core.errors import BadInput, ConfideError, Unfinished
+from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished
 from dp_core.labels import Label
 from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
-from tasks.protocol.messages import Failed, Finished
+from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_full_disk
@@ -85,6 +86,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     Raises:
         BadInput: the spec or an input is wrong.
         BudgetExceeded: the privacy ledger refuses.
+        Contradicted: an audit refutes the claim of a model; all is written, the result too.
     """
     deployment.prepare()
     store = Store(deployment.store, deployment.cache)
@@ -116,9 +118,15 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
                 _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
     last: Target | None = "parent" if spec.step in LAST_STEPS else "point" if run.point else None
-    tracker.end("FINISHED", also=(last,) if last else ())
+    judged = result.facts.get("judged", ())
+    against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
+    tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
     tracker.send_address()
     tracker.send_left_behind()
+    for one in judged:
+        send(Judged(model=one["name"], verdict=one["verdict"], sentence=one["sentence"]))
+    if against:  # everything is written by now, and a further try finds the same
+        raise Contradicted(" ".join(against), where=run.task, fix="Do not release the model.")
     return result
 
 

@@ -1,15 +1,17 @@
-"""Gather the results of a job into one self-contained page, in two editions."""
+"""Gather the results of a job into one page, in two editions; judge and register its models."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec
 from tasks.releases.provenance import MODELS, operator_only
-from tasks.report.model import Edition, Exposures, ModelRow, edition_of
+from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
 from tasks.report.results import job_report
 from tasks.report.tables import closing_table
@@ -19,9 +21,15 @@ EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
 
 def run(spec: ReportSpec, context: StepContext) -> StepOutput:
-    """Write the page for anyone and the page for the operator; hand the closing table on."""
+    """Write the page for anyone and the page for the operator; hand the closing table on.
+
+    The models are judged here, by the last step of the job, and registered with the verdict.
+    """
     results = {name: context.input(uri) for name, uri in spec.results.items()}
+    judged = judge(context.store, results, spec.results, spec.promotion)
+    verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
     report = job_report(spec, context, results)
+    report = replace(report, training=(*report.training, *verdicts))
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
@@ -33,6 +41,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
+            JUDGED: judged,
             "models": {
                 name: uri
                 for name, uri in spec.results.items()

@@ -6,6 +6,7 @@ import math
 
 from dp_core.errors import BadInput
 from dp_core.labels import Public
+from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
@@ -48,6 +49,13 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
+            # Tagged with their verdicts; which of several to promote is no audit's to say.
+            JUDGED: judge(
+                context.store,
+                {name: results["dp_pretraining"] for name, results in points.items()},
+                {name: spec.results[name]["dp_pretraining"] for name in points},
+                "approved",
+            ),
             "models": {name: spec.results[name]["dp_pretraining"] for name in points},
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,

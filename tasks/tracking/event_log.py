@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from dp_core.config.fields import Config
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
@@ -32,6 +32,8 @@ from tasks.storage import journal
 
 Target = Literal["step", "point", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+VERDICT = "confide.verdict"  # the tag of a model's version with what its audits leave of its claim
+_PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
 
 
 ABANDONED = 30 * 24 * 3600 * 1000  # milliseconds: older unfinished work is not waited for
@@ -99,13 +101,21 @@ class Dataset(_Event):
 
 
 class Model(_Event):
-    """A model's files, each fit for publication, with its privacy statement."""
+    """A model's files, each fit for publication, with its privacy statement and its verdict."""
 
     kind: Literal["model"] = "model"
     name: str
     files: list[str]
+    folder: str = "model"  # of the run's artifacts
     description: str
     tags: dict[str, str]
+    alias: str = ""  # that its version gets; none where audits stand against it
+
+    @model_validator(mode="after")
+    def _no_alias_against_the_verdict(self) -> Self:
+        if self.alias and self.tags.get(VERDICT) not in _PROMOTED:
+            raise ValueError(f"alias: the verdict is {self.tags.get(VERDICT)}")
+        return self
 
 
 class Ended(_Event):

@@ -27,6 +27,7 @@ from tasks.runtime.log import log, send
 from tasks.storage import CHECKSUMS, RESULT, Store
 from tasks.tracking.event_log import (
     KINDS,
+    VERDICT,
     Artifact,
     Begun,
     Dataset,
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 PUBLIC, OPERATOR = "confide", "confide-operator"
 EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
-LAST_STEPS = ("report", "sweep_report")
+LAST_STEPS = ("report", "sweep_report", "promote")
+ALIAS = "promotable"
+AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
@@ -367,25 +370,53 @@ class Delivery:
             self._api.log_batch(run_id, params=params[start : start + 100])
 
     def _register(self, run: Run, model: Model, log: EventLog) -> None:
-        """Make the files a version of the model, unless another run has made them one."""
+        """Make the files a version of the model, unless another run has, and mark its verdict.
+
+        A contradiction stays: neither a later run nor an earlier one that MLflow hears of late
+        makes it another verdict.
+        """
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
         wanted = model.tags["confide.spec_hash"]
         versions = self._api.search_model_versions(f"name = '{model.name}'")
-        if any(version.tags.get("confide.spec_hash") == wanted for version in versions):
-            return
-        # The result, should it ever be among them, has the operator's numbers.
-        for file in (f for f in model.files if Path(f).name not in {RESULT, CHECKSUMS}):
-            self._api.log_artifact(run.info.run_id, str(log.kept(file)), "model")
-        with suppress(MlflowException):  # it exists
-            self._api.create_registered_model(model.name)
-        self._api.create_model_version(
-            model.name,
-            f"{run.info.artifact_uri}/model",
-            run.info.run_id,
-            tags=model.tags,
-            description=model.description,
-        )
+        known = [v for v in versions if v.tags.get("confide.spec_hash") == wanted]
+        if not known:
+            # The result, should it ever be among them, has the operator's numbers.
+            for file in (f for f in model.files if Path(f).name not in {RESULT, CHECKSUMS}):
+                self._api.log_artifact(run.info.run_id, str(log.kept(file)), model.folder)
+            with suppress(MlflowException):  # it exists
+                self._api.create_registered_model(model.name)
+            known = [
+                self._api.create_model_version(
+                    model.name,
+                    f"{run.info.artifact_uri}/{model.folder}",
+                    run.info.run_id,
+                    tags=model.tags,
+                    description=model.description,
+                )
+            ]
+        for version in known:
+            if model.tags.get(VERDICT) != AGAINST[0] and version.tags.get(VERDICT) == AGAINST[0]:
+                continue
+            for name, value in model.tags.items():
+                if version.tags.get(name) != value:
+                    self._api.set_model_version_tag(model.name, version.version, name, value)
+            self._mark(model, str(version.version))
+
+    def _mark(self, model: Model, version: str) -> None:
+        """Give a version the alias that its verdict allows, or take it away from it."""
+        from mlflow.exceptions import MlflowException  # noqa: TID251
+
+        aliases = self._api.get_registered_model(model.name).aliases
+        holds = str(aliases.get(ALIAS, "")) == version
+        if model.alias and not holds:
+            self._api.set_registered_model_alias(model.name, model.alias, version)
+        elif holds and model.tags.get(VERDICT) in AGAINST:
+            try:
+                self._api.delete_registered_model_alias(model.name, ALIAS)
+            except MlflowException:  # a user who may edit and not delete: the steps of a stack
+                fix = "An administrator of MLflow must remove it."
+                log(f"{model.name} {version}: audits stand against it. {fix}", "error")
 
     def _end(self, identity: Identity, event: Ended) -> None:
         for target in ("step", *event.also):
@@ -500,7 +531,7 @@ class Tracker:
             Dataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
         ]
-        if result.facts["artifacts"] or result.facts["model"]:
+        if result.facts["artifacts"]:
             folder = store.local_copy(spec.output)
             # On the job's own page too, where the step is its last.
             targets: list[Target] = ["step", "parent"] if spec.step in LAST_STEPS else ["step"]
@@ -510,10 +541,7 @@ class Tracker:
                     Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
-            if result.facts["model"]:
-                # Not all that is there: a local store is no copy, and has the operator's numbers.
-                files = [folder / name for name in store.published(spec.output)]
-                events.append(self._model(result, files))
+        events += [self._model(judged, store) for judged in result.facts.get("judged", ())]
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
@@ -564,15 +592,20 @@ class Tracker:
             for name, value in words.items()
         ]
 
-    def _model(self, result: StepResult, files: Sequence[Path]) -> Model:
+    def _model(self, judged: dict[str, Any], store: Store) -> Model:
+        """Return the registration of a model that was judged (`tasks/evidence/gate.py`)."""
+        folder = store.local_copy(judged["uri"])
+        # Not all that is there: a local store is no copy, and has the operator's numbers.
+        files = [folder / name for name in store.published(judged["uri"])]
         (statement,) = (file.read_text() for file in files if file.name == WORDS)
-        tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
         return Model(
             run=self._own,
-            name=result.facts["model"],
+            name=judged["model"],
             files=[self.events.keep(file) for file in files],
-            description=statement[:4000],
-            tags={**tags, "confide.spec_hash": result.spec_hash},
+            folder=f"model/{judged['tags']['confide.spec_hash'][:16]}",
+            description=f"{judged['sentence']}\n\n{statement}"[:4000],
+            tags=judged["tags"],
+            alias=ALIAS if judged["promoted"] else "",
         )
 
     def _add(self, *events: Event) -> None:

@@ -1,0 +1,101 @@
+"""The gate: models are judged by their audits, and registered and promoted by the verdict.
+
+A verdict rests on every record of the registry (`audits.AUDITS`) of the model's weights, whichever
+run's audit left it, and on those of the operator too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dp_core.audit.verdict import ModelVerdict, verdict_of
+from tasks.evidence.audits import CONTROL, audits_of
+from tasks.protocol import Promotion, ReleaseRecord, StepResult
+from tasks.releases.statements import statement_of
+from tasks.report.results import totals
+from tasks.runtime.context import Input
+from tasks.storage import Store
+from tasks.tracking.event_log import VERDICT
+
+JUDGED = "judged"  # the fact by which a last step hands its models to whoever registers them
+_RULES: Mapping[Promotion, tuple[str, ...]] = {  # verdicts with which a model is promoted
+    "audited": ("consistent", "inconclusive"),
+    "unaudited": ("consistent", "inconclusive", "not audited"),
+    "approved": (),  # by the step `promote`, after a person
+}
+
+
+def claim_of(releases: Sequence[ReleaseRecord]) -> str:
+    """Return what is claimed of a model that was made from these releases, in words."""
+    parts = []
+    for total in totals(releases):
+        unit = "a unit" if total.unit is None else f"one {total.unit}"
+        epsilon = "no total ε" if total.epsilon is None else f"ε = {total.epsilon:.5g}"
+        parts.append(f"{epsilon} at δ = {total.delta:.3g} for {unit} of “{total.dataset}”")
+    return "; ".join(parts) or "no private text went into it"
+
+
+def verdict_on(store: Store, result: StepResult) -> ModelVerdict:
+    """Return the verdict on the model of a training step, from every audit of its weights."""
+    subjects = {
+        str(result.facts[fact]): words
+        for fact, words in (
+            ("weights_digest", "the released model"),
+            ("began_with", "the model that it was fine-tuned from"),
+        )
+        if result.facts.get(fact)
+    }
+    records = audits_of(store, subjects, operator=True)
+    of_model = [record for record in records if record.subject != CONTROL]
+    return verdict_of(claim_of(result.releases), of_model)
+
+
+def judge(
+    store: Store, models: Mapping[str, Input], uris: Mapping[str, str], rule: Promotion
+) -> list[dict[str, Any]]:
+    """Judge those of a job's outputs that are models to be registered.
+
+    Args:
+        store: where the audits' steps left their results.
+        models: outputs by the name that they have in the job.
+        uris: of the outputs, by the same names.
+        rule: with which verdict a model is promoted.
+
+    Returns:
+        Of each model as JSON data: its `name` in the job, `uri`, the `model` under which it is
+        registered, `verdict`, `sentence`, the `tags` of its version, whether it is `promoted`.
+    """
+    found = []
+    for name, output in models.items():
+        result = output.result
+        if not result.facts.get("model"):
+            continue
+        verdict = verdict_on(store, result)
+        statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
+        found.append(
+            {
+                "name": name,
+                "uri": uris[name],
+                "model": result.facts["model"],
+                "verdict": verdict.word,
+                "sentence": verdict.sentence,
+                "tags": _tags(result, verdict),
+                "promoted": verdict.word in _RULES[rule] and bool(statement.record["private"]),
+            }
+        )
+    return found
+
+
+def _tags(result: StepResult, verdict: ModelVerdict) -> dict[str, str]:
+    """Return the tags of the model's version: the claim in full digits, and the verdict on it."""
+    tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
+    of_datasets = totals(result.releases)
+    for total in of_datasets:
+        name = f"/{total.dataset}" if len(of_datasets) > 1 else ""
+        tags[f"confide.epsilon{name}"] = (
+            "no total" if total.epsilon is None else repr(total.epsilon)
+        )
+        tags[f"confide.delta{name}"] = repr(total.delta)
+        tags[f"confide.unit{name}"] = "several" if total.unit is None else str(total.unit)
+    return {**tags, "confide.spec_hash": result.spec_hash, VERDICT: verdict.word}

@@ -1,0 +1,27 @@
+"""Promote a job's model, now that a person has read its verdict and approved."""
+
+from __future__ import annotations
+
+from dp_core.errors import BadInput
+from tasks.evidence.gate import JUDGED, judge
+from tasks.protocol import PromoteSpec
+from tasks.runtime.context import StepContext, StepOutput
+
+
+def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
+    """Judge the model of a report again, and give it the alias that its verdict allows.
+
+    Again, because an audit may have contradicted it while it waited for the person.
+
+    Raises:
+        BadInput: not the output of a job's report.
+    """
+    report = context.input(spec.report_uri)
+    if report.result.step != "report":
+        raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
+    uris = {one["name"]: one["uri"] for one in report.facts[JUDGED]}
+    models = {name: context.input(uri) for name, uri in uris.items()}
+    judged = judge(context.store, models, uris, "unaudited")
+    for one in judged:
+        one["tags"]["confide.approved"] = "by a person"
+    return StepOutput(outputs={}, facts={JUDGED: judged})

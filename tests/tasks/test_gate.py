@@ -1,0 +1,381 @@
+"""The gate: what audits leave of a claim, and that nothing registers or promotes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from command_line import Confide
+from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
+from mlflow.tracking import MlflowClient  # noqa: TID251
+from pydantic import ValidationError
+from step_outputs import publish
+
+from dp_core.audit.record import AuditRecord, NullControl, not_run
+from dp_core.audit.verdict import verdict_of
+from dp_core.errors import Contradicted
+from dp_core.labels import Label
+from tasks.evidence import audits
+from tasks.evidence.audits import SUBJECT, Audit, Finding
+from tasks.evidence.gate import JUDGED, judge, verdict_on
+from tasks.protocol import PromoteSpec, ReportSpec, RunContext
+from tasks.protocol.messages import Judged
+from tasks.runtime import step as contract
+from tasks.runtime.context import Input, StepContext, StepOutput, read_result
+from tasks.runtime.deployment import Deployment
+from tasks.steps import promote
+from tasks.tracking.event_log import EventLog, Model
+from tasks.tracking.mlflow import ALIAS, Delivery, send_all
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+
+RUN = RunContext(run_key="run-1", run_name="dp_bert today", task="report")
+NAME = "confide-notes"
+
+
+def record(
+    verdict: str, *, bound: bool = True, label: Label = Label.DP, name: str = "Bound"
+) -> Any:
+    if verdict == "not run":
+        return not_run("bound", name, "ε", "nobody did")
+    low = 9.0 if verdict == "contradicted" else 0.5
+    return AuditRecord(
+        key="bound",
+        name=name,
+        level="patient",
+        measured="ε",
+        value=low,
+        interval=(low, 20.0),
+        confidence=0.95,
+        ceiling=4.0,
+        power="up to 9",
+        null_control=NullControl(of="noise", low=0, high=1, alarm_rate=0.001),
+        bounds_claim=bound,
+        verdict=verdict,  # type: ignore[arg-type]  # as the test says
+        finding="found",
+        label=label,
+    )
+
+
+GOOD, BAD, UNSOUND = record("consistent"), record("contradicted"), record("inconclusive")
+LOOK = record("inconclusive", bound=False, name="Exposure")
+ASIDE = record("consistent", bound=False)
+SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Membership")
+
+
+@pytest.mark.parametrize(
+    ("records", "word"),
+    [
+        ([], "not audited"),
+        ([record("not run")], "not audited"),
+        ([ASIDE, LOOK], "not audited"),
+        ([GOOD], "consistent"),
+        ([GOOD, ASIDE, record("not run")], "consistent"),
+        ([GOOD, LOOK], "inconclusive"),
+        ([GOOD, SECRET], "consistent"),
+        ([GOOD, UNSOUND], "invalid"),
+        *[([GOOD] * at + [BAD] + [GOOD] * (3 - at), "contradicted") for at in range(4)],
+        ([UNSOUND, BAD], "contradicted"),
+        ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
+    ],
+)
+def test_one_record_decides_where_it_speaks_against_the_claim(
+    records: list[AuditRecord], word: str
+) -> None:
+    found = verdict_of("ε = 4", records)
+    assert found.word == word
+    assert found.sentence.startswith("ε = 4: ")
+    assert found.stands == (word in ("consistent", "inconclusive"))
+
+
+# --- a model of the store
+
+
+@pytest.fixture
+def uri(tracked: Deployment) -> str:
+    return released_model(tracked, settled(tracked, EARLIER, TRAINING), model=NAME)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
+    """What the only audit of the registry finds of every model that it has an output of."""
+    records: list[AuditRecord] = []
+
+    def read(audit: Audit, finding: Finding) -> list[AuditRecord]:
+        return [r.model_copy(update={"subject": finding.subject}) for r in records]
+
+    monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit", read),))
+    return records
+
+
+def audited(deployment: Deployment, uri: str, name: str = "a" * 16) -> None:
+    store = store_of(deployment)
+    result = read_result(store, uri)
+    assert result is not None
+    weights = {SUBJECT: result.facts["weights_digest"]}
+    publish(store, f"{store.root}/audit/{name}", **weights, made_up=False)
+
+
+def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str, Any]:
+    store = store_of(deployment)
+    result = read_result(store, uri)
+    assert result is not None
+    (one,) = judge(store, {"dp": Input(result, Path())}, {"dp": uri}, rule)
+    return one
+
+
+def test_a_verdict_reads_the_audits_of_these_weights_and_no_others(
+    tracked: Deployment, uri: str, found: list[AuditRecord]
+) -> None:
+    result = read_result(store_of(tracked), uri)
+    assert result is not None
+    other = released_model(tracked, result.releases, name="b" * 16, weights=b"others")
+    audited(tracked, uri)
+    found.append(BAD)
+    store = store_of(tracked)
+    words = {one: verdict_on(store, read_result(store, one)).word for one in (uri, other)}  # type: ignore[arg-type]
+    assert words == {uri: "contradicted", other: "not audited"}
+
+
+def test_what_a_training_without_privacy_shows_is_not_held_against_the_model(
+    tracked: Deployment, uri: str, found: list[AuditRecord]
+) -> None:
+    audited(tracked, uri)
+    found += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.evidence.gate.audits_of", lambda *_, **__: tuple(found))
+        assert judged(tracked, uri)["verdict"] == "consistent"
+
+
+@pytest.mark.parametrize(
+    ("record", "audited_rule", "unaudited_rule"),
+    [(GOOD, True, True), (None, False, True), (UNSOUND, False, False), (BAD, False, False)],
+)
+def test_promotion_follows_the_verdict_and_the_rule(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    record: AuditRecord | None,
+    audited_rule: bool,
+    unaudited_rule: bool,
+) -> None:
+    if record is not None:
+        audited(tracked, uri)
+        found.append(record)
+    promoted = {rule: judged(tracked, uri, rule)["promoted"] for rule in
+                ("audited", "unaudited", "approved")}  # fmt: skip
+    assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}
+
+
+def test_a_model_whose_statement_is_not_private_is_not_promoted(
+    tracked: Deployment, found: list[AuditRecord]
+) -> None:
+    releases = [
+        r.model_copy(update={"seed_known": True}) for r in settled(tracked, EARLIER, TRAINING)
+    ]
+    known = released_model(tracked, releases, model=NAME)
+    audited(tracked, known)
+    found.append(GOOD)
+    assert not judged(tracked, known)["promoted"]
+
+
+def test_an_output_of_another_version_hides_no_audit_and_stops_none(
+    tracked: Deployment, uri: str, found: list[AuditRecord]
+) -> None:
+    store = store_of(tracked)
+    store.write(f"{store.root}/audit/{'0' * 16}/result.json", b'{"version": 1}')
+    audited(tracked, uri)
+    found.append(BAD)
+    assert judged(tracked, uri)["verdict"] == "contradicted"
+
+
+# --- what reaches MLflow
+
+
+def report_of(
+    deployment: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, title: str = "t"
+) -> ReportSpec:
+    """Run a report step that writes nothing but the verdict, as a process would."""
+    spec = ReportSpec(
+        root=deployment.store, made_up=False, title=title, results={"dp": uri}, settings={}
+    )
+
+    def run(spec: ReportSpec, context: StepContext) -> StepOutput:
+        results = {name: context.input(uri) for name, uri in spec.results.items()}
+        found = judge(context.store, results, spec.results, spec.promotion)
+        return StepOutput(outputs={}, facts={JUDGED: found, "created": "2026-01-01"})
+
+    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=run))
+    contract.run_step(spec, deployment, RUN)
+    return spec
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    messages: list[Any] = []
+    monkeypatch.setattr(contract, "send", messages.append)
+    yield messages
+
+
+def test_a_model_is_registered_with_its_verdict_and_promoted(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Any],
+) -> None:
+    audited(tracked, uri)
+    found.append(GOOD)
+    for _ in range(2):  # the second finds it done, and says the same
+        report_of(tracked, uri, monkeypatch)
+    client = MlflowClient(tracked.tracking)
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    result = read_result(store_of(tracked), uri)
+    assert result is not None
+    assert version.tags["confide.verdict"] == "consistent"
+    assert version.tags["confide.spec_hash"] == result.spec_hash
+    assert float(version.tags["confide.epsilon"]) > 0
+    assert float(version.tags["confide.delta"]) == 2e-6
+    assert version.tags["confide.unit"] == "patient"
+    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+    assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
+
+
+def test_a_contradicted_model_fails_the_step_after_all_is_written_and_is_not_promoted(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Any],
+) -> None:
+    audited(tracked, uri)
+    found += [GOOD, BAD]
+    for _ in range(2):
+        with pytest.raises(Contradicted, match="contradicted by Bound") as refused:
+            report_of(tracked, uri, monkeypatch)
+        assert refused.value.exit_code == 4
+    client = MlflowClient(tracked.tracking)
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert version.tags["confide.verdict"] == "contradicted"
+    assert client.get_registered_model(NAME).aliases == {}
+    experiment = client.get_experiment_by_name("confide")
+    assert experiment is not None
+    assert {r.info.status for r in client.search_runs([experiment.experiment_id])} == {"FAILED"}
+    assert EventLog.all(tracked.events) == []  # MLflow was told everything
+    assert [m.verdict for m in sent if isinstance(m, Judged)] == ["contradicted"] * 2
+
+
+def test_a_later_contradiction_takes_the_alias_and_stays(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    audited(tracked, uri)
+    found.append(GOOD)
+    report_of(tracked, uri, monkeypatch)
+    client = MlflowClient(tracked.tracking)
+    assert ALIAS in client.get_registered_model(NAME).aliases
+    found.append(BAD)
+    with pytest.raises(Contradicted):
+        report_of(tracked, uri, monkeypatch, "later")
+    assert client.get_registered_model(NAME).aliases == {}
+    found.remove(BAD)  # and an earlier run, of which MLflow hears only now
+    report_of(tracked, uri, monkeypatch, "late")
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert version.tags["confide.verdict"] == "contradicted"
+    assert client.get_registered_model(NAME).aliases == {}
+
+
+def test_an_mlflow_that_was_away_learns_the_verdict_and_the_alias_once(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    audited(tracked, uri)
+    found.append(GOOD)
+    report_of(replace(tracked, tracking="http://127.0.0.1:9"), uri, monkeypatch)
+    client = MlflowClient(tracked.tracking)
+    assert client.search_model_versions(f"name = '{NAME}'") == []
+    with monkeypatch.context() as patch:  # everything arrives, then the process is killed
+        patch.setattr(EventLog, "confirm", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            Delivery(tracked).deliver(EventLog.all(tracked.events)[0])
+    assert send_all(tracked) == 0
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+
+
+def _dies(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("verdict", ["contradicted", "invalid", None])
+def test_an_alias_against_the_verdict_is_no_event(verdict: str | None) -> None:
+    tags = {"confide.verdict": verdict} if verdict else {}
+    with pytest.raises(ValidationError, match="the verdict is"):
+        Model(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
+
+
+def test_who_approves_is_asked_after_the_audits_and_judged_again(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = report_of(tracked, uri, monkeypatch)
+    client = MlflowClient(tracked.tracking)
+    assert client.get_registered_model(NAME).aliases == {}
+    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+    assert version.tags["confide.approved"] == "by a person"
+
+
+def test_what_was_contradicted_while_it_waited_is_not_promoted(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = report_of(tracked, uri, monkeypatch)
+    audited(tracked, uri)
+    found.append(BAD)
+    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    with pytest.raises(Contradicted):
+        contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    assert MlflowClient(tracked.tracking).get_registered_model(NAME).aliases == {}
+
+
+def test_a_training_registers_nothing_by_itself(
+    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = ReportSpec(root=tracked.store, made_up=False, title="t", results={}, settings={})
+    output = StepOutput(outputs={}, facts={}, model=NAME)
+    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
+    contract.run_step(report, tracked, RUN)
+    assert MlflowClient(tracked.tracking).search_registered_models() == []
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_contradicted_model_is_not_exported(
+    tracked: Deployment,
+    uri: str,
+    found: list[AuditRecord],
+    confide: Confide,
+    tmp_path: Path,
+) -> None:
+    audited(tracked, uri)
+    found.append(BAD)
+    code, _, err = confide("export", str(tmp_path / "out"), "--uri", uri)
+    assert code == 4
+    assert "contradicted by Bound" in err
+    assert not (tmp_path / "out").exists()
