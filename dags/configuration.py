@@ -6,6 +6,7 @@
 `CONFIDE_SWEEP_SETTINGS`  a JSON file: the defaults of `dp_sweep`'s form
 `CONFIDE_CORPORA`         a JSON file: private data set -> the settings of the job that a new
                           version of it starts
+`CONFIDE_PROMOTE`         which models get the alias `promotable` (tasks/protocol/promotion.py)
 
 In place of a JSON file's name, the JSON object itself will do.
 """
@@ -19,7 +20,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.protocol import JobSettings, SweepSettings, one_line
+from dp_core.errors import BadInput
+from tasks.protocol import JobSettings, Promotion, SweepSettings, one_line
+from tasks.protocol import promotion as rule_of
 from tasks.protocol.settings import MADE_UP
 
 
@@ -41,6 +44,18 @@ def settings(name: str) -> dict[str, Any]:
     except ValidationError as error:
         raise ValueError(f"{variable}: {one_line(error)}") from None
     return given
+
+
+def promotion() -> Promotion:
+    """Return the deployment's rule for promotion.
+
+    Raises:
+        ValueError: an unknown one, in one line; Airflow shows it as an import error.
+    """
+    try:
+        return rule_of(os.environ)
+    except BadInput as error:
+        raise ValueError(str(error)) from None
 
 
 def corpora() -> dict[str, dict[str, Any]]:

@@ -9,14 +9,17 @@ from typing import Any
 from airflow.sdk import TriggerRule, dag, get_current_context, task
 
 from dags import configuration, launcher
+from dags.approval import approval
 from dags.launcher import TRAINING
 from dags.names import NAMES
-from tasks.protocol import JobSettings, StepSpec, SweepPoint, dp_bert_steps
+from tasks.protocol import JobSettings, StepSpec, SweepPoint, dp_bert_steps, promote_spec
 
 
 def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
-    return dp_bert_steps(launcher.settings_from(JobSettings, params), root)
+    settings = launcher.settings_from(JobSettings, params)
+    steps = dp_bert_steps(settings, root, configuration.promotion())
+    return {**steps, "promote": promote_spec(steps["report"])}
 
 
 step = partial(launcher.step, plan=plan)
@@ -136,9 +139,16 @@ def dp_bert() -> None:
     report = step(
         "report",
         trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off
-        doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement.",
+        doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement. **Fails if an audit "
+        "contradicts the claim**; the model is registered with the verdict.",
     )
     measured >> report
+
+    # Behind the gate: the report has judged the model by its audits and registered it. Whether it
+    # is promoted, a person may have to say.
+    if configuration.promotion() == "approved":
+        promote = step("promote", doc_md="Gives the model the alias `promotable`.")
+        report >> approval() >> promote
 
 
 dp_bert()

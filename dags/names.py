@@ -36,6 +36,8 @@ NAMES = {
     "dp_audit": "Audit ε: private",
     "points_that_failed": "Points that failed",
     "report": "Write the report",
+    "approval": "Wait for approval",
+    "promote": "Promote the model",
     "events": "What has been announced",
     "job": "Check the announcement",
     "train": "Start dp_bert",

@@ -26,6 +26,7 @@ COMMANDS = {  # modules of tasks/commands, likewise: the list needs no import of
     "report": "The latest report: its table, and where the page is.",
     "export": "Copy a released model, to be handed on.",
     "evidence": "What a stranger needs to check a released model, in one folder.",
+    "audit": "What audits say of a model's claim: of a run here, or anybody's.",
     "announce": "Tell Airflow that a private corpus has a new version.",
     "backup": "Copy the ledger, the seeds and MLflow's database.",
     "doctor": "What is missing on this machine, and how to get it.",

@@ -66,7 +66,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
         work = self._prepare(context)
         KubernetesPodOperator.execute(self, context)
-        return work.answer()
+        return self.answer(work)
 
     def _prepare(self, context: Any) -> Work:
         work = self.work(context)
@@ -99,14 +99,14 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
             self.pod = self.pod_request_obj = None
             self._prepare(context)
             self.execute_async(context)  # within the same try: nothing has failed
-        return self.work(context).answer()
+        return self.answer(self.work(context))
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
         """Delete the pod; say what its exit code means, and that bad input is not tried again."""
         ended, told = terminated(remote_pod, self.base_container_name), Follower()
         for line in (ended.message or "").splitlines() if ended else ():
             told.hear(line)
-        self.tracked_at = told.tracked_at or self.tracked_at
+        self.hear(told)
         try:
             super().cleanup(pod, remote_pod, *more, **named)
         except (AirflowSkipException, AirflowFailException):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from dags.launcher.notify import addresses, notify
 from dags.names import NAMES
 from tasks.protocol import NoReader, RunContext, StepSpec, SweepPoint, environment_for
 from tasks.protocol.messages import Follower
@@ -126,15 +127,20 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
 def defaults() -> dict[str, Any]:
     """Return what all tasks share: a fault is tried again, twice, later and later.
 
-    Bad input and an exceeded budget are not faults: they fail at once (`failure`).
+    Bad input and an exceeded budget are not faults: they fail at once (`failure`). Who is to be
+    told of a failure is (`notify`).
+
+    Raises:
+        ValueError: an address in `CONFIDE_NOTIFY` is none; Airflow shows it as an import error.
     """
+    addresses()  # what is wrong with them is an import error, and no surprise in a callback
     return {
         "owner": "confide",
         "retries": 2,
         "retry_delay": timedelta(seconds=10),
         "retry_exponential_backoff": True,
         "max_retry_delay": timedelta(minutes=5),
-        "on_failure_callback": log_failure,
+        "on_failure_callback": [log_failure, notify],
     }
 
 
@@ -210,6 +216,7 @@ class StepOperator:
         plan: from the run's parameters to its steps' specs.
         point: grid point of a mapped task.
         tracked_at: address of the step's run in MLflow, once the step has told it.
+        verdicts: on the models that the step judged, in a sentence each.
     """
 
     template_fields = ("point",)
@@ -223,6 +230,7 @@ class StepOperator:
         self.plan = plan
         self.point = point
         self.tracked_at = ""
+        self.verdicts: dict[str, str] = {}
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the step to its end, and answer for its exit code."""
@@ -230,10 +238,20 @@ class StepOperator:
         code = UNFINISHED
         while code == UNFINISHED:
             code, told = self.run_step(work, context["ti"].map_index)
-            self.tracked_at = told.tracked_at or self.tracked_at
+            self.hear(told)
         if code:
             raise failure(code, told.reason())
-        return work.answer(self.numbers(work))
+        return self.answer(work, self.numbers(work))
+
+    def hear(self, told: Follower) -> None:
+        """Remember what the step told of its run in MLflow and of the models that it judged."""
+        self.tracked_at = told.tracked_at or self.tracked_at
+        self.verdicts = {name: one.sentence for name, one in told.judged.items()} or self.verdicts
+
+    def answer(self, work: Work, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """Return what goes through XCom, with the verdicts of a step that judged models."""
+        verdicts = {"verdicts": self.verdicts} if self.verdicts else {}
+        return work.answer(metrics) | verdicts
 
     def work(self, context: Any) -> Work:
         """Return the task's work; its point names the task on Airflow's pages."""
@@ -263,9 +281,12 @@ def failure(exit_code: int, reason: str) -> AirflowException:
     """
     if exit_code in _NEVER_RETRIED:
         how = f"exit code {exit_code}: {_NEVER_RETRIED[exit_code]}, not tried again"
-        return AirflowFailException(f"{reason} ({how})")
-    how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-    return AirflowException(f"{reason} ({how})")
+        error: AirflowException = AirflowFailException(f"{reason} ({how})")
+    else:
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        error = AirflowException(f"{reason} ({how})")
+    error.exit_code = exit_code
+    return error
 
 
 def log_failure(context: Any) -> None:

@@ -254,7 +254,7 @@ def measure(
     }
     rows = []
     for context, masked in contexts.items():
-        ranks = _ranks(rank, masked, len(candidates)).reshape(len(sequences), -1)
+        ranks = secret_ranks(rank, masked, len(candidates)).reshape(len(sequences), -1)
         rows += rows_from_ranks(
             canaries,
             ranks[: len(canaries)],
@@ -372,7 +372,7 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     )
 
 
-def _ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
+def secret_ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
     """Return the rank of every secret [B], asked for in batches of one shape."""
     size = shown.secrets.size
     padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)

@@ -8,7 +8,7 @@ depends on no text. The same words are counted privately, for what is spent on o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, processors
@@ -101,6 +101,37 @@ def load(folder: Path | str) -> Tokenizer:
         ) from error
     SpecialIds.of(tokenizer)
     return tokenizer
+
+
+def is_byte_level(tokens: Iterable[str]) -> bool:
+    """Return whether a vocabulary spells any text, by the 256 characters that stand for bytes."""
+    return set(ALPHABET) <= set(tokens)
+
+
+def of_folder(folder: Path, tokens: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer of a byte-level model's folder, made by whomever.
+
+    Args:
+        folder: with `merges.txt`, or with `tokenizer.json`.
+        tokens: of the model; the special ones come first in the result, those of ours that it lacks
+            are added, and the others keep their order.
+
+    Raises:
+        BadInput: no merges there that fit the tokens.
+    """
+    every = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *tokens)))}
+    try:
+        if (folder / _MERGES).is_file():
+            lines = (folder / _MERGES).read_text(encoding="utf-8").splitlines()
+            pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        else:
+            about = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+            pairs = [m.split(" ") if isinstance(m, str) else m for m in about["merges"]]
+        return _gpt2(every, [(left, right) for left, right in pairs])
+    except Exception as error:
+        raise BadInput(
+            f"no readable {_MERGES} or tokenizer.json that fits its tokens", where=str(folder)
+        ) from error
 
 
 def _gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

@@ -14,11 +14,25 @@ _SUFFIX = ".safetensors"
 def origin_of_export(store: Store, folder: Path) -> str:
     """Return the output of which a folder is the exported copy, file by file.
 
+    Raises:
+        BadInput: as `find_origin`, or no training of this deployment made the weights.
+    """
+    if uri := find_origin(store, folder):
+        return uri
+    raise BadInput(
+        "no training of this deployment made these weights",
+        where=str(folder),
+        fix="Evidence is made where the model was trained: there is its ledger.",
+    )
+
+
+def find_origin(store: Store, folder: Path) -> str | None:
+    """Return the output of which a folder is the exported copy; None: it is somebody else's model.
+
     The weights find it: no other training has the same. An adapter by itself is found by its own.
 
     Raises:
-        BadInput: there are no weights, no training of this deployment made them, or a file beside
-            them is not the one that was exported.
+        BadInput: there are no weights, or a file beside them is not the one that was exported.
     """
     files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.is_file()}
     weights = {sha256_of(file) for name, file in files.items() if name.endswith(_SUFFIX)}
@@ -32,11 +46,7 @@ def origin_of_export(store: Store, folder: Path) -> str:
             if weights <= set(made.values()):
                 _refuse_changed(folder, files, made)
                 return uri
-    raise BadInput(
-        "no training of this deployment made these weights",
-        where=str(folder),
-        fix="Evidence is made where the model was trained: there is its ledger.",
-    )
+    return None
 
 
 def _refuse_changed(folder: Path, files: dict[str, Path], made: dict[str, str]) -> None:

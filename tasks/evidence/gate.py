@@ -6,10 +6,14 @@ run's audit left it, and on those of the operator too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dp_core.audit.record import AuditRecord
 from dp_core.audit.verdict import ModelVerdict, verdict_of
+from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.audits import CONTROL, audits_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.statements import statement_of
@@ -36,8 +40,27 @@ def claim_of(releases: Sequence[ReleaseRecord]) -> str:
     return "; ".join(parts) or "no private text went into it"
 
 
-def verdict_on(store: Store, result: StepResult) -> ModelVerdict:
-    """Return the verdict on the model of a training step, from every audit of its weights."""
+def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
+    """Return what the claim leaves to attacks on one text; None where it claims nothing of one.
+
+    So with an infinite ε or none, a unit smaller than a text, or several data sets.
+    """
+    of_datasets = totals(releases)
+    if len(of_datasets) != 1:
+        return None
+    (total,) = of_datasets
+    if total.unit in (None, PrivacyUnit.EXAMPLE) or total.epsilon is None:
+        return None
+    if not math.isfinite(total.epsilon):
+        return None
+    return PrivacyProfile.of_claim(total.epsilon, total.delta)
+
+
+def records_of(store: Store, result: StepResult) -> tuple[AuditRecord, ...]:
+    """Return the record of every audit of a training step's model, for the operator.
+
+    What comparisons without privacy show is none of this model.
+    """
     subjects = {
         str(result.facts[fact]): words
         for fact, words in (
@@ -47,8 +70,12 @@ def verdict_on(store: Store, result: StepResult) -> ModelVerdict:
         if result.facts.get(fact)
     }
     records = audits_of(store, subjects, operator=True)
-    of_model = [record for record in records if record.subject != CONTROL]
-    return verdict_of(claim_of(result.releases), of_model)
+    return tuple(record for record in records if record.subject != CONTROL)
+
+
+def verdict_on(store: Store, result: StepResult) -> ModelVerdict:
+    """Return the verdict on the model of a training step, from every audit of its weights."""
+    return verdict_of(claim_of(result.releases), records_of(store, result))
 
 
 def judge(

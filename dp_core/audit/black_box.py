@@ -1,0 +1,245 @@
+"""Black-box audits of a model in a folder, whoever trained it: given canaries, given texts.
+
+The model is asked for its predictions and for nothing else. A folder of Hugging Face's is read with
+its own tokens, renumbered as everywhere in this project, so that the special ones come first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from dp_core.audit.canaries import Canary, candidates
+from dp_core.audit.exposure import alone, interval, null_exposure, null_p_value, secret_ranks
+from dp_core.audit.membership_attacks import attacks
+from dp_core.audit.membership_metrics import MembershipRow, measure
+from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
+from dp_core.audit.membership_scores import Rows, losses
+from dp_core.audit.ranking import ranker
+from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import Unit
+from dp_core.data.token_store import TokenStoreWriter, rows_of_units
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
+from dp_core.models.parameters import AnyModel, language_model
+from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.vocabulary import byte_level, wordpiece
+
+DOCUMENT = "document"
+LONGEST_ROW = 256  # tokens
+ROWS_PER_TEXT = 4
+_SECRET = re.compile(r"\[\[(.+?)\]\]")
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A model with its tokenizer; row lengths up to `positions`."""
+
+    model: AnyModel
+    tokenizer: Tokenizer
+
+    @property
+    def positions(self) -> int:
+        """Most tokens of a row."""
+        return min(self.model.config.max_positions, LONGEST_ROW)
+
+
+def open_model(folder: Path) -> Audited:
+    """Read a masked or causal model in Hugging Face's layout, and its tokenizer.
+
+    Raises:
+        BadInput: files missing, an architecture or a vocabulary that is not known here.
+    """
+    stored = read_vocabulary(folder)
+    tokens = sorted(stored, key=stored.__getitem__)
+    if byte_level.is_byte_level(tokens):
+        tokenizer = byte_level.of_folder(folder, tokens)
+    else:
+        tokenizer = wordpiece.of_tokens(tokens)
+    ids = tokenizer.get_vocab()
+    model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
+    return Audited(language_model(model), tokenizer)
+
+
+def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
+    """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
+
+    Args:
+        audited: the model.
+        lines: of text each, the secret in double brackets: `her number is [[seven]]`. A secret is
+            one token; without memory its rank is uniform where it was drawn uniformly.
+
+    Raises:
+        BadInput: no canary, or one without exactly one secret of one token. Its text is not told.
+    """
+    if not lines:
+        raise BadInput("there is no canary", where="--canaries", fix="Give one a line.")
+    canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
+    pool = candidates(audited.tokenizer)
+    longest = max(len(canary.tokens) for canary in canaries) + 2
+    masked = alone(canaries, SpecialIds.of(audited.tokenizer), longest)
+    ranks = secret_ranks(ranker(audited.model, pool), masked, len(pool))
+    exposure, low, high = interval(ranks, len(pool))
+    null = null_exposure(len(pool), len(canaries))
+    above = exposure > null.high
+    return AuditRecord(
+        key="exposure_given",
+        name="Exposure of given canaries",
+        level="canary",
+        measured="log2 of the candidates less log2 of the mean rank of a secret, in bits, each"
+        " canary by itself (Carlini et al. 2019)",
+        value=exposure,
+        interval=(low, high),
+        confidence=0.95,
+        ceiling=math.log2(len(pool)),
+        ceiling_of=f"log2 of {len(pool)} candidates: every secret in first place",
+        power=f"{len(canaries)} canaries: above {null.high:.2f} bits is beyond chance",
+        null_control=NullControl(
+            of="a model to which every token is as likely a secret",
+            low=null.low,
+            high=null.high,
+            alarm_rate=0.025,
+            p_value=null_p_value(float(ranks.mean()), len(pool), len(canaries)),
+        ),
+        verdict="inconclusive" if above else "consistent",
+        finding=f"{exposure:.2f} bits; without memory, below {null.high:.2f} in 97.5% of cases.",
+        label=Label.OPERATOR,  # nobody knows where the canaries are from
+    )
+
+
+def _canary(audited: Audited, line: str, number: int) -> Canary:
+    found = _SECRET.findall(line)
+    if len(found) != 1:
+        raise BadInput(
+            f"line {number} has {len(found)} secrets in double brackets",
+            where="--canaries",
+            fix="Write one: her number is [[seven]].",
+        )
+    before, _, after = _SECRET.split(line)
+    parts = [
+        audited.tokenizer.encode(text, add_special_tokens=False).ids
+        for text in (before.rstrip(), f"{' ' if before else ''}{found[0]}", after)
+    ]
+    if len(parts[1]) != 1 or parts[1][0] not in candidates(audited.tokenizer):
+        raise BadInput(
+            f"the secret of line {number} is not one token of the model's",
+            where="--canaries",
+            fix="Choose a word of its vocabulary.",
+        )
+    if len(tokens := [*parts[0], *parts[1], *parts[2]]) > audited.positions - 2:
+        raise BadInput(f"line {number} is too long for the model", where="--canaries")
+    pattern = "H" * len(parts[0]) + "S" + "H" * len(parts[2])
+    return Canary(f"given-{number}", pattern, 1.0, tuple(tokens))
+
+
+def membership_records(
+    audited: Audited,
+    members: Sequence[str],
+    held_out: Sequence[str],
+    ceiling: PrivacyProfile | None,
+    *,
+    masks: int = 4,
+    seed: int = 0,
+) -> tuple[AuditRecord, ...]:
+    """Return what losses tell of who trained the model, by text: one evaluation for all attacks.
+
+    Args:
+        audited: the model.
+        members: texts that trained it. held_out: texts that did not, drawn alike.
+        ceiling: what the claim for one text, or for a unit that holds it, leaves; None: no claim.
+        masks: fresh masks over which a masked model's losses are averaged.
+        seed: public; of masks, and of the fifth on which thresholds are fitted.
+
+    Raises:
+        BadInput: fewer texts on a side than a level needs.
+    """
+    for name, texts in (("--members", members), ("--held-out", held_out)):
+        if len(texts) * (1 - FITTED_SHARE) < LEAST_GROUPS:
+            least = math.ceil(LEAST_GROUPS / (1 - FITTED_SHARE))
+            raise BadInput(f"{len(texts)} texts; {least} are needed", where=name)
+    if set(members) & set(held_out):
+        raise BadInput("a text stands in both files", where="--held-out")
+    coins = np.random.default_rng(seed)
+    with TemporaryDirectory(prefix="confide-audit-") as folder:  # 0700; the rows are private
+        writer = TokenStoreWriter(
+            Path(folder), audited.positions, audited.tokenizer.get_vocab_size()
+        )
+        kept = []
+        units = [Unit(str(at), [line]) for at, line in enumerate([*members, *held_out])]
+        for unit_id, rows in rows_of_units(
+            units,
+            audited.tokenizer,
+            sequence_length=audited.positions,
+            max_examples_per_unit=ROWS_PER_TEXT,
+            key=seed_key(seed),
+        ):
+            writer.add_unit(unit_id, rows)
+            kept += [int(unit_id)] * len(rows)
+        store = writer.finish()
+        numbers = np.arange(len(kept), dtype=np.int64)
+        found = losses(audited.model, Rows(store, numbers, seed, masks))
+    if not (np.isfinite(found.mean).all() and np.isfinite(found.lowest).all()):
+        raise BadInput("the model answers with what is no number", where="model")
+    text = np.array(kept, np.int64)
+    inside = text < len(members)
+    fitting = np.zeros(len(units), bool)
+    for start, count in ((0, len(members)), (len(members), len(held_out))):
+        chosen = coins.permutation(count)[: max(2, int(FITTED_SHARE * count))]
+        fitting[start + chosen] = True
+    sample = Sample(
+        unit=PrivacyUnit.DOCUMENT,
+        member_rows=numbers[inside],
+        other_rows=numbers[~inside],
+        members=inside,
+        groups={DOCUMENT: text},
+        units=text,
+        units_in_group={},
+        clusters=text,
+        fitted=fitting[text],
+    )
+    rows_found = []
+    for attack in attacks(found, [], {}, inside, sample.fitted):
+        if (scored := sample.scored(DOCUMENT, attack)) is not None:
+            rows_found.append(measure(DOCUMENT, attack.name, scored[0], attack.threshold, ceiling))
+    return tuple(map(_membership_record, rows_found))
+
+
+def _membership_record(row: MembershipRow) -> AuditRecord:
+    """Return an attack's record. A division of texts that was made once refutes no claim."""
+    pl = row.leakage
+    rates = {f"TPR at {one.asked:.1%} FPR": one.tpr.value for one in row.low_rates}
+    return AuditRecord(
+        key=f"membership_given_{row.attack.replace('-', '_')}",
+        name=f"Membership of given texts, by {row.attack}",
+        level="document",
+        measured="advantage, TPR less FPR (Jagannatha et al. 2021; docs/membership.md)",
+        value=pl.value,
+        interval=(pl.low, pl.high),
+        confidence=0.95,
+        ceiling=row.leakage_ceiling,
+        ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1)" if row.leakage_ceiling else "",
+        power=f"{row.members} texts trained on and {row.others} held out: an advantage above"
+        f" {pl.high - pl.value:.3f} would be beyond chance",
+        null_control=NullControl(
+            of="a model that tells nobody apart: no advantage, with the spread of these texts",
+            low=pl.low - pl.value,
+            high=pl.high - pl.value,
+            alarm_rate=0.025,
+        ),
+        verdict="inconclusive" if row.above else "consistent",
+        finding=f"The advantage is {pl.value:.3f}, the AUC {row.area.value:.3f}"
+        + (", wholly above its ceiling: somebody should look." if row.above else "."),
+        label=Label.OPERATOR,
+        rows=({"auc": row.area.value, **rates},),
+    )

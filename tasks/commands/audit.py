@@ -1,0 +1,163 @@
+"""`confide audit`: what is known of a model's claim, and what canaries and texts show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dp_core.errors import BadInput, Contradicted
+from tasks.commands.export import latest_model
+from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.report import given
+from tasks.protocol import StepResult
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+
+if TYPE_CHECKING:
+    from dp_core.audit.record import AuditRecord
+    from dp_core.privacy.accounting import PrivacyProfile
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("audit")
+@click.argument("model", required=False, type=_FILE)
+@click.option("--uri", default="", help="A training step's output, in place of MODEL.")
+@click.option("--canaries", type=_FILE, help="Lines of text, the secret of each in [[brackets]].")
+@click.option("--members", type=_FILE, help="Texts that trained it, one a line.")
+@click.option("--held-out", type=_FILE, help="Texts that did not, drawn alike, one a line.")
+@click.option("--epsilon", type=float, help="What a model from elsewhere claims for one text.")
+@click.option("--delta", type=float, help="δ of that claim.")
+@click.option("--masks", type=click.IntRange(1, 256), default=4, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
+@as_json
+def command(
+    model: Path | None,
+    uri: str,
+    canaries: Path | None,
+    members: Path | None,
+    held_out: Path | None,
+    epsilon: float | None,
+    delta: float | None,
+    masks: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Audit a model: of a run here, exported, or anybody's in Hugging Face's layout.
+
+    MODEL is a folder; without it and --uri, the model of the latest report is meant. Of a model
+    that was trained here, the table begins with what the audits of its runs found. What is found
+    with --canaries, --members and --held-out is for the operator. Fails (exit code 4) if an audit
+    contradicts the claim.
+    """
+    if model is not None and uri:
+        raise BadInput("two models are named", where="audit", fix="Give MODEL or --uri.")
+    if (members is None) != (held_out is None):
+        raise BadInput("one side is missing", where="audit", fix="Give --members and --held-out.")
+    if (epsilon is None) != (delta is None):
+        raise BadInput("half a claim", where="audit", fix="Give --epsilon and --delta.")
+    from dp_core.audit import black_box
+    from dp_core.audit.verdict import verdict_of
+    from dp_core.privacy.accounting import PrivacyProfile
+    from tasks.evidence.find_model import find_origin
+    from tasks.evidence.gate import claim_of, records_of
+
+    deployment = Deployment.from_environment()
+    store = Store(deployment.store, deployment.cache)
+    if model is None:
+        uri = given(store, uri) if uri else latest_model(store, "audit")
+    else:
+        uri = find_origin(store, model) or ""
+    result = read_result(store, uri) if uri else None
+    if uri and result is None:
+        raise BadInput("no model there", where=uri, fix="Give a training step's output.")
+    if result is not None and epsilon is not None:
+        raise BadInput(
+            "the model was trained here, and says itself what it claims", where="--epsilon"
+        )
+    records = list(records_of(store, result)) if result else []
+    folder = model if model is not None else store.local_copy(uri)
+    if canaries or members:
+        audited = black_box.open_model(folder)
+        if canaries:
+            records.append(black_box.canary_exposure(audited, _lines(canaries, "--canaries")))
+        if members and held_out:
+            ceiling = _ceiling(result)
+            if epsilon is not None and delta is not None:
+                ceiling = PrivacyProfile.of_claim(epsilon, delta)
+            texts = (_lines(members, "--members"), _lines(held_out, "--held-out"))
+            records += black_box.membership_records(
+                audited, *texts, ceiling, masks=masks, seed=seed
+            )
+    if not records:
+        raise BadInput(
+            "there is nothing to audit it by",
+            where="audit",
+            fix="Give --canaries, or --members and --held-out.",
+        )
+    claim = "no claim is known"
+    if result is not None:
+        claim = claim_of(result.releases)
+    elif epsilon is not None:
+        claim = f"ε = {epsilon:g} at δ = {delta:g}, as given"
+    verdict = verdict_of(claim, records)
+    if as_json:
+        write_json(
+            {
+                "claim": claim,
+                "verdict": verdict.word,
+                "sentence": verdict.sentence,
+                "audits": [record.model_dump(mode="json") for record in records],
+            }
+        )
+    else:
+        _show(records, claim)
+        click.echo(verdict.sentence)
+    if verdict.word == "contradicted":
+        raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
+
+
+def _lines(file: Path, option: str) -> list[str]:
+    """Return the lines of a file that hold something; an error quotes none of them."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise BadInput("no readable text", where=f"{option} {file}") from None
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _ceiling(result: StepResult | None) -> PrivacyProfile | None:
+    """Return what the model's own claim leaves to attacks on one text.
+
+    None where nothing is claimed of a text: an infinite ε, a unit smaller than a text, or several
+    data sets, of which nobody says whose the texts are.
+    """
+    from tasks.evidence.gate import profile_of
+
+    return None if result is None else profile_of(result.releases)
+
+
+def _show(records: Sequence[AuditRecord], claim: str) -> None:
+    write_table(
+        f"Audits of the model. Claim: {claim}",
+        ["audit", "level", "value", "interval", "at most", "could find", "verdict", "for"],
+        [
+            [
+                record.name,
+                record.level,
+                record.value,
+                "–" if record.interval is None else "{:.3g} … {:.3g}".format(*record.interval),
+                record.ceiling,
+                record.power or record.finding,
+                record.verdict,
+                record.label.value,
+            ]
+            for record in records
+        ],
+        whole=["verdict"],
+        prose=["could find", "level"],
+    )

@@ -1,0 +1,111 @@
+"""Who is told of a failed job, what they are told, and that nobody's silence matters."""
+
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+from dags.launcher.notify import addresses, message, notify
+from dags.launcher.step_operator import failure
+
+PRIVATE = "Quendoline"
+
+
+def context(error):
+    ti = SimpleNamespace(
+        dag_id="dp_bert", task_id="report", run_id="manual__1", log_url="http://airflow/log"
+    )
+    return {"ti": ti, "exception": error}
+
+
+@pytest.fixture
+def hook():
+    heard = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(500 if self.path == "/broken" else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield SimpleNamespace(heard=heard, url=f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    thread.join()
+
+
+def test_nobody_is_told_where_nobody_is_named(monkeypatch):
+    monkeypatch.delenv("CONFIDE_NOTIFY", raising=False)
+    assert addresses() == ()
+    notify(context(failure(3, "over")))
+
+
+@pytest.mark.parametrize(
+    ("code", "head", "told"),
+    [
+        (4, "An audit contradicts a privacy claim", True),
+        (3, "Privacy budget refused", True),
+        (2, "A job failed", False),
+        (1, "A job failed", False),
+        (-9, "A job failed", False),
+    ],
+)
+def test_a_reason_is_told_where_every_word_of_it_is_public(code, head, told):
+    subject, text = message(context(failure(code, f"because of {PRIVATE}")))
+    assert subject == f"Confide: {head}: dp_bert · report"
+    assert "run manual__1" in text and "http://airflow/log" in text
+    assert (PRIVATE in text) == told
+
+
+def test_a_strangers_exception_is_never_quoted():
+    for error in (ValueError(PRIVATE), None):
+        assert PRIVATE not in "".join(message(context(error)))
+
+
+def test_a_webhook_hears_it_and_its_address_is_never_logged(hook, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("CONFIDE_NOTIFY", f"{hook.url}/broken {hook.url}/token123")
+    notify(context(failure(4, "ε = 4: contradicted by Bound.")))
+    assert len(hook.heard) == 2  # a broken one stops no other
+    assert "contradicted by Bound" in hook.heard[1].encode().decode("unicode_escape")
+    said = [record for record in caplog.records if record.name == "airflow.task"]
+    assert [r.getMessage() for r in said] == [
+        "CONFIDE_NOTIFY: address 1 was not told (HTTPStatusError)"
+    ]
+    assert not [r for r in caplog.records if r.name == "httpx"]
+
+
+def test_mail_goes_by_airflows_own_provider_and_nothing_of_it_is_a_template(monkeypatch):
+    sent = []
+
+    def hold(self, context):
+        sent.append((self.to, self.subject, self.html_content))
+
+    monkeypatch.setattr("airflow.providers.smtp.notifications.smtp.SmtpNotifier.notify", hold)
+    monkeypatch.setenv("CONFIDE_NOTIFY", "mailto:dpo@example.org")
+    notify(context(failure(3, "2.1 of <2.0> {{ 7 * 7 }}")))
+    ((to, subject, body),) = sent
+    assert to in ("dpo@example.org", ["dpo@example.org"])
+    assert "refused" in subject
+    assert "&lt;2.0&gt; {{ 7 * 7 }}" in body
+
+
+@pytest.mark.parametrize("wrong", ["token123", "ftp://x/token123", "mailto:token123", "https://"])
+def test_an_address_that_is_none_is_refused_and_not_quoted(wrong, monkeypatch):
+    monkeypatch.setenv("CONFIDE_NOTIFY", f"mailto:a@b {wrong}")
+    with pytest.raises(ValueError, match="address 2 is neither") as refused:
+        addresses()
+    assert "token123" not in str(refused.value)
+
+
+def test_every_task_of_every_dag_tells(dags):
+    for dag in dags.values():
+        for task in dag.tasks:
+            assert notify in task.on_failure_callback, task.task_id

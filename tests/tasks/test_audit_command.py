@@ -1,0 +1,176 @@
+"""`confide audit`: models of a run and of strangers, canaries and texts, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import Confide
+from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
+
+from dp_core.data.tokens import SPECIAL_TOKENS
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import fresh
+from dp_core.vocabulary.byte_level import ALPHABET
+from tasks.runtime.deployment import Deployment
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+SIZES: dict[str, Any] = {
+    "hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 16,
+}  # fmt: skip
+KNOWN = [f"known{i}" for i in range(20)]  # what the model expects everywhere
+OTHER = [f"other{i}" for i in range(20)]
+# A stranger's order: the special tokens stand where BERT's checkpoints have them, not first.
+WORDS = [*KNOWN, "her", "number", "is", *OTHER, *SPECIAL_TOKENS]
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A BERT of somebody else that expects the known words, and `known3` most."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    model = fresh(BertConfig(vocab_size=len(WORDS), **SIZES), 0)
+    model.parameters["mlm/bias"][: len(KNOWN)] = 4.0
+    model.parameters["mlm/bias"][3] = 5.0
+    save(model, folder)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """The options for texts that trained it, and texts that did not."""
+    rng, words = np.random.default_rng(0), []
+    for option, of in (("--members", KNOWN), ("--held-out", OTHER)):
+        lines = {" ".join(rng.choice(of, 8)) for _ in range(60)}
+        file = tmp_path / f"{option.strip('-')}.txt"
+        file.write_text("\n".join(sorted(lines)))
+        words += [option, str(file)]
+    return words
+
+
+def lines_in(tmp_path: Path, *lines: str) -> str:
+    file = tmp_path / "canaries.txt"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+def test_a_remembered_secret_has_all_bits_and_a_forgotten_one_few(
+    confide: Confide, stranger: Path, tmp_path: Path
+) -> None:
+    for secret, low, high in (("known3", 5.4, 6), ("other3", 0, 2)):
+        canaries = lines_in(tmp_path, f"her number is [[{secret}]]", f"is [[{secret}]] her number")
+        (found,) = confide.json("audit", stranger, "--canaries", canaries)["audits"]
+        assert low <= found["value"] <= high
+        assert found["ceiling"] == math.log2(len(WORDS) - 5)
+        assert found["label"] == "operator"
+
+
+def test_texts_that_the_model_expects_are_told_from_others(
+    confide: Confide, stranger: Path, texts: list[str]
+) -> None:
+    found = confide.json("audit", stranger, *texts)
+    assert found["verdict"] == "not audited"  # a fixed division refutes no claim
+    loss = next(one for one in found["audits"] if one["key"] == "membership_given_loss")
+    assert loss["value"] > 0.3
+    assert loss["ceiling"] is None
+    assert loss["rows"][0]["auc"] > 0.95
+
+
+def test_a_stated_claim_is_the_ceiling(confide: Confide, stranger: Path, texts: list[str]) -> None:
+    claim = ("--epsilon", "0.1", "--delta", "1e-6")
+    found = confide.json("audit", stranger, *texts, *claim)
+    most = pytest.approx(math.expm1(0.1) / (math.exp(0.1) + 1), abs=1e-5)
+    assert all(one["ceiling"] == most for one in found["audits"])
+    assert "inconclusive" in {one["verdict"] for one in found["audits"]}
+    code, out, _ = confide("audit", stranger, *texts, *claim)
+    assert code == 0
+    assert "ε = 0.1 at δ = 1e-06, as given: not audited" in out
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_decoder_of_a_stranger_is_read_with_its_own_tokens(
+    confide: Confide, tmp_path: Path, texts: list[str], whole: bool
+) -> None:
+    merges = [["Ġ", "k"], ["Ġk", "n"]]
+    tokens = [*ALPHABET, "Ġk", "Ġkn", "<|endoftext|>"]
+    folder = tmp_path / "decoder"
+    folder.mkdir()
+    save(fresh(Gpt2Config(vocab_size=len(tokens), **SIZES), 0), folder)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if whole:
+        about = {"model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+        (folder / "tokenizer.json").write_text(json.dumps(about))
+    else:
+        (folder / "vocab.json").write_text(json.dumps(vocabulary))
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)))
+    canaries = lines_in(tmp_path, "it is [[kn]]", "so [[k]]")
+    found = confide.json("audit", folder, *texts, "--canaries", canaries)["audits"]
+    assert {one["key"] for one in found} == {
+        "exposure_given", "membership_given_loss", "membership_given_min_k",
+    }  # fmt: skip
+
+
+def test_a_model_of_a_run_comes_with_its_claim_and_its_audits(
+    confide: Confide, deployment: Deployment
+) -> None:
+    uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
+    found = confide.json("audit", "--uri", uri)
+    assert found["claim"].endswith("for one patient of “notes”")
+    assert {one["verdict"] for one in found["audits"]} == {"not run"}
+    copy = deployment.home / "copy"
+    copy.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (copy / name).write_bytes((store_of(deployment).local_copy(uri) / name).read_bytes())
+    assert confide.json("audit", copy)["claim"] == found["claim"]
+    code, _, err = confide("audit", copy, "--epsilon", "1", "--delta", "1e-6")
+    assert code == 2
+    assert "says itself what it claims" in err
+
+
+SECRET = "other7"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([f"no secret {SECRET}"], "line 1 has 0 secrets"),
+        (["is [[her]]", f"[[{SECRET}]] [[{SECRET}]]"], "line 2 has 2 secrets"),
+        ([f"is [[{SECRET} {SECRET}]]"], "the secret of line 1 is not one token"),
+        ([f"{'is ' * 30}[[{SECRET}]]"], "line 1 is too long"),
+        ([], "there is no canary"),
+    ],
+)
+def test_what_is_no_canary_is_refused_without_its_text(
+    confide: Confide, stranger: Path, tmp_path: Path, lines: list[str], words: str
+) -> None:
+    code, out, err = confide("audit", stranger, "--canaries", lines_in(tmp_path, *lines))
+    assert code == 2
+    assert words in err
+    assert SECRET not in out + err
+    assert err.count("\n") == 1
+
+
+def test_what_cannot_be_audited_is_refused_in_a_line(
+    confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
+) -> None:
+    short = lines_in(tmp_path, *(f"her number is {word}" for word in OTHER[:5]))
+    for words, said in (
+        ([], "there is nothing to audit it by"),
+        (texts[:2], "one side is missing"),
+        ([*texts, "--epsilon", "1"], "half a claim"),
+        ([*texts[:2], "--held-out", short], "5 texts; 13 are needed"),
+        ([*texts[:2], "--held-out", texts[1]], "a text stands in both files"),
+        ([*texts[:2], "--held-out", str(tmp_path / "none")], "no readable text"),
+        (["--uri", "file:///elsewhere"], "two models are named"),
+    ):
+        code, _, err = confide("audit", stranger, *words)
+        assert code == 2, said
+        assert said in err
+        assert err.count("\n") == 1
