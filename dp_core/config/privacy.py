@@ -108,8 +108,8 @@ class VocabularyConfig(UnitConfig):
         "public+private",
         MODEL,
         "Vocabulary: source",
-        "Where the tokens come from. public+private: learned from public text, whose words are "
-        "free, and from private words that public text would leave in pieces (charged). private: "
+        "Where the tokens come from. public+private: public words, which are free, and private ones "
+        "that public text would leave in pieces (charged), in turns; merges of the rest. private: "
         "from released private words alone, as in the paper (charged). public: from public text "
         "alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of public_model "
         "are kept, with released private words added (charged) or without (ε 0). nonprivate: from "
