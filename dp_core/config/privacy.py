@@ -108,12 +108,12 @@ class VocabularyConfig(UnitConfig):
         "public+private",
         MODEL,
         "Vocabulary: source",
-        "Where the tokens come from. public+private: public words, which are free, and private ones "
-        "that public text would leave in pieces (charged), in turns; merges of the rest. private: "
-        "from released private words alone, as in the paper (charged). public: from public text "
-        "alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of public_model "
-        "are kept, with released private words added (charged) or without (ε 0). nonprivate: from "
-        "exact private counts; nothing made with it has a finite ε, and all of it is the "
+        "Where the tokens come from. public+private: public words, which are free, and private "
+        "ones that public text would leave in pieces (charged), in turns; merges of the rest. "
+        "private: from released private words alone, as in the paper (charged). public: from "
+        "public text alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of "
+        "public_model are kept, with released private words added (charged) or without (ε 0). "
+        "nonprivate: from exact private counts; nothing made with it has a finite ε, and all of it is the "
         "operator's.",
     )
     vocabulary_mechanism: MechanismName = setting(
