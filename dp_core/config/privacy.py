@@ -113,8 +113,8 @@ class VocabularyConfig(UnitConfig):
         "private: from released private words alone, as in the paper (charged). public: from "
         "public text alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of "
         "public_model are kept, with released private words added (charged) or without (ε 0). "
-        "nonprivate: from exact private counts; nothing made with it has a finite ε, and all of it is the "
-        "operator's.",
+        "nonprivate: from exact private counts; nothing made with it has a finite ε, and all of "
+        "it is the operator's.",
     )
     vocabulary_mechanism: MechanismName = setting(
         "elimination",
