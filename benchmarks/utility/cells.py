@@ -123,13 +123,20 @@ class Recipe:
 
 
 # Phrases first: what is left of ε goes into few updates of large batches.
-_PHRASES = {"phrases_steps": 1500}
+_PHRASES = {"phrases_steps": 1500, "written_public_share": 0.0}
+_AMONG = {"phrases_steps": 1500, "written_public_share": 0.5}
+_FEW = {"epochs": 6.0}  # of real text, where a job has 30
 _LARGE = {"batch_size": 1024 / 6000}
 
 # The noise of training is calibrated to each cell's ε, and takes what the releases before it leave.
 RECIPES: dict[str, Recipe] = {
     REFERENCE: Recipe(),
     "phrases + gradients": Recipe(_PHRASES, {"phrases_epsilon": 0.8}, _LARGE),
+    "phrases among public text + gradients": Recipe(_AMONG, {"phrases_epsilon": 0.8}, _LARGE),
+    "phrases + few gradients": Recipe(_PHRASES | _FEW, {"phrases_epsilon": 0.8}, _LARGE),
+    "phrases among public text + few gradients": Recipe(
+        _AMONG | _FEW, {"phrases_epsilon": 0.8}, _LARGE
+    ),
     # One item of the default at a time left out, or one more put in.
     "one row of a unit": Recipe({"examples_per_step": 1}),
     "four maskings of one row": Recipe({"examples_per_step": 1, "maskings_per_example": 4}),

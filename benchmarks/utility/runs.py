@@ -109,7 +109,8 @@ class Runner:
         settings = self.settings(cell)
         started = time.monotonic()
         steps = self._steps(settings)
-        models = self._measured(cell.key, steps, ("dp",))
+        between = ("phrases",) if settings.phrases_epsilon else ()
+        models = self._measured(cell.key, steps, ("dp", *between))
         spending = Spending.of(settings)
         return {
             "corpus": cell.corpus,
@@ -158,8 +159,7 @@ class Runner:
                 for metric in results[task].metrics
                 if metric.name in MEASURED
             }
-            for model in (*models, "phrases")
-            if f"{model}_pretraining" in results
+            for model in models
         }
         return {"vocabulary": results["vocabulary"].facts["digest"], **figures}
 
