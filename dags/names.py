@@ -38,6 +38,7 @@ NAMES = {
     "report": "Write the report",
     "approval": "Wait for approval",
     "promote": "Promote the model",
+    "privacy_audit": "Audit the model",
     "events": "What has been announced",
     "job": "Check the announcement",
     "train": "Start dp_bert",

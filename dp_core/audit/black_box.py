@@ -72,6 +72,19 @@ def open_model(folder: Path) -> Audited:
     return Audited(language_model(model), tokenizer)
 
 
+def lines_of(file: Path, where: str) -> list[str]:
+    """Return the lines of a file that hold something.
+
+    Raises:
+        BadInput: no readable text; `where` names the setting, and nothing of the text is told.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise BadInput("no readable text", where=where) from None
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
 def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
     """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
 
@@ -84,7 +97,7 @@ def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
         BadInput: no canary, or one without exactly one secret of one token. Its text is not told.
     """
     if not lines:
-        raise BadInput("there is no canary", where="--canaries", fix="Give one a line.")
+        raise BadInput("there is no canary", where="canaries", fix="Give one a line.")
     canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
     pool = candidates(audited.tokenizer)
     longest = max(len(canary.tokens) for canary in canaries) + 2
@@ -123,7 +136,7 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
     if len(found) != 1:
         raise BadInput(
             f"line {number} has {len(found)} secrets in double brackets",
-            where="--canaries",
+            where="canaries",
             fix="Write one: her number is [[seven]].",
         )
     before, _, after = _SECRET.split(line)
@@ -134,11 +147,11 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
     if len(parts[1]) != 1 or parts[1][0] not in candidates(audited.tokenizer):
         raise BadInput(
             f"the secret of line {number} is not one token of the model's",
-            where="--canaries",
+            where="canaries",
             fix="Choose a word of its vocabulary.",
         )
     if len(tokens := [*parts[0], *parts[1], *parts[2]]) > audited.positions - 2:
-        raise BadInput(f"line {number} is too long for the model", where="--canaries")
+        raise BadInput(f"line {number} is too long for the model", where="canaries")
     pattern = "H" * len(parts[0]) + "S" + "H" * len(parts[2])
     return Canary(f"given-{number}", pattern, 1.0, tuple(tokens))
 
@@ -164,12 +177,12 @@ def membership_records(
     Raises:
         BadInput: fewer texts on a side than a level needs.
     """
-    for name, texts in (("--members", members), ("--held-out", held_out)):
+    for name, texts in (("members", members), ("held-out texts", held_out)):
         if len(texts) * (1 - FITTED_SHARE) < LEAST_GROUPS:
             least = math.ceil(LEAST_GROUPS / (1 - FITTED_SHARE))
             raise BadInput(f"{len(texts)} texts; {least} are needed", where=name)
     if set(members) & set(held_out):
-        raise BadInput("a text stands in both files", where="--held-out")
+        raise BadInput("a text stands in both files", where="held-out texts")
     coins = np.random.default_rng(seed)
     with TemporaryDirectory(prefix="confide-audit-") as folder:  # 0700; the rows are private
         writer = TokenStoreWriter(

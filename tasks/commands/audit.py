@@ -84,14 +84,21 @@ def command(
     if canaries or members:
         audited = black_box.open_model(folder)
         if canaries:
-            records.append(black_box.canary_exposure(audited, _lines(canaries, "--canaries")))
+            records.append(
+                black_box.canary_exposure(
+                    audited, black_box.lines_of(canaries, f"--canaries {canaries}")
+                )
+            )
         if members and held_out:
             ceiling = _ceiling(result)
             if epsilon is not None and delta is not None:
                 ceiling = PrivacyProfile.of_claim(epsilon, delta)
-            texts = (_lines(members, "--members"), _lines(held_out, "--held-out"))
+            texts = [
+                black_box.lines_of(file, f"{name} {file}")
+                for name, file in (("--members", members), ("--held-out", held_out))
+            ]
             records += black_box.membership_records(
-                audited, *texts, ceiling, masks=masks, seed=seed
+                audited, texts[0], texts[1], ceiling, masks=masks, seed=seed
             )
     if not records:
         raise BadInput(
@@ -119,15 +126,6 @@ def command(
         click.echo(verdict.sentence)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
-
-
-def _lines(file: Path, option: str) -> list[str]:
-    """Return the lines of a file that hold something; an error quotes none of them."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise BadInput("no readable text", where=f"{option} {file}") from None
-    return [line for line in map(str.strip, text.splitlines()) if line]
 
 
 def _ceiling(result: StepResult | None) -> PrivacyProfile | None:

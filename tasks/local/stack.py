@@ -38,7 +38,7 @@ from tasks.runtime.deployment import CHECKOUT, Deployment
 
 RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a DAG
 PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything
-DAGS = ("dp_bert", "dp_sweep", "new_corpus")
+DAGS = ("dp_bert", "dp_sweep", "new_corpus", "privacy_audit")
 TRAINING_POOL = ("training", 1, "Steps that use every core: one at a time.")
 START_SECONDS = 300.0
 

@@ -4,12 +4,14 @@ Imports pydantic, `dp_core.config` and the standard library only, so that Airflo
 milliseconds.
 """
 
+from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
     POINT_STEPS,
     budget_of_run,
     dp_bert_steps,
     missing_file,
+    privacy_audit_spec,
     promote_spec,
     sweep_point_steps,
     sweep_report,
@@ -31,6 +33,7 @@ from tasks.protocol.specs import (
     MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
+    PrivacyAuditSpec,
     PrivacyPlan,
     PromoteSpec,
     ReportSpec,
@@ -50,6 +53,7 @@ __all__ = [
     "EXACT_WORDS",
     "POINT_STEPS",
     "AuditSpec",
+    "BlackBoxAuditConfig",
     "BudgetSpec",
     "CanariesSpec",
     "Charged",
@@ -65,6 +69,7 @@ __all__ = [
     "NoReader",
     "PhrasesSpec",
     "PretrainSpec",
+    "PrivacyAuditSpec",
     "PrivacyPlan",
     "PromoteSpec",
     "Promotion",
@@ -87,6 +92,7 @@ __all__ = [
     "missing_file",
     "needs",
     "one_line",
+    "privacy_audit_spec",
     "promote_spec",
     "promotion",
     "spec_from_json",

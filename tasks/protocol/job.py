@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
 from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
+from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
 from dp_core.config.privacy import (
@@ -47,6 +48,7 @@ from tasks.protocol.specs import (
     MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
+    PrivacyAuditSpec,
     PrivacyPlan,
     PromoteSpec,
     ReportSpec,
@@ -373,6 +375,11 @@ def dp_bert_steps(
         promotion=promotion,
     )
     return steps
+
+
+def privacy_audit_spec(settings: BlackBoxAuditConfig, root: str) -> PrivacyAuditSpec:
+    """Return the spec of an audit from outside; of what it reads, nothing is called public."""
+    return PrivacyAuditSpec(root=root, made_up=False, **settings.model_dump())
 
 
 def promote_spec(report: StepSpec) -> PromoteSpec:

@@ -43,6 +43,7 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "audit": frozenset({Need.CHARGING}),  # the coins follow from the seed of the audited release
     "report": frozenset({Need.LEDGER}),  # it shows the account
     "promote": frozenset(),
+    "privacy_audit": frozenset({Need.SOURCES}),
     "sweep_report": frozenset({Need.LEDGER}),
 }
 

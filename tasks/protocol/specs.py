@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, TypeAdapter, model_validator
 
 from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
+from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
     ReaderConfig,
@@ -19,7 +20,7 @@ from dp_core.config.data import (
     SequenceConfig,
     VersionConfig,
 )
-from dp_core.config.fields import Config
+from dp_core.config.fields import Config, paths
 from dp_core.config.privacy import (
     PhrasesConfig,
     PrivacyConfig,
@@ -411,6 +412,27 @@ class ReportSpec(StepSpec):
     settings: dict[str, bool | int | float | str]
 
 
+class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
+    """Audit one model from outside, by canaries and texts from outside the store."""
+
+    step: Literal["privacy_audit"] = "privacy_audit"
+
+    @property
+    def model_uri(self) -> str:
+        """URI of the model, where it is an output of the store; empty where it is a folder."""
+        return self.audited_model if self.audited_model.startswith(f"{self.root}/") else ""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files, and the model from elsewhere."""
+        named = {name: str(getattr(self, name)) for name in paths(BlackBoxAuditConfig)}
+        if self.model_uri:
+            del named["audited_model"]
+        return tuple(
+            Source(field=name, uri=uri, public=False) for name, uri in named.items() if uri
+        )
+
+
 class PromoteSpec(StepSpec):
     """Give a job's model the alias `promotable`, now that a person has approved of it."""
 
@@ -443,6 +465,7 @@ AnySpec = Annotated[
     | ExposureSpec
     | MembershipSpec
     | AuditSpec
+    | PrivacyAuditSpec
     | PromoteSpec
     | ReportSpec
     | SelectSpec

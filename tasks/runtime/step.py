@@ -41,7 +41,11 @@ from tasks.tracking.mlflow import LAST_STEPS, Tracker
 STOPPED = 143
 _UNTIMED = ("select",)  # how long it took would say how many trainings there were
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
-_READERS = ("corpus", "entities")  # the steps that read files which others may change
+_READERS = (
+    "corpus",
+    "entities",
+    "privacy_audit",
+)  # the steps that read files which others may change
 
 
 class StepModule(Protocol):

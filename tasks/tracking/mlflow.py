@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 PUBLIC, OPERATOR = "confide", "confide-operator"
 EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
-LAST_STEPS = ("report", "sweep_report", "promote")
+LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
 ALIAS = "promotable"
 AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down

@@ -51,7 +51,7 @@ def upstream_of(dag) -> dict[str, set[str]]:
 
 
 def test_the_folder_holds_these_dags(dags):
-    assert set(dags) == {"dp_bert", "dp_sweep", "new_corpus"}
+    assert set(dags) == {"dp_bert", "dp_sweep", "new_corpus", "privacy_audit"}
 
 
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
@@ -120,7 +120,7 @@ def test_overlapping_runs_and_catching_up_are_off(dags):
         assert dag.catchup is False
 
 
-@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "new_corpus"])
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "new_corpus", "privacy_audit"])
 def test_reading_a_dag_loads_nothing_heavy_and_no_provider_that_is_not_chosen(name):
     unwanted = [
         *(

@@ -233,8 +233,8 @@ def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finishe
         assert shown & OPERATOR_METRICS == set()
 
 
-def _downloaded(client: MlflowClient, run: str, folder: Path) -> list[Path]:
-    client.download_artifacts(run, "", str(folder))
+def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> list[Path]:
+    client.download_artifacts(run, of, str(folder))
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
@@ -243,7 +243,10 @@ def test_a_registered_model_is_the_model_and_nothing_else(
 ) -> None:
     client = MlflowClient(finished.deployment.tracking)
     (version,) = client.search_model_versions("name = 'confide-notes'")
-    files = {file.name: file for file in _downloaded(client, version.run_id, tmp_path)}
+    shown = _downloaded(client, version.run_id, tmp_path, "model")  # of the report's run
+    files = {file.name: file for file in shown}
+    assert version.tags["confide.verdict"] == "not audited"
+    assert client.get_registered_model("confide-notes").aliases == {}
     assert set(files) == {
         "PRIVACY.md", "config.json", "model.safetensors", "privacy_statement.json",
         "tokenizer.json", "tokenizer_config.json", "vocab.txt",

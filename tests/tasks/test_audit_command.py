@@ -13,13 +13,16 @@ from command_line import Confide
 from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
 
 from dp_core.data.tokens import SPECIAL_TOKENS
+from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import fresh
 from dp_core.vocabulary.byte_level import ALPHABET
+from tasks.protocol import PrivacyAuditSpec, RunContext
 from tasks.runtime.deployment import Deployment
+from tasks.runtime.step import run_step
 
-pytestmark = pytest.mark.usefixtures("at_home")
+pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]
 
 SIZES: dict[str, Any] = {
     "hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 16,
@@ -132,6 +135,25 @@ def test_a_model_of_a_run_comes_with_its_claim_and_its_audits(
     code, _, err = confide("audit", copy, "--epsilon", "1", "--delta", "1e-6")
     assert code == 2
     assert "says itself what it claims" in err
+
+
+def test_the_step_finds_the_same_and_keeps_it_for_the_operator(
+    confide: Confide, tracked: Deployment, stranger: Path, texts: list[str]
+) -> None:
+    found = confide.json("audit", stranger, *texts, "--seed", "1")["audits"]
+    spec = PrivacyAuditSpec(
+        root=tracked.store, made_up=False, audited_model=str(stranger),
+        given_members=texts[1], given_held_out=texts[3],
+    )  # fmt: skip
+    context = RunContext(run_key="r", run_name="privacy_audit", task="privacy_audit")
+    result = run_step(spec, tracked, context)
+    file = store_of(tracked).local_copy(spec.output) / "audits.json"
+    assert json.loads(file.read_text()) == found
+    assert {metric.label for metric in result.metrics} == {"operator"}
+    assert run_step(spec, tracked, context) == result
+    Path(texts[1]).write_text("changed")
+    with pytest.raises(BadInput, match="the files have changed"):
+        run_step(spec, tracked, context)
 
 
 SECRET = "other7"

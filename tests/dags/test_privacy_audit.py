@@ -1,0 +1,44 @@
+"""The DAG `privacy_audit`: its form, its one step, and what that step is given."""
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from tasks.protocol import Need, needs
+
+FILES = {"given_members": "/in.txt", "given_held_out": "/out.txt"}
+
+
+@pytest.fixture
+def plan(dags):
+    (task,) = dags["privacy_audit"].tasks
+    return lambda **params: task.plan(params, "file:///store", None)["privacy_audit"]
+
+
+def test_a_model_of_the_store_is_an_input_and_a_folder_a_source(plan):
+    of_run = plan(audited_model="file:///store/pretrain/0123456789abcdef", **FILES)
+    assert of_run.model_uri == "file:///store/pretrain/0123456789abcdef"
+    assert [source.field for source in of_run.sources] == ["given_members", "given_held_out"]
+    of_others = plan(audited_model="/models/x", given_canaries="/c.txt")
+    assert of_others.model_uri == ""
+    assert [source.field for source in of_others.sources] == ["audited_model", "given_canaries"]
+    assert not of_others.made_up and not any(source.public for source in of_others.sources)
+
+
+def test_who_reads_strangers_files_holds_neither_ledger_nor_seeds(plan):
+    assert needs(plan(audited_model="/models/x", **FILES)) == {Need.SOURCES}
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({}, "name the model"),
+        ({"audited_model": "/m"}, "give canaries, or members"),
+        ({"audited_model": "/m", "given_members": "/in.txt"}, "needs given_held_out"),
+        ({"audited_model": "/m", "given_delta": 1e-6, **FILES}, "half a claim"),
+        ({"audited_model": "/m", "modell": 1, **FILES}, "modell: unknown setting"),
+    ],
+)
+def test_what_asks_for_nothing_is_refused_in_a_line(plan, params, words):
+    with pytest.raises(AirflowFailException, match=words) as refused:
+        plan(**params)
+    assert "\n" not in str(refused.value)
