@@ -30,7 +30,11 @@ def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] =
     wanted = set(recipes)
     shown = [r for r in rows if r["corpus"] == "made-up" and (not wanted or r["recipe"] in wanted)]
     quantities = [q for q in SHOWN if any(r["quantity"] == q for r in shown)]
-    epsilons = sorted({r["epsilon"] for r in shown})
+    sizes = {
+        e: {r["units"] for r in shown if r["epsilon"] == e} for e in {r["epsilon"] for r in shown}
+    }
+    # One size is no curve: where others have more, it stands in the results alone.
+    epsilons = sorted(e for e in sizes if len(sizes[e]) > 1 or max(map(len, sizes.values())) == 1)
     names = list(dict.fromkeys(r["recipe"] for r in shown))
     units = sorted({r["units"] for r in shown})
     with pyplot.rc_context({"font.size": 9, "svg.hashsalt": "utility", "svg.fonttype": "none"}):
@@ -113,7 +117,8 @@ def _panel(panel: Axes, rows: list[Mapping[str, Any]], names: list[str], units: 
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k"))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    lowest = min((min(r["share"], r["low"] or 0.0) for r in rows), default=0.0)
-    panel.set_ylim(min(panel.get_ylim()[0], -0.15, lowest - 0.05), 1.1)
+    lowest = min((r["share"] for r in rows), default=0.0)
+    # Of few seeds an interval may be many times the whole gain: it goes on beyond the panel.
+    panel.set_ylim(min(-0.15, lowest - 0.1), 1.1)
     panel.grid(axis="y", color="#e5e5e5", linewidth=0.6)
     panel.set_axisbelow(True)
