@@ -171,7 +171,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             entity_figure(shown.models),
         ),
         {
-            "closing": tables.closing_table(shown.models, shown.unit),
+            "closing": tables.closing_of(shown),
             "exposure": tables.exposure_table(shown.models),
             "membership": tables.membership_table(shown.models),
             "entities": tables.entity_table(shown.models),

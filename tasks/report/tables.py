@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -20,6 +20,7 @@ from dp_core.privacy.statement import DatasetTotal
 from tasks.report.model import (
     Exposures,
     Fact,
+    JobReport,
     LedgerView,
     Membership,
     ModelRow,
@@ -167,6 +168,15 @@ class Table:
         return cls(
             record["key"], record["caption"], tuple(headers), tuple(cells), tuple(record["notes"])
         )
+
+
+def closing_of(report: JobReport) -> Table:
+    """Return the closing table of an edition, and below it what the audit of its training found."""
+    table = closing_table(report.models, report.unit)
+    if report.audit is None:
+        return table
+    found = f"Audit of the private training: {report.audit.verdict}. {report.audit.finding}"
+    return replace(table, notes=(*table.notes, found))
 
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:

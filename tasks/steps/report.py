@@ -14,7 +14,7 @@ from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
 from tasks.report.results import job_report
-from tasks.report.tables import closing_table
+from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
@@ -48,7 +48,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
                 if results[name].result.step in MODELS
                 and not operator_only(results[name].result.releases)
             },
-            "table": closing_table(shown.models, shown.unit).to_json(),
+            "table": closing_of(shown).to_json(),
         },
         artifacts=list(artifacts(context)),
     )
