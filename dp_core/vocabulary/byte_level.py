@@ -57,8 +57,11 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
             where="vocabulary_size",
             fix=f"Use {len(base)} or more.",
         )
-    counts, base = whole_words_apart(counts, base, size, whole)
-    tokens, merges = learn_merges(counts, base, size)
+    rest, base = whole_words_apart(counts, base, size, whole)
+    tokens, merges = learn_merges(rest, base, size)
+    if whole and len(tokens) < size:  # room that is left is for parts of all words
+        tokens, more = learn_merges(counts, tokens, size)
+        merges = list(dict.fromkeys((*merges, *more)))
     return _gpt2({token: i for i, token in enumerate(tokens)}, merges)
 
 

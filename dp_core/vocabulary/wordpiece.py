@@ -42,8 +42,10 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
             f"{size} tokens are too few", where="vocabulary size", fix="Use 100 or more."
         )
     base = [*SPECIAL_TOKENS, *_alphabet(counts, (size - len(SPECIAL_TOKENS)) // 2)]
-    counts, base = whole_words_apart(counts, base, size, whole)
-    tokens, _ = learn_merges(counts, base, size, prefix=_PREFIX)
+    rest, base = whole_words_apart(counts, base, size, whole)
+    tokens, _ = learn_merges(rest, base, size, prefix=_PREFIX)
+    if whole:  # room that is left is for parts of all words, of which unknown ones are spelt
+        tokens, _ = learn_merges(counts, tokens, size, prefix=_PREFIX)
     return _bert({token: i for i, token in enumerate(tokens)})
 
 

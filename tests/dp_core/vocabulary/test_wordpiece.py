@@ -54,6 +54,17 @@ def test_the_vocabulary_comes_from_the_released_words_alone(
     assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
 
 
+def test_room_that_is_left_is_for_parts_of_all_words() -> None:
+    """An unknown word is spelt by parts of known ones, though these are tokens whole."""
+    counts = {"amoxicillin": 9, "penicillin": 8, "ampicillin": 7}
+    tokenizer = wordpiece.learn(counts, 400, list(counts))
+    for word in counts:
+        assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
+    assert set(pieces(tokenizer)) >= set(pieces(wordpiece.learn(counts, 400)))
+    parts = tokenizer.encode("oxacillin", add_special_tokens=False).tokens
+    assert parts == ["o", "##x", "##a", "##ci", "##ll", "##in"]
+
+
 def test_words_set_apart_are_tokens_and_merges_serve_the_others() -> None:
     """Of what letters leave of the size, three quarters are for whole words, the first ones."""
     words = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
