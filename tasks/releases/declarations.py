@@ -62,6 +62,19 @@ def open_source(source: Source, context: StepContext) -> Opened:
         raise
 
 
+def open_for_operator(source: Source, context: StepContext) -> Opened:
+    """Return files on this disk of which nothing is released: no ledger is asked.
+
+    All that a step says of them is the operator's.
+
+    Raises:
+        BadInput: there is no such file.
+    """
+    folder = context.durable / "source" / source.field
+    path = stage_source(source.uri, folder, field=source.field)
+    return Opened(path, keyed_digest(path, context.content_key()))
+
+
 def record_sources(sources: Iterable[Source], context: StepContext) -> None:
     """Ask the ledger of everything that a run will read, before anything is charged.
 
@@ -94,7 +107,18 @@ def refuse_if_changed(
             source.uri, context.durable / "source" / source.field, field=source.field
         )
         now.append(_agreed_digest(path, source, _ledger(source, context), context))
-    if now != list(digests):
+    refuse_other_digests(spec, now, digests, version)
+
+
+def refuse_other_digests(
+    spec: StepSpec, now: Sequence[str], before: Sequence[str], version: str
+) -> None:
+    """Refuse to answer with what was read from files that have changed.
+
+    Raises:
+        BadInput: they have.
+    """
+    if list(now) != list(before):
         raise BadInput(
             f"the files have changed since data_version {version!r} was read",
             where=", ".join(source.field for source in spec.sources),

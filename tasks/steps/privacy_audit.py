@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from dp_core.audit import black_box
 from dp_core.errors import BadInput
@@ -11,17 +10,16 @@ from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.evidence.gate import profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
+from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS
 from tasks.runtime.context import Artifact, StepContext, StepOutput
-from tasks.storage import keyed_digest, stage_source
 
 RECORDS = "audits.json"
 
 
 def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     """Write the records of exposure and membership; everything is read off private text."""
-    staged = _staged(spec, context)
-    digests = _digests(staged, context)
+    opened = _opened(spec, context)
     ceiling: PrivacyProfile | None = None
     if spec.model_uri:
         model = context.input(spec.model_uri)
@@ -31,16 +29,17 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
             raise BadInput("the model says itself what it claims", where="given_epsilon")
         folder, ceiling = model.folder, profile_of(model.result.releases)
     else:
-        folder = staged["audited_model"]
+        folder = opened["audited_model"].path
         if spec.given_epsilon:
             ceiling = PrivacyProfile.of_claim(spec.given_epsilon, spec.given_delta)
     audited, records = black_box.open_model(folder), []
     if spec.given_canaries:
-        lines = black_box.lines_of(staged["given_canaries"], "given_canaries")
+        lines = black_box.lines_of(opened["given_canaries"].path, "given_canaries")
         records.append(black_box.canary_exposure(audited, lines))
     if spec.given_members:
         texts = [
-            black_box.lines_of(staged[name], name) for name in ("given_members", "given_held_out")
+            black_box.lines_of(opened[name].path, name)
+            for name in ("given_members", "given_held_out")
         ]
         records += black_box.membership_records(
             audited, texts[0], texts[1], ceiling, masks=spec.given_masks, seed=spec.seed
@@ -52,7 +51,7 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     (context.out / RECORDS).write_text(json.dumps(told, indent=1, ensure_ascii=False))
     return StepOutput(
         outputs={"audits": RECORDS},
-        facts={"source_digests": digests},
+        facts={"source_digests": [one.digest for one in opened.values()]},
         artifacts=[Artifact(RECORDS, Label.OPERATOR)],
     )
 
@@ -63,21 +62,9 @@ def refuse_if_changed(spec: PrivacyAuditSpec, result: StepResult, context: StepC
     Raises:
         BadInput: they have.
     """
-    if _digests(_staged(spec, context), context) != result.facts["source_digests"]:
-        raise BadInput(
-            f"the files have changed since data_version {spec.data_version!r} was read",
-            where="privacy_audit",
-            fix="Give the new files a new data_version.",
-        )
+    now = [one.digest for one in _opened(spec, context).values()]
+    refuse_other_digests(spec, now, result.facts["source_digests"], spec.data_version)
 
 
-def _staged(spec: PrivacyAuditSpec, context: StepContext) -> dict[str, Path]:
-    folder = context.durable / "source"
-    return {
-        source.field: stage_source(source.uri, folder / source.field, field=source.field)
-        for source in spec.sources
-    }
-
-
-def _digests(staged: dict[str, Path], context: StepContext) -> list[str]:
-    return [keyed_digest(path, context.content_key()) for path in staged.values()]
+def _opened(spec: PrivacyAuditSpec, context: StepContext) -> dict[str, Opened]:
+    return {source.field: open_for_operator(source, context) for source in spec.sources}
