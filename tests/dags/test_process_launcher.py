@@ -146,20 +146,30 @@ def test_cancelling_ends_the_step_and_what_it_started(
     operator = ProcessStep(task_id="vocabulary", plan=plan)
     files = [store / "child", store / "step"]
 
-    def once_it_runs() -> None:
+    heeded = threading.Event()
+
+    def cancel() -> None:
         try:
             wait_for(lambda: operator.process and all(f.exists() and f.read_text() for f in files))
         finally:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+            # Again and again: one that comes just before the main thread sleeps in a read wakes
+            # nobody.
+            while not heeded.wait(0.1):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    def on_signal(*_: object) -> None:
+        heeded.set()
+        operator.on_kill()
 
     # as Airflow does it: in the main thread
-    before = signal.signal(signal.SIGALRM, lambda *_: operator.on_kill())
-    waiting = threading.Thread(target=once_it_runs)
+    before = signal.signal(signal.SIGALRM, on_signal)
+    waiting = threading.Thread(target=cancel)
     waiting.start()
     try:
         with pytest.raises(AirflowException, match="signal 9"):
             operator.execute(context_of())
     finally:
+        heeded.set()
         waiting.join()
         signal.signal(signal.SIGALRM, before)
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
