@@ -54,7 +54,7 @@ from dp_core.vocabulary.partition_selection import ItemSets, item_sets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public
-from tasks.report.results import totals
+from tasks.releases.statements import totals
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 

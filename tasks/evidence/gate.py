@@ -16,8 +16,7 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.audits import CONTROL, audits_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
-from tasks.releases.statements import statement_of
-from tasks.report.results import totals
+from tasks.releases.statements import statement_of, totals
 from tasks.runtime.context import Input
 from tasks.storage import Store
 from tasks.tracking.event_log import VERDICT

@@ -21,6 +21,7 @@ from tasks.protocol.promotion import Promotion, promotion
 from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
+    MODEL_NAMES,
     AuditSpec,
     BudgetSpec,
     CanariesSpec,
@@ -51,6 +52,7 @@ from tasks.protocol.sweep import SweepPoint, SweepSettings
 
 __all__ = [
     "EXACT_WORDS",
+    "MODEL_NAMES",
     "POINT_STEPS",
     "AuditSpec",
     "BlackBoxAuditConfig",

@@ -45,6 +45,14 @@ from dp_core.config.training import (
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 
+MODEL_NAMES = {  # a job's models, by what the names of their tasks begin with
+    "public": "Public text only",
+    "phrases": "Released phrases only",
+    "dp": "With DP",
+    "nonprivate": "Without privacy",
+}
+_OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
+
 
 class RunContext(Config):
     """Which run a step belongs to. Never hashed: the same work in another run is the same work."""
@@ -53,6 +61,12 @@ class RunContext(Config):
     run_name: str
     task: str  # the task's name within the run, for example `dp_pretraining`
     point: str = ""  # the sweep point's name, empty outside sweeps
+
+    @property
+    def model(self) -> str:
+        """The model that the task makes or measures: the sweep's point, or one of the job's."""
+        kind, _, part = self.task.partition("_")
+        return self.point or (MODEL_NAMES.get(kind, "") if part in _OF_A_MODEL else "")
 
 
 class Source(Config):

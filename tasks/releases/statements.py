@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.statement import DatasetTotal, Release, dataset_totals, privacy_statement
 from tasks.protocol import ReleaseRecord
 from tasks.report.model import Statement
 from tasks.storage import RESULT
@@ -81,6 +82,21 @@ def as_releases(records: Sequence[ReleaseRecord]) -> list[Release]:
         )
         for r in records
     ]
+
+
+def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
+    """Return (ε, δ) of all releases of each data set, composed by PLD at the sum of their δ.
+
+    ε is None where they protect different units or have unlike neighbours: then there is no
+    total, and each release's own ε is all that may be said.
+    """
+    return _totals(tuple(r.model_dump_json() for r in releases))
+
+
+@cache
+def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
+    releases = [ReleaseRecord.model_validate_json(record) for record in records]
+    return dataset_totals(as_releases(releases))
 
 
 def _statements(records: Sequence[ReleaseRecord], made_up: bool) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
@@ -19,8 +19,9 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, dataset_totals
+from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import (
+    MODEL_NAMES,
     JobSettings,
     ReleaseRecord,
     ReportSpec,
@@ -30,7 +31,7 @@ from tasks.protocol import (
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import as_releases, statement_of
+from tasks.releases.statements import statement_of, totals
 from tasks.report.model import (
     Cost,
     Curve,
@@ -65,18 +66,12 @@ _FIT = {  # how the vocabulary fits a text: metrics of the token stores
     "fertility": "Tokens a word",
     "unknown_words": "Words that cannot be spelt",
 }
-_NAMES: dict[Kind, str] = {
-    "public": "Public text only",
-    "phrases": "Released phrases only",
-    "dp": "With DP",
-    "nonprivate": "Without privacy",
-}
 _QUANTITIES: tuple[Literal["loss", "mlm_public"], ...] = ("loss", "mlm_public")  # metrics' names
 
 
 def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobReport:
     """Return what the report of one job shows."""
-    kinds = [kind for kind in _NAMES if f"{kind}_pretraining" in results]
+    kinds: list[Kind] = [kind for kind in get_args(Kind) if f"{kind}_pretraining" in results]
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
     shown = _releases(released_models(dp, results.get("dp_finetuning")))
     audit = _audit(results.get("dp_audit"))
@@ -138,21 +133,6 @@ def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:
     )
 
 
-def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
-    """Return (ε, δ) of all releases of each data set, composed by PLD at the sum of their δ.
-
-    ε is None where they protect different units or have unlike neighbours: then there is no
-    total, and each release's own ε is all that may be said.
-    """
-    return _totals(tuple(r.model_dump_json() for r in releases))
-
-
-@cache
-def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
-    releases = [ReleaseRecord.model_validate_json(record) for record in records]
-    return dataset_totals(as_releases(releases))
-
-
 def model_row(
     kind: Kind,
     vocabulary: Input,
@@ -168,7 +148,7 @@ def model_row(
     return ModelRow(
         **_row(dataset, model, audited, finetuned),
         kind=kind,
-        name=_NAMES[kind],
+        name=MODEL_NAMES[kind],
         epsilon_vocabulary=_epsilon_of(vocabulary),
         perplexity_public=values.get("perplexity_public"),
         perplexity_private=values.get("perplexity_private"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
+from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.runtime.deployment import Deployment
@@ -194,6 +196,22 @@ class StepContext:
         if self.exact_vocabulary and isinstance(value, Dp | Public):
             value = Operator(value.value)
         self.tracker.measure(name, value, step)
+
+    def measure_cost(self, totals: Sequence[DatasetTotal], step: int = 0) -> None:
+        """Record what everything together has cost, as `epsilon` and `delta`; 0 where nothing has.
+
+        The first data set's have these names. Further ones hold other people: each has its own,
+        `epsilon/NAME` and `delta/NAME`, for no sum and no largest of them is anybody's guarantee.
+        An infinite or a missing total is no number: it is told in words.
+        """
+        for number, total in enumerate(totals or (DatasetTotal("", None, 0.0, 0.0),)):
+            name = f"/{total.dataset}" if number else ""
+            if total.epsilon is None or math.isinf(total.epsilon):
+                words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
+                self.tracker.tag(f"epsilon{name}", words)
+            else:
+                self.measure(f"epsilon{name}", Public(total.epsilon), step)
+                self.measure(f"delta{name}", Public(total.delta), step)
 
     @property
     def exact_vocabulary(self) -> bool:

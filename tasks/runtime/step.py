@@ -121,7 +121,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             with suppress(OSError):  # a full disk is no reason to answer something else
                 _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
-    last: Target | None = "parent" if spec.step in LAST_STEPS else "point" if run.point else None
+    last: Target | None = "parent" if spec.step in LAST_STEPS else "model" if run.model else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
@@ -242,7 +242,7 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
         run_key=run.run_key,
         run_name=run.run_name,
         task=run.task,
-        point=run.point,
+        model=run.model,
         step=spec.step,
         spec_hash=spec_hash,
         made_up=spec.made_up,

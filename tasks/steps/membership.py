@@ -47,8 +47,8 @@ from tasks.releases.provenance import (
     model_at,
     rows_at,
 )
-from tasks.releases.statements import as_releases
-from tasks.report.results import MEMBERSHIP_FILE, totals
+from tasks.releases.statements import as_releases, totals
+from tasks.report.results import MEMBERSHIP_FILE
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 from tasks.steps.token_store import TRAIN

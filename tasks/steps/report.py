@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,10 +32,13 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    # The figures by which runs are compared: they stand on the run's own line in MLflow.
-    for row, shown_row in zip(report.models, shown.models, strict=True):
-        for name, value in (*_cost_headlines(shown_row), *_headlines(row)):
-            context.measure(f"{row.kind}/{name}", value)
+    # The job's own line in MLflow has the figures of the model that it is about; each of the
+    # others has a line too, with what its steps measured.
+    (row,) = (row for row in report.models if row.kind == "dp")
+    (cost,) = (row.cost for row in shown.models if row.kind == "dp")
+    context.measure_cost((cost.corpus, *cost.others))
+    for name, value in _headlines(row):
+        context.measure(name, value)
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -62,15 +64,6 @@ def artifacts(context: StepContext) -> Iterator[Artifact]:
             yield Artifact(f"{name}/{file.name}", label, name)
 
 
-def _cost_headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
-    """Yield the ε and δ of a row of the publishable edition, which anyone may see."""
-    for total in (row.cost.corpus, *row.cost.others):
-        if total.epsilon is not None and math.isfinite(total.epsilon):  # infinity is no metric
-            name = f"/{total.dataset}" if total in row.cost.others else ""
-            yield f"epsilon{name}", Public(total.epsilon)
-            yield f"delta{name}", Public(total.delta)
-
-
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
     """Yield a row's figures, each of which goes where its label sends it."""
     for name, value in (
@@ -85,5 +78,5 @@ def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
     if isinstance(row.exposures, Exposures):
         label = Operator if row.exposures.label is Label.OPERATOR else Dp
         summary = summarise(row.exposures.rows)
-        yield "exposure_mean", label(summary.mean)
+        yield "exposure", label(summary.mean)
         yield "exposure_largest", label(summary.largest)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
+from tasks.releases.statements import totals
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
-from tasks.report.results import released_by_sweep, sweep_report, totals
+from tasks.report.results import released_by_sweep, sweep_report
 from tasks.report.tables import sweep_table
 from tasks.runtime.context import StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts
@@ -39,12 +38,8 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         sweep_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # What releasing every point costs together. Of a later try with more points, it is the last.
-    for total in totals(released_by_sweep(points)):
-        name = "" if total.dataset == report.private_dataset else f"/{total.dataset}"
-        if total.epsilon is not None and math.isfinite(total.epsilon):
-            context.measure(f"sweep/epsilon{name}", Public(total.epsilon), len(points))
-            context.measure(f"sweep/delta{name}", Public(total.delta), len(points))
-    context.measure("sweep/points", Public(len(points)), len(points))
+    context.measure_cost(totals(released_by_sweep(points)), len(points))
+    context.measure("points", Public(len(points)), len(points))
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dp_core.config.training import TrainingConfig
@@ -19,13 +18,11 @@ from dp_core.models.hugging_face import ADAPTER_FOLDER, save
 from dp_core.models.parameters import AnyModel
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.loop import Progress, curve_points
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.releases.statements import write_statement
-from tasks.report.results import totals
+from tasks.releases.statements import totals, write_statement
 from tasks.runtime.context import Input, StepContext
 from tasks.steps.training_inputs import kind_of
 from tasks.storage import sha256_of
@@ -73,24 +70,12 @@ def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> Non
 
     Args:
         vocabulary: an output whose folder holds the model's vocabulary.
-
-    `epsilon` and `delta` are those of the model's whole ancestry. Of several data sets each has
-    its own, `epsilon/NAME` and `delta/NAME`: they hold other people, so no sum and no largest of
-    them is anybody's guarantee. An infinite or missing total is no number: it is told in words.
     """
     save(merged(model), context.out, vocabulary.folder)
     if adapters_of(model.parameters):
         save_adapter(model, context.out / ADAPTER_FOLDER)
     write_statement(context.out, context.releases, made_up=context.made_up)
-    of_datasets = totals(context.releases)
-    for total in of_datasets or (DatasetTotal("", None, 0.0, 0.0),):
-        name = f"/{total.dataset}" if len(of_datasets) > 1 else ""
-        if total.epsilon is None or math.isinf(total.epsilon):
-            words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
-            context.tracker.tag(f"epsilon{name}", words)
-        else:
-            context.measure(f"epsilon{name}", Public(total.epsilon))
-            context.measure(f"delta{name}", Public(total.delta))
+    context.measure_cost(totals(context.releases))
 
 
 def model_facts(

@@ -40,6 +40,7 @@ from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest
 from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
+from tasks.releases.statements import totals
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
@@ -82,12 +83,10 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         _release_private(spec, context, words)
     elif config.reads_private_text:
         _count_private_exactly(spec, context, words)
-    else:  # said as it is: nothing was charged, and no private text was opened
-        context.measure("vocabulary_epsilon", Public(0.0))
-        context.measure("vocabulary_delta", Public(0.0))
     tokenizer = _tokenizer(spec, words)
     kind.save(tokenizer, context.out)
     (context.out / WORDS).write_text(json.dumps(_counted(spec, words), indent=0) + "\n")
+    context.measure_cost(totals(context.releases))  # 0 where no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
@@ -169,12 +168,10 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         exclude=words.known,
     )
     words.released = plan.release([shard], charged.seed, content)
-    record = charged.settle(counts_released(words.released))
+    charged.settle(counts_released(words.released))
     words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
     context.measure("distinct_words", Operator(len(shard.items)))
     context.measure("words_released", Dp(len(words.released)))
-    context.measure("vocabulary_epsilon", Public(record.epsilon))
-    context.measure("vocabulary_delta", Public(record.delta))
 
 
 def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _Words) -> None:

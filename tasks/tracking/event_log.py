@@ -30,7 +30,7 @@ from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.protocol import MetricRecord
 from tasks.storage import journal
 
-Target = Literal["step", "point", "parent"]
+Target = Literal["step", "model", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 VERDICT = "confide.verdict"  # the tag of a model's version with what its audits leave of its claim
 _PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
@@ -119,7 +119,7 @@ class Model(_Event):
 
 
 class Ended(_Event):
-    """An attempt has ended; with it, where it was the last of them, a point or the whole run."""
+    """An attempt has ended; with it, where it was the last of them, a model's or the whole run."""
 
     kind: Literal["ended"] = "ended"
     status: Status
@@ -174,7 +174,8 @@ class Identity:
         run_key: one parent run per key.
         run_name: the parent's name.
         task: the step's name within its run.
-        point: the sweep point's name, or empty.
+        model: of what model the step is one, by its name in the job (of a sweep, the point's); or
+            empty.
         step: the kind of step.
         spec_hash: one child run per hash and run key.
         made_up: everything may be shown.
@@ -185,7 +186,7 @@ class Identity:
     run_key: str
     run_name: str
     task: str
-    point: str
+    model: str
     step: str
     spec_hash: str
     made_up: bool
@@ -195,7 +196,7 @@ class Identity:
         """Return the unique tag of the run that `target` names."""
         parts = {
             "parent": [self.run_key],
-            "point": [self.run_key, self.point],
+            "model": [self.run_key, self.model],
             "step": [self.run_key, self.spec_hash, "step"],
         }[target]
         return self.hidden(json.dumps(parts))

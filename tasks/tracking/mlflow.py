@@ -60,6 +60,7 @@ PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
 _DAY = 86_400_000  # milliseconds
+_COST = re.compile(r"(epsilon|delta)(/|$)")
 _TIME_OF_DAY = re.compile(r"[ T]\d\d:\d\d.*")
 # MLflow's pages show training runs, not conversations, of an experiment that says what it is.
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -227,7 +228,7 @@ class Delivery:
         return str(experiment.experiment_id)
 
     def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
-        """Return the run of a step, point or parent, creating it and those above it once."""
+        """Return the run of a step, a model or the job, creating it and those above it once."""
         key = identity.key(target)
         known = self._runs.get(f"{experiment}/{key}")
         if known is not None:
@@ -238,11 +239,11 @@ class Delivery:
         if target == "parent":
             name = shown_name(identity, experiment)
         else:
-            above: Target = "point" if target == "step" and identity.point else "parent"
+            above: Target = "model" if target == "step" and identity.model else "parent"
             tags["mlflow.parentRunId"] = self._run(identity, experiment, above).info.run_id
-            name = identity.point if target == "point" else identity.task
-            if identity.point:
-                tags["confide.point"] = identity.point
+            name = identity.model if target == "model" else identity.task
+            if identity.model:
+                tags["confide.model"] = identity.model
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
         with _one_at_a_time(self._deployment.events):
@@ -254,7 +255,7 @@ class Delivery:
         return run
 
     def _end_like(self, public: Run, run: Run) -> None:
-        """End a job's or a point's run for the operator, made after the one for all had ended."""
+        """End a job's or a model's run for the operator, made after the one for all had ended."""
         status = self._api.get_run(public.info.run_id).info.status
         if status != "RUNNING" and run.info.status == "RUNNING":
             self._api.set_terminated(run.info.run_id, status, max(run.info.start_time, _now()))
@@ -316,7 +317,9 @@ class Delivery:
         experiment = experiment_of(getattr(first, "label", Label.PUBLIC), identity)
         run = self._run(identity, experiment, first.target)
         if isinstance(first, Metric):
-            self._send_metrics(run.info.run_id, cast(list[Metric], group), identity, experiment)
+            numbers = cast(list[Metric], group)
+            self._send_metrics(run.info.run_id, numbers, identity, experiment)
+            self._tell_the_operator([m for m in numbers if _COST.match(m.name)], identity)
         elif isinstance(first, Param):
             self._send_params(run.info.run_id, cast(list[Param], group))
         else:
@@ -359,6 +362,13 @@ class Delivery:
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
+
+    def _tell_the_operator(self, costs: list[Metric], identity: Identity) -> None:
+        """Put a model's ε and δ beside its F1 where that is the operator's alone."""
+        if identity.made_up or not costs or costs[0].label is Label.OPERATOR:
+            return
+        run = self._run(identity, OPERATOR, costs[0].target)
+        self._send_metrics(run.info.run_id, costs, identity, OPERATOR)
 
     def _send_params(self, run_id: str, group: list[Param]) -> None:
         from mlflow.entities import Param as Setting  # noqa: TID251
@@ -509,19 +519,19 @@ class Tracker:
             result: of the step.
             done_before: nothing was measured by this run: its numbers are the result's.
         """
-        point = bool(self._identity.point)
+        model = bool(self._identity.model)
         events: list[Event] = []
         told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
         events += self._params(_flat(told))
         if isinstance(spec, ReportSpec | SweepReportSpec):
             events += self._params(spec.settings, "parent")
-        if isinstance(spec, PretrainSpec) and spec.plan and point:  # by these, points are compared
+        if isinstance(spec, PretrainSpec) and spec.plan and model:  # by these, models are compared
             coordinates = {"batch_size": spec.batches.batch_size, "updates": spec.updates}
             sigma = {"σ": spec.plan.noise_multiplier}
-            events += self._params(coordinates | sigma, "point")
+            events += self._params(coordinates | sigma, "model")
         if done_before:
             events += [metric(m.name, labelled(m), m.step, run=self._own) for m in result.metrics]
-        above: Target | None = "parent" if spec.step in LAST_STEPS else "point" if point else None
+        above: Target | None = "parent" if spec.step in LAST_STEPS else "model" if model else None
         if above:
             events += [
                 metric(m.name, labelled(m), m.step, target=above, run=self._own)
@@ -549,7 +559,7 @@ class Tracker:
 
         Args:
             status: MLflow's word for how it ended.
-            also: `point` or `parent`, when this step was its last.
+            also: `model` or `parent`, when this step was its last.
             closed: nothing is left that a further attempt would go on from.
         """
         self._next = 0.0

@@ -65,7 +65,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
     column = [c["name"] for c in table["columns"]].index("Exposure")
-    assert table["rows"][1][column]["value"] == exposures["exposure_mean"].value
+    assert table["rows"][1][column]["value"] == exposures["exposure"].value
     assert "as the next token after the hints" in page
 
     (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())

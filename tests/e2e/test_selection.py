@@ -69,5 +69,5 @@ def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
         "mlm_accuracy_public", "mlm_accuracy_private", "epsilon", "delta"
     }  # fmt: skip
     headline = {m.name: m.value for m in results["report"].metrics}
-    assert headline["sweep/points"] == 1
-    assert headline["sweep/epsilon"] > own.epsilon
+    assert headline["points"] == 1
+    assert headline["epsilon"] > own.epsilon

@@ -238,6 +238,30 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
+def test_every_model_has_a_run_with_its_epsilon_f1_and_exposure(finished: Finished) -> None:
+    """Beside an F1 on private labels, the operator finds the ε; the job's own run is the DP one."""
+    client = MlflowClient(finished.deployment.tracking)
+    experiments = [client.get_experiment_by_name(n) for n in ("confide", "confide-operator")]
+    seen: dict[str, dict[str, float]] = {}
+    for experiment in experiments:
+        for run in client.search_runs([experiment.experiment_id]):
+            of_job = "mlflow.parentRunId" not in run.data.tags
+            name = "job" if of_job else str(run.info.run_name)
+            seen[f"{name} in {experiment.name}"] = run.data.metrics
+    total = {m.name: m.value for m in finished.result("dp_exposure").metrics}
+    for name in ("With DP", "job"):
+        for_all, restricted = (seen[f"{name} in {e.name}"] for e in experiments)
+        for cost in ("epsilon", "delta"):
+            assert restricted[cost] == for_all[cost] == pytest.approx(total[cost])
+        assert for_all["exposure"] == pytest.approx(total["exposure"])
+        assert "f1" in restricted and "f1" not in for_all  # the labels are private
+    assert seen["Public text only in confide"]["epsilon"] == pytest.approx(
+        {m.name: m.value for m in finished.result("public_pretraining").metrics}["epsilon"]
+    )
+    assert "exposure" in seen["Without privacy in confide-operator"]
+    assert not seen.get("Without privacy in confide", {}).keys() & {"epsilon", "exposure"}
+
+
 def test_a_registered_model_is_the_model_and_nothing_else(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -302,7 +326,7 @@ def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Fin
     events = [MechanismEvent.from_json(r.event) for r in dp.releases]
     total = epsilon_pld(compose(*events), sum(r.delta for r in dp.releases))
     headline = {m.name: m.value for m in finished.result("report").metrics}
-    assert headline["dp/epsilon"] == pytest.approx(total)
+    assert headline["epsilon"] == pytest.approx(total)
     assert total < sum(r.epsilon for r in dp.releases)
 
 

@@ -115,16 +115,16 @@ def test_a_step_with_nothing_for_the_operator_ends_the_job_there_too(
     tracked: Deployment, status: str, down: bool
 ) -> None:
     told = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
-    point = replace(DONE, made_up=False, point="σ=1")
+    point = replace(DONE, made_up=False, model="σ=1")
     first = Tracker(told, point)
     first.measure("loss", Operator(1.0))
-    first.events.append(metric("loss", Operator(1.0), target="point"))
+    first.events.append(metric("loss", Operator(1.0), target="model"))
     first.end("FINISHED")
     last = Tracker(told, replace(point, task="report", step="report", spec_hash="c" * 64))
     last.begin()
-    (last.leave if status == "KILLED" else last.end)(status, also=("point", "parent"))
+    (last.leave if status == "KILLED" else last.end)(status, also=("model", "parent"))
     assert send_all(tracked) == 0
-    for target in ("parent", "point"):
+    for target in ("parent", "model"):
         for experiment in (PUBLIC, OPERATOR):
             assert _status(tracked, point, target, experiment) == status
     assert _status(tracked, point, "step", OPERATOR) == "FINISHED"

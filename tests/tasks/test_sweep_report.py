@@ -82,5 +82,5 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
         _done(tracked, task, second[task])
     whole = contract.run_step(report, tracked, WHO)
     assert whole.facts["missing"] == [] and "did not finish" not in page.read_text()
-    assert [(m.value, m.step) for m in whole.metrics if m.name == "sweep/points"] == [(2, 2)]
+    assert [(m.value, m.step) for m in whole.metrics if m.name == "points"] == [(2, 2)]
     assert contract.run_step(report, tracked, WHO) == whole  # done before

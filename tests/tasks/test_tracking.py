@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's o
 
 PRIVATE = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
 MADE_UP = replace(PRIVATE, made_up=True)
-AT_A_POINT = replace(PRIVATE, point="σ=1 · B=2")
+OF_A_MODEL = replace(PRIVATE, model="σ=1 · B=2")
 
 
 def _runs(deployment: Deployment, experiment: str) -> dict[str, Run]:
@@ -76,7 +76,7 @@ def test_a_type_decides_who_sees_a_number(tracked: Deployment) -> None:
     public = _runs(tracked, PUBLIC)["dp_pretraining"]
     restricted = _runs(tracked, OPERATOR)["dp_pretraining"]
     assert public.data.metrics == {"epsilon": 1.5, "exposure": 0.9}
-    assert restricted.data.metrics == {"loss": 2.5}
+    assert restricted.data.metrics == {"loss": 2.5, "epsilon": 1.5}
     assert public.info.status == restricted.info.status == "FINISHED"
 
 
@@ -122,11 +122,11 @@ def test_mlflow_shows_training_and_tells_its_makers_nothing(tracked: Deployment)
     assert is_telemetry_disabled()
 
 
-def test_points_stand_between_the_run_and_its_steps(tracked: Deployment) -> None:
-    tracker = Tracker(tracked, AT_A_POINT)
-    tracker.events.append(metric("f1", Dp(0.8), target="point"))
+def test_models_stand_between_the_run_and_their_steps(tracked: Deployment) -> None:
+    tracker = Tracker(tracked, OF_A_MODEL)
+    tracker.events.append(metric("f1", Dp(0.8), target="model"))
     tracker.measure("epsilon", Public(2.0), 7)
-    tracker.end("FINISHED", also=("point",))
+    tracker.end("FINISHED", also=("model",))
     runs = _runs(tracked, PUBLIC)
     parent, point, step = (
         runs[n] for n in (shown_name(PRIVATE, PUBLIC), "σ=1 · B=2", "dp_pretraining")
@@ -135,6 +135,23 @@ def test_points_stand_between_the_run_and_its_steps(tracked: Deployment) -> None
     assert point.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert point.data.metrics == {"f1": 0.8}
     assert (parent.info.status, point.info.status) == ("RUNNING", "FINISHED")
+
+
+def test_what_a_model_cost_stands_beside_what_the_operator_alone_may_see(
+    tracked: Deployment,
+) -> None:
+    tracker = Tracker(tracked, OF_A_MODEL)
+    tracker.measure("f1", Operator(0.8))
+    tracker.measure("epsilon", Public(2.0))
+    tracker.measure("delta/labels", Public(1e-6))
+    tracker.measure("epsilon_training", Public(1.0))
+    tracker.end("FINISHED")
+    restricted, shown = (
+        _runs(tracked, experiment)["dp_pretraining"].data.metrics
+        for experiment in (OPERATOR, PUBLIC)
+    )
+    assert restricted == {"f1": 0.8, "epsilon": 2.0, "delta/labels": 1e-6}
+    assert shown == {"epsilon": 2.0, "delta/labels": 1e-6, "epsilon_training": 1.0}
 
 
 def test_a_retry_continues_its_run(tracked: Deployment) -> None:
@@ -329,7 +346,7 @@ def test_the_result_and_every_run_are_made_from_one_log(tracked: Deployment) -> 
 def test_of_an_attempt_that_measures_again_the_last_number_counts(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(metric("b", Operator(1.0), 1), metric("a", Public(1.0), 2))
-    log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="point"))
+    log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="model"))
     log.append(metric("a", Dp(4.0), 9, run=PRIVATE.key("step")))  # told to one run: no new number
     numbers = [(m.name, m.step, m.value, m.label) for m in log.metrics()]
     assert numbers == [("a", 2, 1.0, "public"), ("b", 1, 2.0, "operator")]

@@ -125,8 +125,8 @@ def test_a_public_vocabulary_is_made_without_ledger_seed_or_private_text(
     assert job.charges == []
     assert not untracked.seeds.exists() or not list(untracked.seeds.iterdir())
     assert result.releases == []
-    assert values(result)["vocabulary_epsilon"] == (0, "public")
-    assert values(result)["vocabulary_delta"] == (0, "public")
+    assert values(result)["epsilon"] == (0, "public")
+    assert values(result)["delta"] == (0, "public")
     assert "words_released" not in values(result)
     said = statement_of(result.releases, made_up=False)
     assert "No private text was used to make it." in said.words
@@ -184,7 +184,7 @@ def test_no_word_is_bought_that_public_text_keeps_whole(untracked: Deployment) -
     assert bought
     assert result.facts["words_released"] > 0
     assert result.facts["words_known"] > 50
-    assert values(result)["vocabulary_epsilon"][0] == pytest.approx(50, rel=0.01)
+    assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
     assert {m.label for m in result.metrics if m.name == "distinct_words"} == {"operator"}
 
 
