@@ -181,8 +181,8 @@ def mlflow_folder(deployment: Deployment) -> Path:
 
 
 def runs_page(server: str, password: str) -> str:
-    """Return the page of the runs: MLflow's own first page shows other things."""
-    from tasks.tracking.mlflow import PUBLIC
+    """Return the page of the runs, with ε, F1 and exposure: MLflow's own first one has others."""
+    from tasks.tracking.mlflow import PUBLIC, VIEW
 
     address = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
     words = b64encode(f"{USER}:{password}".encode()).decode()
@@ -192,4 +192,4 @@ def runs_page(server: str, password: str) -> str:
             experiment = json.load(answer)["experiment"]["experiment_id"]
     except (OSError, ValueError, KeyError):
         return server  # nothing has been run yet
-    return f"{server}/#/experiments/{experiment}/runs"
+    return f"{server}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}"

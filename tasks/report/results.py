@@ -73,7 +73,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     """Return what the report of one job shows."""
     kinds: list[Kind] = [kind for kind in get_args(Kind) if f"{kind}_pretraining" in results]
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
-    shown = _releases(released_models(dp, results.get("dp_finetuning")))
+    shown = released_by(dp, results.get("dp_finetuning"))
     audit = _audit(results.get("dp_audit"))
     return JobReport(
         **_header(spec, context, results, shown),
@@ -122,6 +122,11 @@ def released_models(model: Input, finetuned: Input | None) -> list[Input]:
     """Return the models of a row that may leave: one fine-tuned without privacy does not."""
     kept = finetuned is None or operator_only(finetuned.result.releases)
     return [model] if finetuned is None or kept else [model, finetuned]
+
+
+def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
+    """Return the releases behind the models of a row that may leave."""
+    return _releases(released_models(model, finetuned))
 
 
 def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:

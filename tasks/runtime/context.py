@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
+from tasks.releases.statements import totals
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import ProgressReporter
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
@@ -197,18 +199,28 @@ class StepContext:
             value = Operator(value.value)
         self.tracker.measure(name, value, step)
 
-    def measure_cost(self, totals: Sequence[DatasetTotal], step: int = 0) -> None:
-        """Record what everything together has cost, as `epsilon` and `delta`; 0 where nothing has.
+    def measure_cost(self, releases: Sequence[ReleaseRecord]) -> None:
+        """Record what releases have cost together, as `epsilon` and `delta`; 0 where there is none.
 
-        The first data set's have these names. Further ones hold other people: each has its own,
-        `epsilon/NAME` and `delta/NAME`, for no sum and no largest of them is anybody's guarantee.
-        An infinite or a missing total is no number: it is told in words.
+        At the step that counts them: on a line of MLflow that is told of a model's pre-training
+        and of its fine-tuning, the total of more releases is the last.
+
+        Of several data sets, which hold other people, each has its own beside them, `epsilon/NAME`
+        and `delta/NAME`, for no sum and no largest of them is anybody's guarantee: those without a
+        name are the first one's, from which the vocabulary came.
+        An infinite or a missing total is told in words, and as the largest number there is, as
+        which MLflow keeps infinity: a smaller one, of an earlier step of the model, must not stand
+        for it. What has an infinite ε is the operator's.
         """
-        for number, total in enumerate(totals or (DatasetTotal("", None, 0.0, 0.0),)):
-            name = f"/{total.dataset}" if number else ""
+        step = len(releases)
+        found = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+        named = [(f"/{total.dataset}", total) for total in found if len(found) > 1]
+        for name, total in (("", found[0]), *named):
             if total.epsilon is None or math.isinf(total.epsilon):
                 words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
                 self.tracker.tag(f"epsilon{name}", words)
+                label = Public if total.epsilon is None else Operator
+                self.measure(f"epsilon{name}", label(sys.float_info.max), step)
             else:
                 self.measure(f"epsilon{name}", Public(total.epsilon), step)
                 self.measure(f"delta{name}", Public(total.delta), step)

@@ -23,7 +23,6 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.releases.statements import totals
 from tasks.report.results import EXPOSURE_FILE
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
@@ -57,7 +56,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     )
     summary = summarise(rows, EMBEDDED)
     label = Operator if operator_only(context.releases) else Dp
-    context.measure_cost(totals(context.releases))
+    context.measure_cost(context.releases)
     context.measure("exposure", label(summary.mean))
     context.measure("exposure_largest", label(summary.largest))
     for row in rows:

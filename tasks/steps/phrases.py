@@ -29,7 +29,6 @@ from tasks.releases.provenance import (
     private_units,
     vocabulary_digest,
 )
-from tasks.releases.statements import totals
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 from tasks.steps.vocabulary import counted_words
@@ -74,7 +73,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         context.measure(f"phrases_released/{length}_words", Dp(len(released)))
     context.measure("phrases_epsilon", Public(record.epsilon))
     context.measure("phrases_delta", Public(record.delta))
-    context.measure_cost(totals(context.releases))
+    context.measure_cost(context.releases)
     return StepOutput(
         outputs={"phrases": FILE},
         facts={

@@ -12,7 +12,7 @@ from tasks.protocol import ReportSpec
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
-from tasks.report.results import job_report
+from tasks.report.results import job_report, released_by
 from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
@@ -35,8 +35,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     # The job's own line in MLflow has the figures of the model that it is about; each of the
     # others has a line too, with what its steps measured.
     (row,) = (row for row in report.models if row.kind == "dp")
-    (cost,) = (row.cost for row in shown.models if row.kind == "dp")
-    context.measure_cost((cost.corpus, *cost.others))
+    context.measure_cost(released_by(results["dp_pretraining"], results.get("dp_finetuning")))
     for name, value in _headlines(row):
         context.measure(name, value)
     return StepOutput(

@@ -6,7 +6,6 @@ from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
-from tasks.releases.statements import totals
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
 from tasks.report.results import released_by_sweep, sweep_report
@@ -38,7 +37,7 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         sweep_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # What releasing every point costs together. Of a later try with more points, it is the last.
-    context.measure_cost(totals(released_by_sweep(points)), len(points))
+    context.measure_cost(released_by_sweep(points))
     context.measure("points", Public(len(points)), len(points))
     return StepOutput(
         outputs={name: name for name in EDITIONS},

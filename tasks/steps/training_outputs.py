@@ -22,7 +22,7 @@ from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.loop import Progress, curve_points
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.releases.statements import totals, write_statement
+from tasks.releases.statements import write_statement
 from tasks.runtime.context import Input, StepContext
 from tasks.steps.training_inputs import kind_of
 from tasks.storage import sha256_of
@@ -75,7 +75,7 @@ def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> Non
     if adapters_of(model.parameters):
         save_adapter(model, context.out / ADAPTER_FOLDER)
     write_statement(context.out, context.releases, made_up=context.made_up)
-    context.measure_cost(totals(context.releases))
+    context.measure_cost(context.releases)
 
 
 def model_facts(

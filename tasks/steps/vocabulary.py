@@ -40,7 +40,6 @@ from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest
 from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
-from tasks.releases.statements import totals
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
@@ -86,7 +85,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     tokenizer = _tokenizer(spec, words)
     kind.save(tokenizer, context.out)
     (context.out / WORDS).write_text(json.dumps(_counted(spec, words), indent=0) + "\n")
-    context.measure_cost(totals(context.releases))  # 0 where no private text was opened
+    context.measure_cost(context.releases)  # 0 where no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},

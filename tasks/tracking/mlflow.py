@@ -62,8 +62,14 @@ _AT_ONCE = 1000  # metrics that MLflow takes in one request
 _DAY = 86_400_000  # milliseconds
 _COST = re.compile(r"(epsilon|delta)(/|$)")
 _TIME_OF_DAY = re.compile(r"[ T]\d\d:\d\d.*")
-# MLflow's pages show training runs, not conversations, of an experiment that says what it is.
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
+VIEW = "models"  # of the table of runs: `?viewStateShareKey=` opens MLflow's page with it
+_EXPERIMENT = {
+    # MLflow's pages show training runs, not conversations, of an experiment that says what it is.
+    "mlflow.experimentKind": "custom_model_development",
+    f"mlflow.sharedViewState.{VIEW}": json.dumps(
+        {"selectedColumns": [f"metrics.`{n}`" for n in ("epsilon", "delta", "f1", "exposure")]}
+    ),
+}
 # Before MLflow is imported: its makers are not told what is done here.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -220,7 +226,7 @@ class Delivery:
             served = self._deployment.tracking.startswith(("http://", "https://"))
             artifacts = None if served else (self._deployment.artifacts / name).as_uri()
             try:
-                return str(self._api.create_experiment(name, artifacts, tags=_KIND))
+                return str(self._api.create_experiment(name, artifacts, tags=_EXPERIMENT))
             except MlflowException:  # another machine was faster
                 experiment = self._api.get_experiment_by_name(name)
         if experiment is None:

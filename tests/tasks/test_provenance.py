@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -332,19 +333,22 @@ def test_what_a_model_cost_comes_from_all_that_it_was_made_of(house: House) -> N
     result = contract.run_step(spec, house.deployment, WHO)
     (own,) = house.charged()
     assert {r.ledger_id for r in result.releases} == {"words", "elsewhere", "trained", own}
-    told = {m.name: m.value for m in result.metrics if m.name.startswith(("epsilon/", "delta/"))}
-    assert set(told) == {f"{n}/{d}" for n in ("epsilon", "delta") for d in ("notes", OTHER)}
-    assert told["epsilon/notes"] > next(r.epsilon for r in result.releases if r.ledger_id == own)
-    assert told["delta/notes"] == pytest.approx(2e-6 + 1e-5)
-    labels = {m.name: m.label for m in result.metrics}
-    assert labels["mlm_accuracy_public"] == "dp"
-    assert "epsilon_training" in labels and "epsilon" not in labels
+    told = {m.name: m for m in result.metrics}
+    costs = [f"{n}{of}" for n in ("epsilon", "delta") for of in ("", "/notes", f"/{OTHER}")]
+    assert set(costs) | {"epsilon_training"} == {n for n in told if n.startswith(("eps", "delta"))}
+    assert {told[name].step for name in costs} == {len(result.releases)}
+    trained = next(r.epsilon for r in result.releases if r.ledger_id == own)
+    assert told["epsilon/notes"].value > trained
+    assert told["delta/notes"].value == pytest.approx(2e-6 + 1e-5)
+    assert told["mlm_accuracy_public"].label == "dp"
 
 
 def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: House) -> None:
     spec = pretraining(house, mode="nonprivate", plan=None)
     first = contract.run_step(spec, house.deployment, WHO)
     assert [r.epsilon for r in first.releases][-1] == math.inf
+    (cost,) = (m for m in first.metrics if m.name == "epsilon")
+    assert (cost.value, cost.label) == (sys.float_info.max, "operator")
     assert {m.label for m in first.metrics if "accuracy" in m.name} == {"operator"}
     tuned = finetuning(house, model_uri="model", plan=None).model_copy(
         update={"model_uri": spec.output, "entity_types": ()}
