@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label, Labelled
@@ -35,6 +36,7 @@ from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
+    Extraction,
     Fact,
     JobReport,
     Kind,
@@ -54,6 +56,7 @@ ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "l
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
+DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
@@ -175,6 +178,7 @@ def model_row(
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
         membership=_membership(attacked),
+        extractions=tuple(_extractions(audited)),
     )
 
 
@@ -274,6 +278,26 @@ def _exposures(audited: Input | None) -> Exposures | None:
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
+
+
+_EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
+
+
+def _extractions(audited: Input | None) -> Iterator[Extraction]:
+    """Yield what was got out of a causal model, by each protocol that was tried."""
+    if audited is None:
+        return
+    own = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
+    protocols: tuple[tuple[str, Literal["discoverable", "targeted"], Label], ...] = (
+        (TARGETED, "targeted", own),
+        (DISCOVERABLE, "discoverable", Label.OPERATOR),
+    )
+    for key, protocol, label in protocols:
+        if key in audited.result.outputs:
+            told = json.loads((audited.folder / f"{key}.json").read_text())
+            rows = _EXTRACTION.validate_python(told["rows"])
+            fixed = told["fixed_before_training"]
+            yield Extraction(protocol, label, rows, told["settings"], fixed)
 
 
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
