@@ -66,7 +66,7 @@ def draw_prompts(
     Args:
         store: `[CLS] tokens [SEP]` in each row.
         config: prefix and suffix; [CLS] is shown before the prefix.
-        planted: all canaries.
+        planted: the canaries that are in what trained.
         key: public coins: they choose units, and the row of each.
     """
     width = 1 + config.extraction_prefix + config.extraction_suffix

@@ -117,8 +117,9 @@ def _discoverable(
     """Return what comes out of the rows that trained and of those held out, if any were."""
     if (others := held_out(store)) is None:
         return ()
+    planted = [canary for canary in canaries if not canary.is_reference]
     members, control = (
-        draw_prompts(side, spec.extraction, canaries, seed_key(spec.seed))
+        draw_prompts(side, spec.extraction, planted, seed_key(spec.seed))
         for side in (TokenStore.open(store.folder / TRAIN), others)
     )
     return discoverable(odds_of, members, control, spec.extraction, claimed(model, store))

@@ -6,7 +6,14 @@ import json
 import math
 
 import pytest
-from report_examples import VOCABULARY_SIZE, job_report, ledger, membership, sweep_report
+from report_examples import (
+    VOCABULARY_SIZE,
+    extractions,
+    job_report,
+    ledger,
+    membership,
+    sweep_report,
+)
 from rich.console import Console
 
 from dp_core.labels import Dp, Label, Operator
@@ -73,6 +80,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
         tables.entity_table(report.models),
         tables.exposure_table(report.models),
         tables.membership_table(report.models),
+        tables.extraction_table(report.models),
         tables.sweep_table(sweep_report().points, report.unit),
         tables.facts_table("x", "x", report.training),
     ):
@@ -108,6 +116,35 @@ def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     assert all(row[2].alarm for row in tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert tables.membership_table(shown.models).rows == ()
+
+
+def test_what_came_out_stands_beside_its_control() -> None:
+    table = tables.extraction_table(job_report().models)
+    assert len(table.rows) == 3 * (3 + 2)
+    private, unprotected = table.rows[5:10], table.rows[10:]
+    assert [row[1].text for row in private] == ["top-k", "greedy", "sampling", "greedy", "sampling"]
+    assert private[0][0].detail == "36 secrets of planted canaries, 211 never planted"
+    assert private[3][0].detail == "317 rows that trained, 211 held out"
+    assert [row[2].text for row in private] == ["5.6"] * 3 + ["50.5"] * 2
+    assert [row[3].text for row in private] == ["1.4"] * 3 + ["47.9"] * 2
+    assert all("≤ 67.3" in row[2].detail for row in private[3:])
+    assert not any("≤" in row[2].detail for row in (*private[:3], *unprotected))
+    assert {row[2].alarm for row in unprotected} == {True}
+    assert {row[2].alarm for row in private} == {False}
+    said = " ".join(table.notes)
+    assert "settled before the training" in said and "first 10 tokens of a row" in said
+    shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
+    table = tables.extraction_table(shown.models)
+    assert {row[0].text for row in table.rows} == {"Public only", "DP"}
+    assert {cell.label for row in table.rows for cell in row} == {None, Label.DP}
+    assert "Rows:" not in " ".join(table.notes)
+
+
+def test_a_protocol_that_was_chosen_late_is_called_so() -> None:
+    (one, _) = extractions(Label.DP, 4, 1)
+    late = dataclasses.replace(one, fixed_before_training=False)
+    model = dataclasses.replace(job_report().models[1], extractions=(late,))
+    assert "chosen after the training" in " ".join(tables.extraction_table([model]).notes)
 
 
 def test_the_note_tells_what_no_memory_looks_like() -> None:
