@@ -6,11 +6,12 @@ n rows, M at a time, T tokens of a row, the last L of them its suffix, V of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
-from dp_core.audit.extraction import Ids, Odds, Prompts
+from dp_core.audit.extraction import Ids, Odds, OddsOf, Prompts
 from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
@@ -20,23 +21,26 @@ from dp_core.nn.layers import FAR_BELOW, Layers, Tensor
 _PREDICTIONS_AT_ONCE = 1024
 
 
-def suffix_odds(
-    model: AnyModel, prompts: Prompts, top_k: int, among: Sequence[int] | None = None
-) -> Odds:
-    """Return how a model would continue every row, by one forward pass of each.
-
-    Args:
-        model: causal.
-        prompts: no longer than its positions.
-        top_k: k; where fewer tokens may be drawn, all of them.
-        among: ids of the tokens that may be drawn; all if None.
+def suffix_odds(model: AnyModel) -> OddsOf:
+    """Return a function that says how a causal model would continue rows.
 
     Raises:
-        BadInput: the model answers with what is no number.
+        BadInput: by the function: the model answers with what is no number.
     """
     config = model.config
     assert isinstance(config, CausalConfig)  # noqa: S101 - narrows the type
     layers = Layers({name: tf.constant(value) for name, value in model.parameters.items()})
+    return partial(_odds, layers, config)
+
+
+def _odds(
+    layers: Layers,
+    config: CausalConfig,
+    prompts: Prompts,
+    top_k: int,
+    among: Sequence[int] | None,
+) -> Odds:
+    """Return what the model makes of each suffix; k is at most the number of tokens allowed."""
     allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
     barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
     barred[allowed] = 0.0

@@ -452,10 +452,10 @@ def extraction_table(models: Sequence[ModelRow]) -> Table:
 
 _EXTRACTION_NOTE = (
     "A model that guesses well gets some right without having seen them: so the same is tried on "
-    "what it was not trained on, and “by chance” says how often as many would come out of what "
-    "trained if they came out as easily (Fisher's exact test). One time in forty is marked. Below "
-    "each share its 95% interval, and behind ≤ the most that the guarantee allows. Little that "
-    "comes out is no proof: another prefix or decoding may get more."
+    "what did not train (of the public model, neither did), and “by chance” says how often as many "
+    "would come out of what trained if they came out as easily (Fisher's exact test). One time in "
+    "forty is marked. Below each share its 95% interval, and behind ≤ the most that the guarantee "
+    "allows. Little that comes out is no proof: another prefix or decoding may get more."
 )
 
 

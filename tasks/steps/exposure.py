@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import partial
 
 from dp_core.audit.canaries import Canary, candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
@@ -84,7 +83,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     (context.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     extracted: dict[str, tuple[str, Label]] = {}
     if isinstance(model.config, CausalConfig):
-        odds_of = partial(suffix_odds, model)
+        odds_of = suffix_odds(model)
         found = targeted(
             odds_of,
             canaries,
@@ -137,7 +136,7 @@ def _write(
     for row in rows:
         if row.group == ALL:
             context.measure(f"{key}/{row.decoding}", label(row.share.value))
-            context.measure(f"{key}/{row.decoding}/control", label(row.control_share.value))
+            context.measure(f"{key}/{row.decoding}_control", label(row.control_share.value))
     text = {
         "settings": spec.extraction.model_dump(),
         "fixed_before_training": model.facts.get("extraction") == spec.extraction.model_dump(),

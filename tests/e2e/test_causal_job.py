@@ -74,7 +74,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     # What can be got out of it: canaries by anyone, rows by the operator.
     tried = {m.name: m.label for m in read.metrics if m.name.startswith("extraction")}
     for decoding in ("greedy", "sampling"):
-        for side in ("", "/control"):
+        for side in ("", "_control"):
             assert tried[f"extraction_targeted/{decoding}{side}"] == "dp"
             assert tried[f"extraction_discoverable/{decoding}{side}"] == "operator"
     labels = {file: label for file, label, _ in read.facts["artifacts"]}

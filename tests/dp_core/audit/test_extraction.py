@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from dp_core.audit.extraction import (
     TOP_K,
     ExtractionRow,
     Odds,
-    OddsOf,
     Prompts,
     compare,
     discoverable,
@@ -85,7 +83,7 @@ def test_greedy_decoding_gives_just_the_suffixes_that_are_told(shape: Gpt2Config
             at = number // 2 % length
             suffix[at] = (suffix[at] + 1) % 9
         rows.append([*prefix, *suffix])
-    told = suffix_odds(model, Prompts(np.array(rows, np.int32), length), 4)
+    told = suffix_odds(model)(Prompts(np.array(rows, np.int32), length), 4, None)
     assert told.first.tolist() == [number % 2 == 0 for number in range(24)]
 
 
@@ -94,15 +92,15 @@ def test_what_is_shown_before_the_prefix_ends_is_no_part_of_the_answer() -> None
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
     assert _next_logits(model, own[:-1]).argmax() != own[-1]  # the prefix itself is not its choice
-    assert suffix_odds(model, Prompts(np.array([row], np.int32), 3), 4).first.all()
-    assert not suffix_odds(model, Prompts(np.array([row], np.int32), 4), 4).first.any()
+    assert suffix_odds(model)(Prompts(np.array([row], np.int32), 3), 4, None).first.all()
+    assert not suffix_odds(model)(Prompts(np.array([row], np.int32), 4), 4, None).first.any()
 
 
 def test_the_chance_of_a_suffix_is_that_of_top_k_sampling() -> None:
     model, k, prefix = fresh(SMALL, 5), 4, [2, 7, 7]
     suffixes = list(itertools.product(range(9), repeat=2))
     rows = np.array([[*prefix, *suffix] for suffix in suffixes], np.int32)
-    told = suffix_odds(model, Prompts(rows, 2), k)
+    told = suffix_odds(model)(Prompts(rows, 2), k, None)
 
     def drawn(ids: list[int]) -> np.ndarray:
         logits = _next_logits(model, ids).astype(np.float64)
@@ -122,7 +120,7 @@ def test_the_chance_of_a_suffix_is_that_of_top_k_sampling() -> None:
 def test_only_tokens_that_may_be_drawn_are() -> None:
     model, among = fresh(SMALL, 5), [4, 6, 8]
     rows = np.array([[2, 7, token] for token in range(9)], np.int32)
-    told = suffix_odds(model, Prompts(rows, 1), 5, among)
+    told = suffix_odds(model)(Prompts(rows, 1), 5, among)
     assert np.flatnonzero(told.within).tolist() == among
     assert told.chance.sum() == pytest.approx(1.0)
     logits = _next_logits(model, [2, 7])
@@ -141,7 +139,7 @@ def test_a_model_that_answers_with_no_number_is_refused() -> None:
     model = fresh(SMALL, 5)
     model.parameters["final_norm/gain"][0] = np.nan
     with pytest.raises(BadInput, match="no number"):
-        suffix_odds(model, Prompts(np.array([[2, 7, 8]], np.int32), 1), 2)
+        suffix_odds(model)(Prompts(np.array([[2, 7, 8]], np.int32), 1), 2, None)
 
 
 # --- which rows are tried
@@ -255,10 +253,6 @@ def learned(sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempP
     return model
 
 
-def _odds(model: AnyModel) -> OddsOf:
-    return partial(suffix_odds, model)
-
-
 def _discoverable(
     model: AnyModel,
     sides: tuple[TokenStore, TokenStore],
@@ -266,11 +260,14 @@ def _discoverable(
     claim: PrivacyProfile | None = None,
 ) -> dict[str, ExtractionRow]:
     members, others = (draw_prompts(side, CONFIG, planted, KEY) for side in sides)
-    return {row.decoding: row for row in discoverable(_odds(model), members, others, CONFIG, claim)}
+    return {
+        row.decoding: row
+        for row in discoverable(suffix_odds(model), members, others, CONFIG, claim)
+    }
 
 
 def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], ExtractionRow]:
-    rows = targeted(_odds(model), planted, begin=CLS, candidates=POOL, config=CONFIG)
+    rows = targeted(suffix_odds(model), planted, begin=CLS, candidates=POOL, config=CONFIG)
     return {(row.group, row.decoding): row for row in rows}
 
 
@@ -299,7 +296,7 @@ def test_the_claim_bounds_rows_by_those_held_out(
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
     assert row.share.low > row.ceiling  # this model has no such claim
-    assert discoverable(_odds(learned), *_no_rows(), CONFIG, claim) == ()
+    assert discoverable(suffix_odds(learned), *_no_rows(), CONFIG, claim) == ()
 
 
 def _no_rows() -> tuple[Prompts, Prompts]:
@@ -328,8 +325,8 @@ def test_a_secret_with_nothing_before_it_is_not_tried() -> None:
     for pattern in ("SH", "HS"):
         for rate in (0.1, 0.2, 0.0):
             drawn.append(_canary(f"{pattern} {rate}", rate, 9, 10, pattern=pattern))
-    rows = targeted(_odds(model), drawn, begin=CLS, candidates=POOL, config=CONFIG)
+    rows = targeted(suffix_odds(model), drawn, begin=CLS, candidates=POOL, config=CONFIG)
     tried = {row.group: (row.tried, row.control_tried) for row in rows}
     assert tried == {ALL: (2, 1), "p = 0.1": (1, 1), "p = 0.2": (1, 1)}
     only = [canary for canary in drawn if canary.pattern == "SH"]
-    assert targeted(_odds(model), only, begin=CLS, candidates=POOL, config=CONFIG) == ()
+    assert targeted(suffix_odds(model), only, begin=CLS, candidates=POOL, config=CONFIG) == ()
