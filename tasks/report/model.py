@@ -218,6 +218,8 @@ class JobReport(Report):
 
     models: tuple[ModelRow, ...]
     audit: AuditRecord | None = None  # of the DP model's own training
+    # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
+    occurrences: Mapping[str, Value] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
@@ -253,6 +255,7 @@ def edition_of(report: R, edition: Edition) -> R:
         audit = report.audit
         rows = {
             "audit": None if audit is None or audit.label in hidden else audit,
+            "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
             "models": tuple(_model(row, hidden, types) for row in report.models),
             "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
             "training": tuple(_fact(fact, hidden) for fact in report.training),

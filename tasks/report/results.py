@@ -16,7 +16,7 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
@@ -54,6 +54,10 @@ Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+OCCURRENCES, OCCURRENCES_FILE = (
+    "occurrences",
+    "occurrences.json",
+)  # of canaries, counted by the private token store's step
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
@@ -86,6 +90,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     return JobReport(
         **_header(spec, context, results, shown),
         audit=audit,
+        occurrences=_occurrences(results["private_store"]),
         models=tuple(
             model_row(
                 kind,
@@ -278,6 +283,14 @@ def _exposures(audited: Input | None) -> Exposures | None:
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
+
+
+def _occurrences(store: Input) -> dict[str, Operator]:
+    """Return how many units hold a canary of each group, on average: counted, not expected."""
+    if OCCURRENCES not in store.result.outputs:
+        return {}
+    told = json.loads((store.folder / OCCURRENCES_FILE).read_text())
+    return {group: Operator(value) for group, value in told["means"].items()}
 
 
 _EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -315,10 +315,13 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
-def exposure_table(models: Sequence[ModelRow]) -> Table:
-    """Return every group of canaries of every model whose exposure may be shown."""
+def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> Table:
+    """Return every group of canaries of every model whose exposure may be shown.
+
+    `counted`: how many units hold one, by “pattern at rate”.
+    """
     rows = [
-        _group_row(model.name, row, model.exposures.label)
+        _group_row(model.name, row, model.exposures.label, counted)
         for model in models
         if isinstance(model.exposures, Exposures)
         for row in model.exposures.rows
@@ -330,6 +333,7 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
             Header("Model", numeric=False),
             Header("Pattern", "H hint, S secret", numeric=False),
             Header("Occurrences", "expected, units"),
+            Header("Occurrences", "counted, units"),
             Header("Exposure", "bits, 95% interval"),
             Header("Without memory", "bits, 95% band"),
             Header("Probability", "by chance"),
@@ -346,7 +350,9 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
-def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
+def _group_row(
+    model: str, row: ExposureRow, label: Label, counted: Mapping[str, Value]
+) -> tuple[Cell, ...]:
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
     references = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
     verdict = "yes" if row.remembers else "no"
@@ -361,6 +367,7 @@ def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
             label=Label.PUBLIC,
             detail=f"p = {significant(row.canary_rate)}",
         ),
+        measured(counted.get(f"{row.pattern} at {row.canary_rate:g}")),
         bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
         Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),
         Cell(chance, value=row.p_value, label=label),

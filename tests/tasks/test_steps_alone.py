@@ -43,7 +43,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import DISCOVERABLE, TARGETED
+from tasks.report.results import DISCOVERABLE, OCCURRENCES_FILE, TARGETED
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.steps import (
@@ -229,7 +229,8 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
     context = cast(Any, chain).rows_bench
     fit = {"coverage", "fertility", "unknown_words"}
-    assert context.labels() == {name: {OPERATOR} for name in ("units", "rows", *fit)}
+    names = ("units", "rows", "occurrences/HS at 1", *fit)
+    assert context.labels() == {name: {OPERATOR} for name in names}
     shown = cast(Any, chain)
     labels = getattr(shown, "public rows_bench").labels()
     assert all(labels[name] == {DP} for name in fit)
@@ -250,6 +251,10 @@ def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
         return sum((first, second) in itertools.pairwise(row) for row in rows)
 
     assert carriers(train) == train.n_units  # its rate is 1
+    told = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
+    assert told == {
+        "canaries": {"HS-1-0": train.n_units}, "means": {"HS at 1": train.n_units},
+    }  # fmt: skip
     assert carriers(held_out) == 0
 
 

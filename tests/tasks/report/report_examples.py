@@ -239,6 +239,7 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
         **_COMMON,
         statement=_STATEMENT,
         models=_models(seed),
+        occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
         training=(
             Fact("Noise multiplier σ", 1.0, Label.PUBLIC, "effective, per update"),

@@ -175,6 +175,9 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
         report,
         created="2026-11-21T23:59:59+00:00",
         run_key="manual__2026-11-21T09:00:00+00:00",
+        occurrences={
+            group: Operator(value.value / 3) for group, value in report.occurrences.items()
+        },
         models=tuple(
             dataclasses.replace(
                 model,

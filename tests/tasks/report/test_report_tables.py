@@ -22,7 +22,15 @@ from dp_core.privacy.statement import DatasetTotal
 from tasks.report import tables
 from tasks.report.model import Cost, Edition, JobReport, Withheld, edition_of
 from tasks.report.page import job_page, verdict
-from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, rich_table, side_by_side
+from tasks.report.tables import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
 
 
 def _closing() -> Table:
@@ -78,7 +86,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
     for table in (
         _closing(),
         tables.entity_table(report.models),
-        tables.exposure_table(report.models),
+        tables.exposure_table(report.models, report.occurrences),
         tables.membership_table(report.models),
         tables.extraction_table(report.models),
         tables.sweep_table(sweep_report().points, report.unit),
@@ -94,10 +102,21 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
 def test_alarm_only_where_memory_is_shown() -> None:
     alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
     assert alarms == [[False, False], [False, False], [True, True]]
-    detail = tables.exposure_table(job_report().models)
+    detail = tables.exposure_table(job_report().models, job_report().occurrences)
     words = {(row[0].text, row[-1].text) for row in detail.rows}
     assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
+
+
+def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None:
+    report = job_report(made_up=False)
+    for edition, counted in ((Edition.OPERATOR, "81.3"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
+        shown = edition_of(report, edition)
+        table = tables.exposure_table(shown.models, shown.occurrences)
+        often = [row for row in table.rows if row[2].detail == "p = 0.02" and row[1].text == "HSH"]
+        assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
+        assert {row[2].label for row in often} == {Label.PUBLIC}
+        assert {row[3].label for row in often} == {Label.OPERATOR}
 
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
@@ -222,7 +241,7 @@ def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
-    table = tables.exposure_table(job_report().models)
+    table = tables.exposure_table(job_report().models, job_report().occurrences)
     stream = io.StringIO()
     Console(file=stream, width=60, color_system=None).print(rich_table(table))
     assert "…" not in stream.getvalue()
