@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
+from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 
 Floats = NDArray[np.float64]
@@ -28,6 +29,7 @@ Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 ALONE, EMBEDDED = "alone", "embedded"
 _ROWS_AT_ONCE = 256
+_COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 _LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
 _RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
@@ -100,6 +102,24 @@ def _masked(
         secrets[row] = canary.secret
         ids[row, positions[row]] = special.mask
     return MaskedContexts(ids, lengths, positions, secrets)
+
+
+def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
+    """Return by each canary's id how many units hold it: counted, and so as private as the rows.
+
+    What was planted, less what found no room, and what the text itself may hold.
+    """
+    holders: dict[str, list[Ints]] = {canary.id: [] for canary in canaries}
+    for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
+        tokens = store.tokens[start : start + _COUNTED_AT_ONCE]  # padding is no canary's token
+        for canary in canaries:
+            places = max(0, tokens.shape[1] - len(canary.tokens) + 1)
+            held = np.ones((len(tokens), places), np.bool_)
+            for offset, token in enumerate(canary.tokens):
+                held &= tokens[:, offset : offset + places] == token
+            rows = start + np.flatnonzero(held.any(axis=1))
+            holders[canary.id].append(np.searchsorted(store.unit_rows, rows, side="right"))
+    return {name: len(np.unique(np.concatenate(units))) for name, units in holders.items()}
 
 
 @dataclass(frozen=True)

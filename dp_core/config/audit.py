@@ -42,3 +42,55 @@ class MembershipConfig(Config):
         ge=1,
         le=256,
     )
+
+
+class ExtractionConfig(Config):
+    """Attempts to get text and secrets out of a causal model: the protocol, fixed beforehand."""
+
+    extraction_rows: int = setting(
+        0,
+        AUDIT_AND_RUN,
+        "Extraction: rows",
+        "A causal model is given the beginning of at most this many rows that trained, one of a "
+        "unit, and as many held out; what it continues as they go on is counted, for the "
+        "operator. 0: only canaries' secrets are tried.",
+        ge=0,
+        le=1_000_000,
+    )
+    extraction_prefix: int = setting(
+        10,
+        AUDIT_AND_RUN,
+        "Extraction: prefix",
+        "Tokens of a row that the attacker knows. Carlini et al. 2023 use 50.",
+        ge=1,
+        le=510,
+    )
+    extraction_suffix: int = setting(
+        10,
+        AUDIT_AND_RUN,
+        "Extraction: suffix",
+        "Tokens behind the prefix that must come out word for word. Carlini et al. 2023 use 50.",
+        ge=1,
+        le=510,
+    )
+    extraction_top_k: int = setting(
+        40,
+        AUDIT_AND_RUN,
+        "Extraction: top-k",
+        "Tokens that sampling draws from, and the guesses for a canary's secret.",
+        ge=1,
+        le=1_000_000,
+    )
+    extraction_tries: int = setting(
+        100,
+        AUDIT_AND_RUN,
+        "Extraction: tries",
+        "Texts that the attacker samples for each prefix.",
+        ge=1,
+        le=1_000_000_000,
+    )
+
+    @property
+    def extraction_tokens(self) -> int:
+        """Tokens that a row needs to be tried, [CLS] and [SEP] included."""
+        return self.extraction_prefix + self.extraction_suffix + 2

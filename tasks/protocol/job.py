@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard
 
-from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
@@ -144,6 +144,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         private_store_uri=private_store.output,
         vocabulary_uri=vocabulary.output,
         shape=s.part(ArchitectureConfig),
+        extraction=s.part(ExtractionConfig),
         public_model=s.public_model,
         training=_ordinary(s, learning_rate=s.public_learning_rate),
         batches=BatchConfig(batch_size=s.public_batch_size, **ALONE),
@@ -302,6 +303,7 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
         model_uri=model.output,
         canaries_uri=front["canaries"].output,
         private_store_uri=front["private_store"].output,
+        extraction=s.part(ExtractionConfig),
         **s.part(RunConfig).model_dump(),
     )
 

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     DATA,
@@ -301,6 +301,7 @@ class JobSettings(
     CanaryConfig,
     AuditCanariesConfig,
     MembershipConfig,
+    ExtractionConfig,
     TrainingConfig,
     BatchConfig,
     RowsConfig,
@@ -448,6 +449,7 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
+        self._refuse_extraction_of_no_rows()
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
@@ -458,6 +460,16 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_extraction_of_no_rows(self) -> None:
+        """Refuse to try rows that cannot be continued: by a masked model, or for want of tokens."""
+        if self.extraction_rows and not is_causal(self.model_kind):
+            raise ValueError(f"extraction_rows: {self.model_kind} continues no text: choose gpt2")
+        if self.extraction_rows and self.extraction_tokens > self.sequence_length:
+            raise ValueError(
+                f"extraction_prefix, extraction_suffix: a row needs {self.extraction_tokens} "
+                f"tokens, and sequence_length is {self.sequence_length}"
+            )
 
     def _refuse_a_source_without_its_model(self) -> None:
         """Refuse a vocabulary that cannot be made: no checkpoint to keep, or no room for bytes."""

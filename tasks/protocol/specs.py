@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from dp_core.config.audit import AuditCanariesConfig, MembershipConfig
+from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
@@ -290,7 +290,13 @@ class TrainingSpec(StepSpec, RunConfig):
 
 
 class PretrainSpec(TrainingSpec):
-    """Language-model pre-training: on public or released text, with DP, or without privacy."""
+    """Language-model pre-training: on public or released text, with DP, or without privacy.
+
+    It is told how text will be sought in the model, and hands that on: what was fixed before the
+    training can be told from what was chosen after it. The model does not depend on it.
+    """
+
+    unhashed: ClassVar[dict[str, Any]] = TrainingSpec.unhashed | {"extraction": True}
 
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
@@ -301,6 +307,7 @@ class PretrainSpec(TrainingSpec):
     init_uri: str = ""  # empty: a public model from elsewhere, or a fresh one from `seed`
     public_model: str = ""  # mode `public` only: a Hugging Face folder to start from
     shape: ArchitectureConfig
+    extraction: ExtractionConfig = ExtractionConfig()
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -386,12 +393,13 @@ class BudgetSpec(StepSpec):
 
 
 class ExposureSpec(StepSpec, RunConfig):
-    """Measure how well a model remembers the canaries."""
+    """Measure how well a model remembers the canaries, and what comes out of a causal one."""
 
     step: Literal["exposure"] = "exposure"
     model_uri: str
     canaries_uri: str
     private_store_uri: str
+    extraction: ExtractionConfig = ExtractionConfig()
 
 
 class MembershipSpec(StepSpec, RunConfig):

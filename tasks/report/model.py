@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label, Labelled
@@ -61,6 +62,17 @@ class Membership:
 
 
 @dataclass(frozen=True)
+class Extraction:
+    """What came out of one causal model by one protocol."""
+
+    protocol: Literal["discoverable", "targeted"]
+    label: Label  # of rows that trained the operator's, of canaries the model's own
+    rows: tuple[ExtractionRow, ...]
+    settings: Mapping[str, int]  # of the protocol
+    fixed_before_training: bool
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a model has cost by its whole ancestry: the private corpus, and other data sets."""
 
@@ -106,6 +118,7 @@ class ModelRow(Row):
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None
     membership: Membership | Withheld | None = None
+    extractions: tuple[Extraction, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +218,8 @@ class JobReport(Report):
 
     models: tuple[ModelRow, ...]
     audit: AuditRecord | None = None  # of the DP model's own training
+    # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
+    occurrences: Mapping[str, Value] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
@@ -240,6 +255,7 @@ def edition_of(report: R, edition: Edition) -> R:
         audit = report.audit
         rows = {
             "audit": None if audit is None or audit.label in hidden else audit,
+            "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
             "models": tuple(_model(row, hidden, types) for row in report.models),
             "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
             "training": tuple(_fact(fact, hidden) for fact in report.training),
@@ -295,6 +311,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
         membership=None if membership is None else Withheld(),
+        extractions=tuple(one for one in row.extractions if one.label not in hidden),
     )
 
 

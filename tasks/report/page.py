@@ -172,7 +172,8 @@ def job_page(report: JobReport, edition: Edition) -> Page:
         ),
         {
             "closing": tables.closing_of(shown),
-            "exposure": tables.exposure_table(shown.models),
+            "exposure": tables.exposure_table(shown.models, shown.occurrences),
+            "extraction": tables.extraction_table(shown.models),
             "membership": tables.membership_table(shown.models),
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),

@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import ExposureRow
+from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
@@ -36,6 +37,7 @@ from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
+    Extraction,
     Fact,
     JobReport,
     Kind,
@@ -53,8 +55,13 @@ Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
 EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+OCCURRENCES, OCCURRENCES_FILE = (
+    "occurrences",
+    "occurrences.json",
+)  # of canaries, counted by the private token store's step
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
+DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
@@ -78,6 +85,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     return JobReport(
         **_header(spec, context, results, shown),
         audit=audit,
+        occurrences=_occurrences(results["private_store"]),
         models=tuple(
             model_row(
                 kind,
@@ -160,6 +168,7 @@ def model_row(
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
         membership=_membership(attacked),
+        extractions=tuple(_extractions(audited)),
     )
 
 
@@ -259,6 +268,34 @@ def _exposures(audited: Input | None) -> Exposures | None:
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
+
+
+def _occurrences(store: Input) -> dict[str, Operator]:
+    """Return how many units hold a canary of each group, on average: counted, not expected."""
+    if OCCURRENCES not in store.result.outputs:
+        return {}
+    told = json.loads((store.folder / OCCURRENCES_FILE).read_text())
+    return {group: Operator(value) for group, value in told["means"].items()}
+
+
+_EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
+
+
+def _extractions(audited: Input | None) -> Iterator[Extraction]:
+    """Yield what was got out of a causal model, by each protocol that was tried."""
+    if audited is None:
+        return
+    own = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
+    protocols: tuple[tuple[str, Literal["discoverable", "targeted"], Label], ...] = (
+        (TARGETED, "targeted", own),
+        (DISCOVERABLE, "discoverable", Label.OPERATOR),
+    )
+    for key, protocol, label in protocols:
+        if key in audited.result.outputs:
+            told = json.loads((audited.folder / f"{key}.json").read_text())
+            rows = _EXTRACTION.validate_python(told["rows"])
+            fixed = told["fixed_before_training"]
+            yield Extraction(protocol, label, rows, told["settings"], fixed)
 
 
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])

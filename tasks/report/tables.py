@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,21 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
+from dp_core.audit.extraction import (
+    ALL,
+    GREEDY,
+    LEAST_CHANCE,
+    SAMPLING,
+    TOP_K,
+    ExtractionRow,
+)
 from dp_core.audit.membership_metrics import LOW_RATES, MembershipRow, Share
 from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report.model import (
     Exposures,
+    Extraction,
     Fact,
     JobReport,
     LedgerView,
@@ -306,10 +315,13 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
-def exposure_table(models: Sequence[ModelRow]) -> Table:
-    """Return every group of canaries of every model whose exposure may be shown."""
+def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> Table:
+    """Return every group of canaries of every model whose exposure may be shown.
+
+    `counted`: how many units hold one, by “pattern at rate”.
+    """
     rows = [
-        _group_row(model.name, row, model.exposures.label)
+        _group_row(model.name, row, model.exposures.label, counted)
         for model in models
         if isinstance(model.exposures, Exposures)
         for row in model.exposures.rows
@@ -321,6 +333,7 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
             Header("Model", numeric=False),
             Header("Pattern", "H hint, S secret", numeric=False),
             Header("Occurrences", "expected, units"),
+            Header("Occurrences", "counted, units"),
             Header("Exposure", "bits, 95% interval"),
             Header("Without memory", "bits, 95% band"),
             Header("Probability", "by chance"),
@@ -337,7 +350,9 @@ def exposure_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
-def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
+def _group_row(
+    model: str, row: ExposureRow, label: Label, counted: Mapping[str, Value]
+) -> tuple[Cell, ...]:
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
     references = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
     verdict = "yes" if row.remembers else "no"
@@ -352,6 +367,7 @@ def _group_row(model: str, row: ExposureRow, label: Label) -> tuple[Cell, ...]:
             label=Label.PUBLIC,
             detail=f"p = {significant(row.canary_rate)}",
         ),
+        measured(counted.get(f"{row.pattern} at {row.canary_rate:g}")),
         bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
         Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),
         Cell(chance, value=row.p_value, label=label),
@@ -413,12 +429,94 @@ def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
     )
 
 
-def _share(share: Share, ceiling: float | None, *, alarm: bool = False) -> Cell:
+_WHAT = {"targeted": "secrets of planted canaries", "discoverable": "rows that trained"}
+_CONTROL = {"targeted": "never planted", "discoverable": "held out"}
+
+
+def extraction_table(models: Sequence[ModelRow]) -> Table:
+    """Return what came out of each causal model by every protocol and decoding."""
+    shown = [(model.name, one) for model in models for one in model.extractions]
+    rows = [
+        _extraction_row(model, one, row)
+        for model, one in shown
+        for row in one.rows
+        if row.group == ALL
+    ]
+    return Table(
+        key="extraction",
+        caption="Extraction: can secrets and text be got out of the models?",
+        headers=(
+            Header("Model", numeric=False),
+            Header("Decoding", numeric=False),
+            Header("Came out", "of what trained, %"),
+            Header("Control", "of what did not, %"),
+            Header("Probability", "by chance"),
+        ),
+        rows=tuple(rows),
+        notes=(*_protocol_notes([one for _, one in shown]), _EXTRACTION_NOTE) if rows else (),
+    )
+
+
+_EXTRACTION_NOTE = (
+    "A model that guesses well gets some right without having seen them: so the same is tried on "
+    "what did not train (of the public model, neither did), and “by chance” says how often as many "
+    "would come out of what trained if they came out as easily (Fisher's exact test). One time in "
+    "forty is marked. Below each share its 95% interval, and behind ≤ the most that the guarantee "
+    "allows. Little that comes out is no proof: another prefix or decoding may get more."
+)
+
+
+def _extraction_row(model: str, protocol: Extraction, row: ExtractionRow) -> tuple[Cell, ...]:
+    k, tries = (protocol.settings[f"extraction_{name}"] for name in ("top_k", "tries"))
+    decodings = {
+        GREEDY: ("greedy", "the first choice"),
+        TOP_K: ("top-k", f"among the {k} likeliest"),
+        SAMPLING: ("sampling", f"in {tries} tries, top {k}"),
+    }
+    tried = f"{row.tried} {_WHAT[protocol.protocol]}, {row.control_tried} "
+    label, alarm = protocol.label, row.above_chance
+    return (
+        name(model, tried + _CONTROL[protocol.protocol]),
+        name(*decodings[row.decoding]),
+        _share(row.share, row.ceiling, alarm=alarm, label=label),
+        _share(row.control_share, None, label=label),
+        Cell(_probability(row.p_value), value=row.p_value, label=label, alarm=alarm),
+    )
+
+
+def _protocol_notes(shown: Sequence[Extraction]) -> tuple[str, ...]:
+    """Return what was done, of each protocol once: settings alone."""
+    said: dict[str, None] = {}
+    for one in shown:
+        s = one.settings
+        begun = {
+            "targeted": "Secrets of canaries: the model is shown the hints before the secret, and "
+            "draws among the tokens that a secret could be.",
+            "discoverable": "Rows: the model is shown the first "
+            f"{s['extraction_prefix']} tokens of a row, one row of a unit, and must go on with its "
+            f"next {s['extraction_suffix']}, word for word (Carlini et al. 2023).",
+        }[one.protocol]
+        when = (
+            "This was settled before the training."
+            if one.fixed_before_training
+            else "This was chosen after the training: read it as a search, not as a test."
+        )
+        sampled = (
+            f"Sampling counts where {s['extraction_tries']} tries give it with a chance of "
+            f"{LEAST_CHANCE:g} or more (Hayes et al. 2025)."
+        )
+        said[f"{begun} {sampled} {when}"] = None
+    return tuple(said)
+
+
+def _share(
+    share: Share, ceiling: float | None, *, alarm: bool = False, label: Label = Label.OPERATOR
+) -> Cell:
     interval = f"{100 * share.low:.1f} – {100 * share.high:.1f}"
     return Cell(
         f"{100 * share.value:.1f}",
         value=share.value,
-        label=Label.OPERATOR,
+        label=label,
         alarm=alarm,
         detail=interval if ceiling is None else f"{interval}, ≤ {100 * ceiling:.1f}",
     )

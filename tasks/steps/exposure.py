@@ -1,16 +1,32 @@
-"""Measure how well a model remembers the canaries: in contexts of their own, with public coins."""
+"""Measure how well a model remembers the canaries: in contexts of their own, with public coins.
+
+Of a causal model also what can be got out of it: canaries' secrets, in the same way, and, where the
+settings ask for it, rows that trained, beside rows held out. The latter are private text.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 
-from dp_core.audit.canaries import candidates
+from dp_core.audit.canaries import Canary, candidates
 from dp_core.audit.exposure import EMBEDDED, measure, summarise
+from dp_core.audit.extraction import (
+    ALL,
+    ExtractionRow,
+    OddsOf,
+    discoverable,
+    draw_prompts,
+    targeted,
+)
 from dp_core.audit.ranking import ranker
+from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.data.hashing import seed_key
+from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
+from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.vocabulary import subwords
 from tasks.evidence.audits import PROBES, SUBJECT
@@ -23,9 +39,12 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.report.results import EXPOSURE_FILE
-from tasks.runtime.context import Artifact, StepContext, StepOutput
+from tasks.report.results import DISCOVERABLE, EXPOSURE_FILE, TARGETED
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
+from tasks.steps.membership import claimed
+from tasks.steps.token_store import TRAIN
+from tasks.steps.training_inputs import held_out
 
 CONTEXTS_PER_CANARY = 8
 
@@ -63,11 +82,66 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
         name = f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}"
         context.measure(name, label(row.exposure))
     (context.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    extracted: dict[str, tuple[str, Label]] = {}
+    if isinstance(model.config, CausalConfig):
+        odds_of = suffix_odds(model)
+        found = targeted(
+            odds_of,
+            canaries,
+            begin=SpecialIds.of(tokenizer).cls,
+            candidates=pool,
+            config=spec.extraction,
+        )
+        extracted[TARGETED] = _write(spec, context, TARGETED, model_input, found, label)
+        if spec.extraction.extraction_rows:
+            found = _discoverable(spec, odds_of, model_input, store, canaries)
+            extracted[DISCOVERABLE] = _write(
+                spec, context, DISCOVERABLE, model_input, found, Operator
+            )
     return StepOutput(
-        outputs={"exposure": EXPOSURE_FILE},
+        outputs={"exposure": EXPOSURE_FILE} | {key: file for key, (file, _) in extracted.items()},
         facts={
             SUBJECT: fact(model_input, "weights_digest"),
             PROBES: fact(planted, "digest"),
         },
-        artifacts=[Artifact(EXPOSURE_FILE, Label(label.label))],
+        artifacts=[
+            Artifact(EXPOSURE_FILE, Label(label.label)),
+            *(Artifact(file, shown) for file, shown in extracted.values()),
+        ],
     )
+
+
+def _discoverable(
+    spec: ExposureSpec, odds_of: OddsOf, model: Input, store: Input, canaries: list[Canary]
+) -> tuple[ExtractionRow, ...]:
+    """Return what comes out of the rows that trained and of those held out, if any were."""
+    if (others := held_out(store)) is None:
+        return ()
+    planted = [canary for canary in canaries if not canary.is_reference]
+    members, control = (
+        draw_prompts(side, spec.extraction, planted, seed_key(spec.seed))
+        for side in (TokenStore.open(store.folder / TRAIN), others)
+    )
+    return discoverable(odds_of, members, control, spec.extraction, claimed(model, store))
+
+
+def _write(
+    spec: ExposureSpec,
+    context: StepContext,
+    key: str,
+    model: Input,
+    rows: tuple[ExtractionRow, ...],
+    label: type[Dp | Operator],
+) -> tuple[str, Label]:
+    """Record and write what was found by one protocol; return the file and who may see it."""
+    for row in rows:
+        if row.group == ALL:
+            context.measure(f"{key}/{row.decoding}", label(row.share.value))
+            context.measure(f"{key}/{row.decoding}_control", label(row.control_share.value))
+    text = {
+        "settings": spec.extraction.model_dump(),
+        "fixed_before_training": model.facts.get("extraction") == spec.extraction.model_dump(),
+        "rows": [asdict(row) for row in rows],
+    }
+    (context.out / f"{key}.json").write_text(json.dumps(text, indent=1))
+    return f"{key}.json", Label(label.label)

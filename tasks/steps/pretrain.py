@@ -98,6 +98,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             "audit": {"entry": record.ledger_id, "coins": coins.salted_hash()}
             if record and coins
             else None,
+            "extraction": spec.extraction.model_dump(),  # fixed before there is a model to try
             "public_documents": inputs.rows.facts["role"] == "public",
             **model_facts(context, model, inputs.vocabulary, plan, epsilon, spec.training),
         },

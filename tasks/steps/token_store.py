@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 from tokenizers import Tokenizer
 
 from dp_core.audit.canaries import Canary, plant, unit_canary_rows
+from dp_core.audit.exposure import counted_occurrences
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit, is_held_out, iter_units
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.errors import BadInput
-from dp_core.labels import Dp, Operator, Public
+from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
 from tasks.protocol import TokenStoreSpec
@@ -32,7 +35,8 @@ from tasks.releases.provenance import (
     released_text_at,
     vocabulary_digest,
 )
-from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"
@@ -80,8 +84,13 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
     _measure(role, context, train)
     _measure_fit(role, context, tokenizer, read)
+    if canaries:
+        _count_canaries(canaries, context, train)
     return StepOutput(
-        outputs={TRAIN: TRAIN, HELD_OUT: HELD_OUT},
+        outputs={
+            **{TRAIN: TRAIN, HELD_OUT: HELD_OUT},
+            **({OCCURRENCES: OCCURRENCES_FILE} if canaries else {}),
+        },
         facts={
             "role": role,
             "dataset": corpus.facts["dataset"],
@@ -95,7 +104,23 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": keyed_store_digest(train, context),
         },
+        artifacts=[Artifact(OCCURRENCES_FILE, Label.OPERATOR)] if canaries else [],
     )
+
+
+def _count_canaries(canaries: list[Canary], context: StepContext, train: TokenStore) -> None:
+    """Count the units that hold each canary, for the operator: others know what to expect."""
+    planted = [canary for canary in canaries if not canary.is_reference]
+    counted = counted_occurrences(train, planted)
+    groups: dict[str, list[int]] = {}
+    for canary in planted:
+        group = f"{canary.pattern} at {canary.canary_rate:g}"
+        groups.setdefault(group, []).append(counted[canary.id])
+    means = {group: fmean(held) for group, held in groups.items()}
+    for group, value in means.items():
+        context.measure(f"occurrences/{group}", Operator(value))
+    text = {"canaries": counted, "means": means}
+    (context.out / OCCURRENCES_FILE).write_text(json.dumps(text, indent=1))
 
 
 def _write_audit_canaries(

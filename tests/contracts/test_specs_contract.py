@@ -151,6 +151,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "vocabulary_source": {"vocabulary_source": "public"},
         "phrases_lengths": {"phrases_lengths": "2,4"},
         "written_public_share": {"written_public_share": 0.25},
+        "extraction_rows": {"extraction_rows": 5, "model_kind": "gpt2"},
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
@@ -403,6 +404,30 @@ def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_o
     assert set(STEPS) - set(without) == left and len(left) == 4
     for name in without:
         assert name == "report" or without[name].digest() == STEPS[name].digest()
+
+
+def test_how_text_is_sought_in_a_model_changes_no_training_but_is_told_to_it() -> None:
+    without = JobSettings(model_kind="gpt2")
+    one, other = (
+        dp_bert_steps(without.model_copy(update={"extraction_rows": rows}), ROOT) for rows in (0, 9)
+    )
+    changed = {name for name in one if one[name].output != other[name].output} - {"report"}
+    assert changed == {"public_exposure", "dp_exposure", "nonprivate_exposure"}
+    for name in ("dp_pretraining", "dp_exposure"):
+        assert other[name].model_dump()["extraction"]["extraction_rows"] == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"extraction_rows": 5}, "bert continues no text"),
+        ({"extraction_rows": 5, "extraction_prefix": 21, "model_kind": "gpt2"}, "needs 33 tokens"),
+    ],
+)
+def test_rows_that_cannot_be_continued_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        JobSettings.model_validate(settings)
+    JobSettings.model_validate(settings | {"extraction_rows": 0})
 
 
 def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:

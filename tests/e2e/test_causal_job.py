@@ -24,7 +24,10 @@ from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 
-SETTINGS = JobSettings(model_kind="gpt2", audit_canaries=40, **SIZES)
+SETTINGS = JobSettings(
+    model_kind="gpt2", audit_canaries=40, extraction_rows=20, extraction_prefix=4,
+    extraction_suffix=4, **SIZES,
+)  # fmt: skip
 
 
 def test_a_causal_model_is_trained_charged_stated_and_exported(
@@ -67,6 +70,21 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     column = [c["name"] for c in table["columns"]].index("Exposure")
     assert table["rows"][1][column]["value"] == exposures["exposure"].value
     assert "as the next token after the hints" in page
+
+    # What can be got out of it: canaries by anyone, rows by the operator.
+    tried = {m.name: m.label for m in read.metrics if m.name.startswith("extraction")}
+    for decoding in ("greedy", "sampling"):
+        for side in ("", "_control"):
+            assert tried[f"extraction_targeted/{decoding}{side}"] == "dp"
+            assert tried[f"extraction_discoverable/{decoding}{side}"] == "operator"
+    labels = {file: label for file, label, _ in read.facts["artifacts"]}
+    assert labels["extraction_targeted.json"] == "dp"
+    assert labels["extraction_discoverable.json"] == "operator"
+    rows = json.loads((audit / "extraction_discoverable.json").read_text())
+    assert rows["fixed_before_training"] and rows["settings"]["extraction_prefix"] == 4
+    assert rows["rows"][0]["ceiling"] <= 1 and 0 < rows["rows"][0]["control_tried"] < 20
+    assert "This was settled before the training" in page
+    assert "rows that trained" in page and "secrets of planted canaries" in page
 
     (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could refute no such ε

@@ -44,6 +44,7 @@ def publish(
     folder: Path | None = None,
     *,
     releases: Sequence[ReleaseRecord] = (),
+    outputs: Sequence[str] = (),
     **facts: Any,
 ) -> str:
     """Publish a folder, if any, and a result as the output of the step that the URI names."""
@@ -51,7 +52,8 @@ def publish(
         store.publish(folder, uri)
     step = uri.split("/")[-2]
     result = StepResult(
-        step=step, spec_hash="a" * 64, outputs={}, metrics=[], facts=facts, releases=list(releases)
-    )
+        step=step, spec_hash="a" * 64, outputs={name: f"{uri}/{name}" for name in outputs},
+        metrics=[], facts=facts, releases=list(releases),
+    )  # fmt: skip
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
     return uri

@@ -36,7 +36,9 @@ from step_outputs import publish
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import rows_from_ranks
+from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership_metrics import MembershipRow, Share
+from dp_core.config.audit import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.mechanisms import compose
@@ -44,7 +46,7 @@ from tasks.evidence import check_evidence
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
 from tasks.evidence.pack import read_pack, schema
 from tasks.releases.statements import DATA, WORDS
-from tasks.report.results import EXPOSURE_FILE, MEMBERSHIP_FILE
+from tasks.report.results import DISCOVERABLE, EXPOSURE_FILE, MEMBERSHIP_FILE, TARGETED
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 
@@ -190,7 +192,7 @@ def test_the_operators_edition_says_so_on_every_page(
 # --- audits
 
 
-def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
+def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
     canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
     references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
     rows = [
@@ -204,7 +206,11 @@ def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object)
     folder = deployment.home / "made" / f"exposure-{name}"
     folder.mkdir(parents=True)
     (folder / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows]))
-    store = store_of(deployment)
+    return folder
+
+
+def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
+    folder, store = _exposed(deployment, name, ranks), store_of(deployment)
     publish(store, f"{store.root}/exposure/{name * 16}", folder, **facts)
 
 
@@ -262,6 +268,72 @@ def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(
     assert {a.verdict for a in found.values()} == {"consistent", "inconclusive"}
     assert found["patient"].verdict == "inconclusive"
     assert all(a.label == "operator" for a in found.values())
+
+
+def _extracted(
+    deployment: Deployment, rows: dict[str, int], secrets: int, *, fixed: bool = True
+) -> None:
+    """The exposure step's outputs of this model: rows by decoding, of 50, and secrets of 12."""
+    folder = _exposed(deployment, "e", 400.0)
+    found = {
+        DISCOVERABLE: [
+            compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
+            for decoding, hits in rows.items()
+        ],
+        TARGETED: [
+            compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
+            for group in ("all", "p = 0.01")
+            for decoding in (TOP_K, GREEDY, SAMPLING)
+        ],
+    }
+    told = {"settings": ExtractionConfig().model_dump(), "fixed_before_training": fixed}
+    for key, made in found.items():
+        text = json.dumps(told | {"rows": [asdict(row) for row in made]})
+        (folder / f"{key}.json").write_text(text)
+    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
+    publish(
+        store, f"{store.root}/exposure/{'e' * 16}", folder, outputs=list(found),
+        **{SUBJECT: ours, PROBES: "c"},
+    )  # fmt: skip
+
+
+def _of_exposure(key: str, pack: Path) -> Any:
+    (found,) = [audit for audit in read_pack(pack)[0].audits if audit.key == key]
+    return found
+
+
+def test_secrets_that_came_out_are_everybodys_and_rows_the_operators(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
+    shared = pack_of(deployment, model, tmp_path / "shared")
+    targeted, rows = (_of_exposure(key, shared) for key in (TARGETED, DISCOVERABLE))
+    assert (targeted.verdict, targeted.label, targeted.value) == ("inconclusive", "dp", 0.75)
+    assert targeted.null_control.p_value < 1e-4
+    assert "more than chance" in targeted.finding and "2 of 30" in targeted.finding
+    assert "fixed before the training" in targeted.power and "k = 40" in targeted.power
+    assert [row["group"] for row in targeted.rows] == ["all"] * 3 + ["p = 0.01"] * 3
+    assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
+
+    own = pack_of(deployment, model, tmp_path / "own", operator=True)
+    rows = _of_exposure(DISCOVERABLE, own)
+    assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
+    assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
+    assert "4 by top-k sampling (1 of the control)" in rows.finding
+    assert "prefixes of 10 tokens, suffixes of 10" in rows.power
+
+
+def test_that_there_was_no_row_to_try_is_as_private_as_what_came_out(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    _extracted(deployment, {}, 1, fixed=False)
+    shared = _of_exposure(DISCOVERABLE, pack_of(deployment, model, tmp_path / "shared"))
+    assert shared.verdict == "not run" and "It was run" in shared.finding
+    own = pack_of(deployment, model, tmp_path / "own", operator=True)
+    told = _of_exposure(DISCOVERABLE, own)
+    assert (told.verdict, told.label) == ("not run", "operator")
+    assert "nothing to try" in told.finding
+    assert "chosen after it" in _of_exposure(TARGETED, own).power
 
 
 # --- which model

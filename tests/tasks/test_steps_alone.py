@@ -15,6 +15,7 @@ import spec_examples
 from spec_examples import spec_of
 
 from dp_core.audit.canaries import Canary
+from dp_core.config.audit import ExtractionConfig
 from dp_core.config.privacy import (
     PhrasesConfig,
     WrittenTextConfig,
@@ -42,6 +43,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
+from tasks.report.results import DISCOVERABLE, OCCURRENCES_FILE, TARGETED
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.steps import (
@@ -227,7 +229,8 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
     context = cast(Any, chain).rows_bench
     fit = {"coverage", "fertility", "unknown_words"}
-    assert context.labels() == {name: {OPERATOR} for name in ("units", "rows", *fit)}
+    names = ("units", "rows", "occurrences/HS at 1", *fit)
+    assert context.labels() == {name: {OPERATOR} for name in names}
     shown = cast(Any, chain)
     labels = getattr(shown, "public rows_bench").labels()
     assert all(labels[name] == {DP} for name in fit)
@@ -248,6 +251,10 @@ def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
         return sum((first, second) in itertools.pairwise(row) for row in rows)
 
     assert carriers(train) == train.n_units  # its rate is 1
+    told = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
+    assert told == {
+        "canaries": {"HS-1-0": train.n_units}, "means": {"HS at 1": train.n_units},
+    }  # fmt: skip
     assert carriers(held_out) == 0
 
 
@@ -341,6 +348,78 @@ def test_an_exposure_has_the_label_of_its_model(
         labels.pop("delta", None)
         assert {own for of_one in labels.values() for own in of_one} == {label}
         assert [artifact.label for artifact in answer.artifacts] == [label]
+
+
+@pytest.fixture(scope="module")
+def causal(chain: Chain) -> dict[str, Input]:
+    """A model that was told of a protocol, and one without privacy that learned its rows."""
+    told = ExtractionConfig(extraction_rows=40, extraction_prefix=2, extraction_suffix=3)
+    shape = {"layers": 1, "hidden": 64, "model_kind": "gpt2"}
+    learned = {
+        "mode": "nonprivate",
+        "plan": None,
+        "updates": 80,
+        "training": {"learning_rate": 0.01},
+    }
+    made = {}
+    for name, changes in (("dp", {}), ("nonprivate", learned)):
+        context = chain.context(f"causal {name}")
+        spec = chain.training(shape=shape, extraction=told, **changes)
+        made[name] = answered(pretrain.run(spec, context), context, "pretrain")
+    return made
+
+
+def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
+    """Look for text and secrets; each unit carries the planted canary, so another is named."""
+    context, other = chain.context(name), chain.context(f"{name} canaries")
+    drawn = [Canary("HS-1-0", "HS", 1.0, chain.pieces("fever", "pain"))]
+    drawn.append(Canary("HS-reference-0", "HS", 0.0, chain.pieces("two", "days")))
+    (other.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
+    named = replace(chain.inputs["canaries"], folder=other.out)
+    context.inputs = chain.inputs | {"model": model, "canaries": named}
+    spec = spec_of(
+        ExposureSpec, chain.home.store, model_uri="model", canaries_uri="canaries",
+        private_store_uri="rows", extraction=cast(Any, model).facts["extraction"] | changes,
+    )  # fmt: skip
+    return exposure.run(spec, context), context
+
+
+def test_what_comes_out_of_rows_is_the_operators_and_of_canaries_the_models(
+    chain: Chain, causal: dict[str, Input]
+) -> None:
+    for name, own in (("dp", DP), ("nonprivate", OPERATOR)):
+        answer, context = seeking(chain, causal[name], f"extraction {name}")
+        labels = {n: found for n, found in context.labels().items() if n.startswith("extraction")}
+        assert len(labels) == 2 * (3 + 2)
+        for metric, found in labels.items():
+            assert found == {OPERATOR if "discoverable" in metric else own}, metric
+        shown = {artifact.file: artifact.label for artifact in answer.artifacts}
+        assert shown[f"{TARGETED}.json"] == own and shown[f"{DISCOVERABLE}.json"] == OPERATOR
+        assert set(answer.outputs) == {"exposure", TARGETED, DISCOVERABLE}
+        for key in (TARGETED, DISCOVERABLE):
+            written = (context.out / f"{key}.json").read_text()
+            assert json.loads(written)["fixed_before_training"] is True
+            assert not any(word in written for word in WORDS if len(word) > 3)
+
+
+def test_members_train_and_the_control_does_not(chain: Chain, causal: dict[str, Input]) -> None:
+    """Rows say the same but for the canary among those that trained: the others come out whole."""
+    _, context = seeking(chain, causal["nonprivate"], "guessed")
+    rows = json.loads((context.out / f"{DISCOVERABLE}.json").read_text())["rows"]
+    held = TokenStore.open(chain.inputs["rows"].folder / token_store.HELD_OUT)
+    greedy = next(row for row in rows if row["decoding"] == "greedy")
+    assert greedy["tried"] == 40 and greedy["control_tried"] == held.n_units
+    assert greedy["control_share"]["value"] == 1 > greedy["share"]["value"] > 0.3
+    assert greedy["p_value"] > 0.9 and greedy["ceiling"] is None
+
+
+def test_a_protocol_that_was_chosen_after_the_training_is_told_from_one_that_was_not(
+    chain: Chain, causal: dict[str, Input]
+) -> None:
+    answer, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
+    told = json.loads((context.out / f"{TARGETED}.json").read_text())
+    assert told["fixed_before_training"] is False
+    assert set(answer.outputs) == {"exposure", TARGETED}  # no row was asked for
 
 
 def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(

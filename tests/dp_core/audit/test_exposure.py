@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from dp_core.audit.exposure import (
     Ints,
     Ranker,
     alone,
+    counted_occurrences,
     embedded,
     interval,
     measure,
@@ -25,6 +28,7 @@ from dp_core.audit.exposure import (
     rows_from_ranks,
     summarise,
 )
+from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
 
 V, UNITS, S = 1000, 4000, 16
@@ -353,3 +357,25 @@ def test_rank_exposure_without_memory() -> None:
 def test_nothing_to_average_is_an_error() -> None:
     with pytest.raises(ValueError, match="canaries=0"):
         null_exposure(100, 0)
+
+
+def test_occurrences_are_the_units_that_hold_a_canary(tmp_path: Path) -> None:
+    canaries = [Canary("HS", "HS", 0.4, (7, 8)), Canary("HSH", "HSH", 0.4, (8, 7, 8))]
+    coins, writer, expected = np.random.default_rng(0), TokenStoreWriter(tmp_path, 9, 12), [0, 0]
+    for unit in range(300):
+        rows = [
+            [2, *coins.integers(5, 10, coins.integers(1, 8)).tolist(), 3]
+            for _ in range(coins.integers(1, 4))
+        ]
+        writer.add_unit(str(unit), rows)
+        for place, canary in enumerate(canaries):
+            size = len(canary.tokens)
+            held = [tuple(row[i : i + size]) for row in rows for i in range(len(row))]
+            expected[place] += canary.tokens in held
+    store = writer.finish()
+    assert 0 < expected[1] < expected[0] < 300
+    assert list(counted_occurrences(store, canaries).values()) == expected
+    with mock.patch("dp_core.audit.exposure._COUNTED_AT_ONCE", 7):  # units lie across parts
+        assert list(counted_occurrences(store, canaries).values()) == expected
+    long = Canary("long", "HHHHHHHHHS", 0.1, tuple(range(2, 12)))
+    assert counted_occurrences(store, [long]) == {"long": 0}

@@ -13,7 +13,9 @@ import numpy as np
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
+from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, ExtractionRow, compare
 from dp_core.audit.membership_metrics import LowRate, MembershipRow, Share
+from dp_core.config.audit import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
@@ -21,6 +23,7 @@ from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
+    Extraction,
     Fact,
     JobReport,
     Kind,
@@ -95,6 +98,27 @@ def membership(found: float, ceiling: float | None) -> Membership:
     return Membership(tuple(rows))
 
 
+def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]:
+    """So many of 317 rows, and of 36 secrets, by every decoding, beside a control of 211."""
+    settings = ExtractionConfig(extraction_rows=317).model_dump()
+
+    def found(decoding: str, hits: int, tried: int, control: int) -> ExtractionRow:
+        return compare(decoding, "all", np.arange(tried) < hits, np.arange(211) < control)
+
+    secret = tuple(found(decoding, secrets, 36, 3) for decoding in (TOP_K, GREEDY, SAMPLING))
+    row = tuple(
+        replace(
+            found(decoding, rows, 317, 101),
+            ceiling=None if label is Label.OPERATOR else 0.673,
+        )
+        for decoding in (GREEDY, SAMPLING)
+    )
+    return (
+        Extraction("targeted", label, secret, settings, fixed_before_training=True),
+        Extraction("discoverable", Label.OPERATOR, row, settings, fixed_before_training=True),
+    )
+
+
 def _curves() -> tuple[Curve, ...]:
     updates = tuple(range(10, 321, 10))
     found = []
@@ -125,19 +149,19 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
             "public", "Public only", 0.0, cost(1.0, 1e-7), f1=(0.6117, 0.5953, 0.6473, 0.5987),
             mlm_public=Dp(0.3141), mlm_private=Operator(0.2347),
             exposures=Exposures(Label.DP, exposure_rows({}, seed)),
-            membership=membership(0.2137, 0.5),
+            membership=membership(0.2137, 0.5), extractions=extractions(Label.DP, 157, 1),
         ),
         _model(
             "dp", "DP", 6.27, cost(6.61, 1.1e-6), f1=(0.6827, 0.6653, 0.7193, 0.6637),
             mlm_public=Dp(0.3321), mlm_private=Operator(0.3767),
             exposures=Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),
-            membership=membership(0.2873, 0.97),
+            membership=membership(0.2873, 0.97), extractions=extractions(Label.DP, 160, 2),
         ),
         _model(
             "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0),
             f1=(0.7417, 0.7243, 0.7783, 0.7187), mlm_public=Operator(0.3389),
             mlm_private=Operator(0.4783), exposures=Exposures(Label.OPERATOR, learned),
-            membership=membership(0.4219, None),
+            membership=membership(0.4219, None), extractions=extractions(Label.OPERATOR, 291, 31),
         ),
     )  # fmt: skip
 
@@ -215,6 +239,7 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
         **_COMMON,
         statement=_STATEMENT,
         models=_models(seed),
+        occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
         training=(
             Fact("Noise multiplier σ", 1.0, Label.PUBLIC, "effective, per update"),

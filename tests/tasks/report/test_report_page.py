@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_examples import job_report, membership, public_scores, sweep_report
+from report_examples import extractions, job_report, membership, public_scores, sweep_report
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.record import AuditRecord, NullControl
 from dp_core.labels import Label, Operator
-from tasks.report.model import Edition, Exposures, JobReport, Membership, Statement
+from tasks.report.model import Edition, Exposures, Extraction, JobReport, Membership, Statement
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import WITHHELD_MARK
 
@@ -128,6 +128,9 @@ def _operator_values(report: JobReport) -> Iterator[float]:
         if isinstance(model.membership, Membership):
             for row in model.membership.rows:
                 yield from (100 * share.value for share in (row.leakage, row.area))
+        for protocol in model.extractions:
+            if protocol.label is Label.OPERATOR:
+                yield from (100 * row.share.value for row in protocol.rows)
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
@@ -158,6 +161,13 @@ def _rows(exposures: object) -> tuple[ExposureRow, ...]:
     return exposures.rows if isinstance(exposures, Exposures) else ()
 
 
+def _moved_extractions(found: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
+    return tuple(
+        extractions(Label.OPERATOR, 171, 29)[0] if one.label is Label.OPERATOR else one
+        for one in found
+    )
+
+
 def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -> None:
     """The strongest form: what is published is a function of what may be published."""
     report = job_report(made_up=False)
@@ -165,6 +175,9 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
         report,
         created="2026-11-21T23:59:59+00:00",
         run_key="manual__2026-11-21T09:00:00+00:00",
+        occurrences={
+            group: Operator(value.value / 3) for group, value in report.occurrences.items()
+        },
         models=tuple(
             dataclasses.replace(
                 model,
@@ -174,6 +187,7 @@ def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -
                 f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
                 exposures=_moved_exposures(model.exposures),
                 membership=membership(0.1234, None),
+                extractions=_moved_extractions(model.extractions),
             )
             for model in report.models
         ),
@@ -294,7 +308,8 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     assert names == figures | {"report.html", "tables.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {
-        "closing", "exposure", "membership", "entities", "training", "vocabulary", "ledger",
+        "closing", "exposure", "extraction", "membership", "entities", "training", "vocabulary",
+        "ledger",
     }  # fmt: skip
     assert record["closing"]["rows"][1][3]["value"] == 6.61
 

@@ -6,7 +6,14 @@ import json
 import math
 
 import pytest
-from report_examples import VOCABULARY_SIZE, job_report, ledger, membership, sweep_report
+from report_examples import (
+    VOCABULARY_SIZE,
+    extractions,
+    job_report,
+    ledger,
+    membership,
+    sweep_report,
+)
 from rich.console import Console
 
 from dp_core.labels import Dp, Label, Operator
@@ -15,7 +22,15 @@ from dp_core.privacy.statement import DatasetTotal
 from tasks.report import tables
 from tasks.report.model import Cost, Edition, JobReport, Withheld, edition_of
 from tasks.report.page import job_page, verdict
-from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, rich_table, side_by_side
+from tasks.report.tables import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
 
 
 def _closing() -> Table:
@@ -71,8 +86,9 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
     for table in (
         _closing(),
         tables.entity_table(report.models),
-        tables.exposure_table(report.models),
+        tables.exposure_table(report.models, report.occurrences),
         tables.membership_table(report.models),
+        tables.extraction_table(report.models),
         tables.sweep_table(sweep_report().points, report.unit),
         tables.facts_table("x", "x", report.training),
     ):
@@ -86,10 +102,21 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
 def test_alarm_only_where_memory_is_shown() -> None:
     alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
     assert alarms == [[False, False], [False, False], [True, True]]
-    detail = tables.exposure_table(job_report().models)
+    detail = tables.exposure_table(job_report().models, job_report().occurrences)
     words = {(row[0].text, row[-1].text) for row in detail.rows}
     assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
+
+
+def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None:
+    report = job_report(made_up=False)
+    for edition, counted in ((Edition.OPERATOR, "81.3"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
+        shown = edition_of(report, edition)
+        table = tables.exposure_table(shown.models, shown.occurrences)
+        often = [row for row in table.rows if row[2].detail == "p = 0.02" and row[1].text == "HSH"]
+        assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
+        assert {row[2].label for row in often} == {Label.PUBLIC}
+        assert {row[3].label for row in often} == {Label.OPERATOR}
 
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
@@ -108,6 +135,35 @@ def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     assert all(row[2].alarm for row in tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert tables.membership_table(shown.models).rows == ()
+
+
+def test_what_came_out_stands_beside_its_control() -> None:
+    table = tables.extraction_table(job_report().models)
+    assert len(table.rows) == 3 * (3 + 2)
+    private, unprotected = table.rows[5:10], table.rows[10:]
+    assert [row[1].text for row in private] == ["top-k", "greedy", "sampling", "greedy", "sampling"]
+    assert private[0][0].detail == "36 secrets of planted canaries, 211 never planted"
+    assert private[3][0].detail == "317 rows that trained, 211 held out"
+    assert [row[2].text for row in private] == ["5.6"] * 3 + ["50.5"] * 2
+    assert [row[3].text for row in private] == ["1.4"] * 3 + ["47.9"] * 2
+    assert all("≤ 67.3" in row[2].detail for row in private[3:])
+    assert not any("≤" in row[2].detail for row in (*private[:3], *unprotected))
+    assert {row[2].alarm for row in unprotected} == {True}
+    assert {row[2].alarm for row in private} == {False}
+    said = " ".join(table.notes)
+    assert "settled before the training" in said and "first 10 tokens of a row" in said
+    shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
+    table = tables.extraction_table(shown.models)
+    assert {row[0].text for row in table.rows} == {"Public only", "DP"}
+    assert {cell.label for row in table.rows for cell in row} == {None, Label.DP}
+    assert "Rows:" not in " ".join(table.notes)
+
+
+def test_a_protocol_that_was_chosen_late_is_called_so() -> None:
+    (one, _) = extractions(Label.DP, 4, 1)
+    late = dataclasses.replace(one, fixed_before_training=False)
+    model = dataclasses.replace(job_report().models[1], extractions=(late,))
+    assert "chosen after the training" in " ".join(tables.extraction_table([model]).notes)
 
 
 def test_the_note_tells_what_no_memory_looks_like() -> None:
@@ -185,7 +241,7 @@ def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
-    table = tables.exposure_table(job_report().models)
+    table = tables.exposure_table(job_report().models, job_report().occurrences)
     stream = io.StringIO()
     Console(file=stream, width=60, color_system=None).print(rich_table(table))
     assert "…" not in stream.getvalue()

@@ -1,0 +1,241 @@
+"""Extraction: whether a causal model, told how a text begins, gives what came next in training.
+
+* *Discoverable* (Carlini et al. 2023, arXiv:2202.07646, definition 3.1): the prefix is the
+  beginning of a row that trained, which is extracted if the model goes on as the row does.
+  Control: rows held out, for a good model guesses many a suffix that it never saw.
+* *Targeted*, after Carlini et al. 2019 (arXiv:1802.08232): the prefix is the hints of a canary
+  before its secret, and the secret is to be guessed. Control: canaries that were never planted.
+
+No text is generated. Greedy decoding gives the suffix just if every token of it is the model's
+first choice after the true tokens before it; and the chance p_z that top-k sampling gives it is the
+product of its tokens' chances. So one forward pass of a row answers for greedy decoding and for any
+number of samples: with n of them a suffix is (n, p)-discoverable where 1 − (1 − p_z)ⁿ ≥ p (Hayes et
+al. 2025, arXiv:2410.19482, definition 3). A secret is one token, of which beam search of width k
+finds the k likeliest, as top-k does.
+
+n rows, T tokens of a row, the last L of them its suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.audit.canaries import Canary
+from dp_core.audit.membership_metrics import CONFIDENCE, Share, clopper_pearson
+from dp_core.config.audit import ExtractionConfig
+from dp_core.data.hashing import digest64, fold
+from dp_core.data.token_store import TokenStore
+from dp_core.privacy.accounting import PrivacyProfile
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ids = NDArray[np.int32]
+
+GREEDY, TOP_K, SAMPLING = "greedy", "top-k", "sampling"
+LEAST_CHANCE = 0.5  # p: a suffix counts as sampled where its n tries give it at least so often
+ALARM_RATE = (1 - CONFIDENCE) / 2  # how often as many are found by chance, to be told
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Rows to be continued.
+
+    Attributes:
+        ids: (n, T) what the model is shown, and behind it what should follow.
+        suffix: L, the number of the last ids that should follow.
+    """
+
+    ids: Ids
+    suffix: int
+
+
+def draw_prompts(
+    store: TokenStore, config: ExtractionConfig, planted: Sequence[Canary], key: bytes
+) -> Prompts:
+    """Return the beginnings of at most `config.extraction_rows` rows, one of a unit.
+
+    Units are independent of each other, rows of one unit are not: so no unit has two. Rows that are
+    too short are passed over, and so are those that hold a canary: only rows that trained do.
+
+    Args:
+        store: `[CLS] tokens [SEP]` in each row.
+        config: prefix and suffix; [CLS] is shown before the prefix.
+        planted: the canaries that are in what trained.
+        key: public coins: they choose units, and the row of each.
+    """
+    width = 1 + config.extraction_prefix + config.extraction_suffix
+    canaries = {canary.tokens for canary in planted}
+    coins = fold(store.unit_keys, digest64(key, "extraction"))
+    chosen: list[int] = []
+    for unit in np.argsort(coins, kind="stable").tolist():
+        if len(chosen) == config.extraction_rows:
+            break
+        rows = [
+            row
+            for row in store.rows_of(unit)
+            if store.lengths[row] > width  # [SEP] is no text
+            and not _holds(store.tokens[row, : store.lengths[row]].tolist(), canaries)
+        ]
+        if rows:
+            chosen.append(rows[int(coins[unit]) % len(rows)])
+    ids = np.asarray(store.tokens[np.array(chosen, np.int64), :width], np.int32)
+    return Prompts(ids, config.extraction_suffix)
+
+
+def _holds(row: list[int], canaries: set[tuple[int, ...]]) -> bool:
+    """Whether one of the canaries stands in a row."""
+    return any(
+        tuple(row[start : start + size]) in canaries
+        for size in {len(canary) for canary in canaries}
+        for start in range(len(row) - size + 1)
+    )
+
+
+@dataclass(frozen=True)
+class Odds:
+    """What a model makes of each suffix.
+
+    Attributes:
+        first: (n,) all of its tokens are the model's first choice.
+        within: (n,) all of them are among the k likeliest.
+        chance: (n,) p_z, that top-k sampling at temperature 1 gives it.
+    """
+
+    first: Flags
+    within: Flags
+    chance: Floats
+
+    def extracted(self, tries: int) -> dict[str, Flags]:
+        """Return by decoding which suffixes come out: (n,) each."""
+        with np.errstate(divide="ignore"):  # a chance of 1
+            found = -np.expm1(tries * np.log1p(-self.chance))
+        return {GREEDY: self.first, SAMPLING: found >= LEAST_CHANCE}
+
+
+# (prompts, k, ids of the tokens that may be drawn: None for all) -> what the model makes of them
+OddsOf = Callable[[Prompts, int, Sequence[int] | None], Odds]
+
+
+@dataclass(frozen=True)
+class ExtractionRow:
+    """How many suffixes of one kind came out by one decoding, beside those of the control."""
+
+    decoding: str  # greedy | top-k | sampling
+    group: str  # all | the canary rate
+    tried: int
+    found: int
+    share: Share
+    control_tried: int
+    control_found: int
+    control_share: Share
+    # That so many come out of those tried, and no fewer, if they came out as easily as the
+    # control's: Fisher's exact test (1934), one-sided.
+    p_value: float
+    null_low: float  # share, in that case: central 95%
+    null_high: float
+    ceiling: float | None = None  # the largest share that the claim allows; None: nothing claimed
+
+    @property
+    def above_chance(self) -> bool:
+        """Whether more came out than the control explains but once in forty times."""
+        return self.p_value <= ALARM_RATE
+
+
+def compare(decoding: str, group: str, found: Flags, control: Flags) -> ExtractionRow:
+    """Return how many came out on either side: (n,) and (m,), neither empty."""
+    n, m, hits, others = len(found), len(control), int(found.sum()), int(control.sum())
+    null = stats.hypergeom(n + m, hits + others, n)
+    return ExtractionRow(
+        decoding=decoding,
+        group=group,
+        tried=n,
+        found=hits,
+        share=clopper_pearson(hits / n, n),
+        control_tried=m,
+        control_found=others,
+        control_share=clopper_pearson(others / m, m),
+        p_value=float(null.sf(hits - 1)),
+        null_low=float(null.ppf(ALARM_RATE)) / n,
+        null_high=float(null.ppf(1 - ALARM_RATE)) / n,
+    )
+
+
+def discoverable(
+    odds_of: OddsOf,
+    members: Prompts,
+    others: Prompts,
+    config: ExtractionConfig,
+    claim: PrivacyProfile | None,
+) -> tuple[ExtractionRow, ...]:
+    """Return how many rows that trained come out, beside those held out; none without either.
+
+    That a row comes out is a guess at whether it trained: of rows of different units, no larger
+    share than the claim's TPR at an FPR of the control's share may be expected. The ceiling is
+    taken at the upper end of the control's interval.
+
+    Args:
+        odds_of: of the model.
+        members: rows that trained. others: rows held out.
+        config: k, and how many samples are drawn.
+        claim: of the rows' unit; None: nothing is claimed for it.
+    """
+    if not (len(members.ids) and len(others.ids)):
+        return ()
+    found, control = (
+        odds_of(side, config.extraction_top_k, None).extracted(config.extraction_tries)
+        for side in (members, others)
+    )
+    rows = [compare(decoding, ALL, found[decoding], control[decoding]) for decoding in found]
+    if claim is None or not claim.pairs:
+        return tuple(rows)
+    return tuple(
+        replace(row, ceiling=claim.true_positive_rate(row.control_share.high)) for row in rows
+    )
+
+
+def targeted(
+    odds_of: OddsOf,
+    canaries: Sequence[Canary],
+    *,
+    begin: int,
+    candidates: Sequence[int],
+    config: ExtractionConfig,
+) -> tuple[ExtractionRow, ...]:
+    """Return how many canaries' secrets are guessed from the hints before them.
+
+    Of all canaries first, then of those of each canary rate; the control is always all references.
+    The attacker knows the tokens that a secret is drawn from, and draws no others. A canary that
+    begins with its secret has nothing to be guessed from, and is left out.
+
+    Args:
+        odds_of: of the model.
+        canaries: planted ones, and references.
+        begin: id of [CLS], with which every row begins.
+        candidates: ids of the tokens that secrets are drawn from.
+        config: k, and how many samples are drawn.
+    """
+    tried = [canary for canary in canaries if canary.secret_index]
+    planted = np.array([not canary.is_reference for canary in tried], np.bool_)
+    if planted.all() or not planted.any():
+        return ()
+    rates = np.array([canary.canary_rate for canary in tried])
+    found: dict[str, Flags] = {}
+    for hints in {canary.secret_index for canary in tried}:
+        own = [place for place, canary in enumerate(tried) if canary.secret_index == hints]
+        shown = np.array([[begin, *tried[place].tokens[: hints + 1]] for place in own], np.int32)
+        odds = odds_of(Prompts(shown, 1), config.extraction_top_k, candidates)
+        guessed = odds.extracted(config.extraction_tries) | {TOP_K: odds.within}
+        for decoding, flags in guessed.items():
+            found.setdefault(decoding, np.zeros(len(tried), np.bool_))[own] = flags
+    groups = {ALL: planted} | {f"p = {rate:g}": rates == rate for rate in np.unique(rates[planted])}
+    return tuple(
+        compare(decoding, group, found[decoding][chosen], found[decoding][~planted])
+        for group, chosen in groups.items()
+        for decoding in (TOP_K, GREEDY, SAMPLING)
+    )
