@@ -17,6 +17,7 @@ from tasks.report.figures import (
     Drawing,
     entity_figure,
     exposure_figure,
+    sweep_exposure_figure,
     sweep_figure,
     training_figure,
 )
@@ -194,8 +195,8 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
     headline = Verdict(
         "open",
         "What noise, batch size and epochs do to privacy and to usefulness",
-        f"{len(shown.points)} models, one for each point of the grid. Every one is a release: "
-        "showing them all costs what they cost together.",
+        f"{len(shown.points)} settings. Every private training is a release: showing them all "
+        "costs what they cost together.",
     )
     return _page(
         "sweep.html.j2",
@@ -203,7 +204,7 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
         edition,
         headline,
         _sweep_marks(shown),
-        (sweep_figure(shown.points),),
+        (sweep_figure(shown.points), sweep_exposure_figure(shown.points)),
         {"points": tables.sweep_table(shown.points, shown.unit)},
     )
 
@@ -280,7 +281,7 @@ def _job_marks(report: JobReport) -> list[Mark]:
 def _sweep_marks(report: SweepReport) -> list[Mark]:
     epsilons = [e for point in report.points if (e := point.cost.corpus.epsilon) is not None]
     scores = [f1 for point in report.points if (f1 := number_of(point.f1)) is not None]
-    marks = [Mark(str(len(report.points)), "points")]
+    marks = [Mark(str(len(report.points)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))

@@ -20,13 +20,17 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, dataset_totals
+from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1
 from tasks.protocol import (
     JobSettings,
     ReleaseRecord,
     ReportSpec,
     StepResult,
+    SweepPoint,
     SweepReportSpec,
+    SweepSettings,
 )
+from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
@@ -118,7 +122,7 @@ def sweep_report(
     first = next(iter(points.values()))
     return SweepReport(
         **_header(spec, context, first, released_by_sweep(points)),
-        points=tuple(_sweep_row(spec, name, results) for name, results in points.items()),
+        points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
 
@@ -230,29 +234,102 @@ def _row(
     dataset: str, model: Input, audited: Input | None, finetuned: Input | None
 ) -> dict[str, Any]:
     """Return what the rows of both tables show of a model; the pre-trained one is audited."""
-    pretrained, whole = _cost(dataset, model, audited), _cost(dataset, model, audited, finetuned)
-    epsilon, values = model.facts["epsilon_training"], last_values(model.result)
+    values = last_values(model.result)
     return {
-        "epsilon_training": math.inf if epsilon is None else epsilon,
-        "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        **_costs(dataset, model, (model, audited), (finetuned,)),
         "f1": last_values(finetuned.result).get("f1") if finetuned else None,
         "mlm_public": values.get("mlm_accuracy_public"),
         "mlm_private": values.get("mlm_accuracy_private"),
     }
 
 
-def _sweep_row(spec: SweepReportSpec, name: str, results: Results) -> SweepRow:
-    model, audited = results["dp_pretraining"], results["dp_exposure"]
-    point = model.facts.get("chosen") or spec.points[name]  # of a selection: which one won
-    dataset = results["vocabulary"].facts["dataset"]
+def _costs(
+    dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
+) -> dict[str, Any]:
+    """Return what a row's figures cost, and what those of before fine-tuning did, if less."""
+    pretrained = _cost(dataset, *untuned)
+    whole = _cost(dataset, *untuned, *tuned)
+    epsilon = model.facts["epsilon_training"]
+    return {
+        "epsilon_training": math.inf if epsilon is None else epsilon,
+        "cost": whole,
+        "untuned": pretrained if whole != pretrained else None,
+    }
+
+
+Replicates = list[tuple[SweepPoint, Results]]
+
+
+def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
+    """Return the points that finished, those together that differ in seeds and fold alone."""
+    settings: dict[SweepPoint, Replicates] = {}
+    for name, results in points.items():
+        point = spec.points[name]
+        settings.setdefault(point.setting, []).append((point, results))
+    return list(settings.values())
+
+
+def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
+    """Return the row of one setting, of its points that finished."""
+    setting, first = own[0][0].setting, own[0][1]
+    # By the seed of the private training: points that share one read the same.
+    models = {point.seed: results["dp_pretraining"] for point, results in own}
+    audited = {point.seed: results["dp_exposure"] for point, results in own}
+    tuned = [results["dp_finetuning"] for _, results in own]
+    model, varied = first["dp_pretraining"], spec.points.values()
+    # Of a selection: which one won.
+    training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
+    schedule = (model.facts.get("plan") or {}).get("schedule", ())
     return SweepRow(
-        **_row(dataset, model, audited, results["dp_finetuning"]),
-        name=name,
-        noise_multiplier=point["noise_multiplier"],
-        batch_size=int(point["batch_size"]),
-        epochs=point["epochs"],
+        **_costs(
+            first["vocabulary"].facts["dataset"],
+            model,
+            [*models.values(), *audited.values()],
+            tuned,
+        ),
+        name=setting.name,
+        noise_multiplier=training["noise_multiplier"],
+        batch_size=int(training["batch_size"]),
+        epochs=training["epochs"],
+        updates=sum(phase["steps"] for phase in schedule),
+        trainings=len(models),
+        finetuning={
+            axis: float(getattr(setting, axis) or spec.settings[axis])
+            for axis in FINETUNING_AXES
+            if any(getattr(point, axis) is not None for point in varied)
+        },
+        f1=_mean(tuned, "f1"),
+        spread=_spread(own),
+        mlm_public=_mean(models.values(), "mlm_accuracy_public"),
+        mlm_private=_mean(models.values(), "mlm_accuracy_private"),
+        exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
     )
+
+
+def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
+    """Return the mean of a metric; the operator's if it is of any of them."""
+    known = [v for one in outputs if (v := last_values(one.result).get(name)) is not None]
+    if not known:
+        return None
+    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
+    return kind(math.fsum(v.value for v in known) / len(known))
+
+
+def _spread(own: Replicates) -> MeanF1 | None:
+    """Return how F1 spreads over seeds and folds; None where a seed lacks a fold."""
+    replicates = [replicate(point, results["dp_finetuning"]) for point, results in own]
+    try:
+        return mean_f1([one for one in replicates if one is not None])
+    except ValueError:
+        return None
+
+
+def replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
+    """Return what a fine-tuned model made of each test document, where its step has told it."""
+    counts = finetuned.facts.get("documents")
+    if counts is None:
+        return None
+    return Replicate(f"{point.seed} {point.finetune_seed}", point.fold or 0, counts)
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:
@@ -447,7 +524,7 @@ def _source(settings: Mapping[str, bool | int | float | str], kind: str, path: s
 
 def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
     """Return the command that does the job again."""
-    defaults = {n: f.default for n, f in JobSettings.model_fields.items()}
+    defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
     words = [
         f"--set {name}={value}" for name, value in settings.items() if value != defaults.get(name)
     ]

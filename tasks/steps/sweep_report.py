@@ -1,4 +1,4 @@
-"""Gather the results of a sweep: ε and F1 against noise, batch size and epochs (Fig. 1)."""
+"""Gather the results of a sweep: ε, F1 and exposure against its settings (Figs. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
             context.measure(f"sweep/epsilon{name}", Public(total.epsilon), len(points))
             context.measure(f"sweep/delta{name}", Public(total.delta), len(points))
     context.measure("sweep/points", Public(len(points)), len(points))
+    # By training: points that differ in fine-tuning alone share one model.
+    models = {spec.points[name].training.name: name for name in points}
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -52,11 +54,13 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
             # Tagged with their verdicts; which of several to promote is no audit's to say.
             JUDGED: judge(
                 context.store,
-                {name: results["dp_pretraining"] for name, results in points.items()},
-                {name: spec.results[name]["dp_pretraining"] for name in points},
+                {model: points[name]["dp_pretraining"] for model, name in models.items()},
+                {model: spec.results[name]["dp_pretraining"] for model, name in models.items()},
                 "approved",
             ),
-            "models": {name: spec.results[name]["dp_pretraining"] for name in points},
+            "models": {
+                model: spec.results[name]["dp_pretraining"] for model, name in models.items()
+            },
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,
         },
