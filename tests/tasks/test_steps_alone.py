@@ -340,33 +340,59 @@ def test_an_exposure_has_the_label_of_its_model(
         assert [artifact.label for artifact in answer.artifacts] == [label]
 
 
-def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    labelled, context = chain.context("labels"), chain.context("tuned")
+def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
+    """Return the context of a private fine-tuning on twelve documents, and its spec."""
+    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
     for part in entities.PARTS:
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
         ]
         entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
-    facts = {"public": False, "dataset": "notes", "unit": "document", "all_name_a_patient": False}
+    facts = {"public": False, "dataset": "labels", "unit": "document", "all_name_a_patient": False}
     facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs = chain.inputs | {"model": trained[0]}
+    context.inputs = chain.inputs | {"model": model}
     context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
-    context.inputs["labels"] = with_facts(context.inputs["labels"], dataset="labels")
     spec = spec_of(
         FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-        entity_types=("sign",), epochs=0, batches={"batch_size": 4},
+        entity_types=("sign",), epochs=0, batches={"batch_size": 4}, **changes,
     )  # fmt: skip
-    finetune.run(spec, context)
+    return context, spec
+
+
+def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "tuned")
+    answer = finetune.run(spec, context)
     costs = {n: own for n, own in context.labels().items() if n.startswith(("epsilon", "delta"))}
     assert set().union(*costs.values()) == {PUBLIC}
     others = [own for name, own in context.labels().items() if name not in costs]
     assert set().union(*others) == {OPERATOR}
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
+    # So are the counts by document, which stay in the result: what is exported is the folder.
+    assert answer.facts["documents_label"] == OPERATOR
+    assert len(answer.facts["documents"]) == 12
+    assert not any("12" in file.name or "document" in file.name for file in context.out.iterdir())
+
+
+def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    before = len(chain.ledger.history("labels"))
+    found = []
+    for fold in range(3):  # under one hash, as if the hash did not tell them apart
+        context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
+        found.append(set(finetune.run(spec, context).facts["documents"]))
+    assert len(chain.ledger.history("labels")) == before + 3
+    assert len(set.union(*found)) == sum(map(len, found)) == 12
+    train, test = (
+        {s.document_id for s in finetune.sentences_of(spec, context.inputs["labels"], part)}
+        for part in entities.PARTS
+    )
+    assert train and test and not train & test and len(train | test) == 12
 
 
 # --- phrases, and text written from them
