@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 LEAST_DOCUMENTS = 10  # with fewer, resampling says next to nothing
-Counts = Mapping[str, Sequence[int]]  # by document: correct, predicted and expected entities
+Counts = Mapping[str, Sequence[float]]  # by document: correct, predicted and expected entities
 Floats = NDArray[np.float64]
 
 
@@ -28,11 +28,14 @@ class Replicate:
         seed: names what was drawn anew for it; replicates of other folds share it.
         fold: that it was tested on; 0 where there are none.
         counts: of each test document.
+        start: names the model that it was fine-tuned from. Where there are several, seeds of the
+            same one vary together, and are drawn together.
     """
 
     seed: str
     fold: int
     counts: Counts
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class MeanF1:
 
     Attributes:
         mean: over all replicates.
-        seeds: how many.
+        replicates: how many.
+        seeds: how many are drawn: of the models that were started from, if there are several.
         folds: how many.
         seed_deviation: standard deviation over seeds of their mean over folds.
         fold_deviation: standard deviation over folds of their mean over seeds.
@@ -49,6 +53,7 @@ class MeanF1:
     """
 
     mean: float
+    replicates: int
     seeds: int
     folds: int
     seed_deviation: float | None
@@ -87,12 +92,13 @@ def mean_f1(replicates: Sequence[Replicate], *, seed: int = 0) -> MeanF1:
     if len(table.documents) >= LEAST_DOCUMENTS:
         drawn = np.random.default_rng(seed)
         interval = _interval(table.resampled(table.drawn_documents(drawn), drawn))
-    seeds, folds = scores.shape
+    of_seeds = table.membership @ scores.mean(1)
     return MeanF1(
         float(scores.mean()),
-        seeds,
-        folds,
-        _deviation(scores.mean(1)),
+        scores.size,
+        len(of_seeds),
+        scores.shape[1],
+        _deviation(of_seeds),
         _deviation(scores.mean(0)),
         interval,
     )
@@ -134,11 +140,13 @@ class _Table:
 
     Attributes:
         documents: (D,) each one's name and fold.
+        membership: (G, S) share of each seed in what is drawn together; rows add up to 1.
         correct: (S, F, D) right entities.
         both: (S, F, D) predicted and expected entities.
     """
 
     documents: tuple[tuple[str, int], ...]
+    membership: Floats
     correct: Floats
     both: Floats
 
@@ -159,7 +167,11 @@ class _Table:
             for name, (right, predicted, expected) in one.counts.items():
                 where = (*row, place[name, one.fold])
                 correct[where], both[where] = right, predicted + expected
-        return cls(tuple(documents), correct, both)
+        starts = {one.seed: one.start for one in replicates}
+        several = len(set(starts.values())) > 1
+        drawn = [starts[seed] if several else seed for seed in seeds]
+        member = np.array([[own == one for own in drawn] for one in sorted(set(drawn))], np.float64)
+        return cls(tuple(documents), member / member.sum(1, keepdims=True), correct, both)
 
     def drawn_documents(self, drawn: np.random.Generator) -> Floats:
         """Return (resamples, D) how often each document is drawn, fold by fold."""
@@ -181,9 +193,9 @@ class _Table:
 
     def resampled(self, weights: Floats, drawn: np.random.Generator) -> Floats:
         """Return (resamples,) means over folds and over seeds that are drawn anew."""
-        seeds = self.correct.shape[0]
-        share = drawn.multinomial(seeds, np.full(seeds, 1 / seeds), len(weights)) / seeds
-        means: Floats = (self.scores(weights).mean(2) * share).sum(1)
+        groups = len(self.membership)
+        share = drawn.multinomial(groups, np.full(groups, 1 / groups), len(weights)) / groups
+        means: Floats = (self.scores(weights).mean(2) * (share @ self.membership)).sum(1)
         return means
 
 

@@ -325,11 +325,16 @@ def _spread(own: Replicates) -> MeanF1 | None:
 
 
 def replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
-    """Return what a fine-tuned model made of each test document, where its step has told it."""
-    counts = finetuned.facts.get("documents")
-    if counts is None:
+    """Return what a fine-tuned model made of each test document; None: it has no F1.
+
+    Of private labels there are no counts by document: all of them count as one, with the same F1.
+    """
+    f1 = last_values(finetuned.result).get("f1")
+    if f1 is None:
         return None
-    return Replicate(f"{point.seed} {point.finetune_seed}", point.fold or 0, counts)
+    counts = finetuned.facts.get("documents") or {"": (f1.value, 1.0, 1.0)}
+    seed = f"{point.seed} {point.finetune_seed}"
+    return Replicate(seed, point.fold or 0, counts, start=str(point.seed))
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:

@@ -565,13 +565,13 @@ def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
     seen = [point.spread for point in points if isinstance(point.spread, MeanF1)]
     if not seen:
         return ()
-    seeds, folds = max(s.seeds for s in seen), max(s.folds for s in seen)
-    over = f"over {seeds} seeds and {folds} folds, " if seeds > 1 or folds > 1 else ""
-    drawn = " and seeds" if seeds > 1 else ""
+    most = max(seen, key=lambda spread: spread.replicates)
+    over = f" (seeds: {most.seeds}, folds: {most.folds})" if most.replicates > 1 else ""
+    drawn = " and seeds" if most.seeds > 1 else ""
     return (
-        f"F1 is the mean {over}its interval a bootstrap over test documents{drawn}; what the "
-        "trainings share (vocabulary, public pre-training) is not in it. ε in total is that of "
-        "all trainings of a row.",
+        f"F1 is the mean of {most.replicates} fine-tunings{over}, its interval a bootstrap over "
+        f"test documents{drawn}; what the trainings share (vocabulary, public pre-training) is not "
+        "in it. ε in total is that of all trainings of a row.",
     )
 
 

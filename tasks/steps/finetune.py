@@ -11,7 +11,7 @@ from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
 from dp_core.data.ner import Sentence, fold_of, label_set, score, tags_of_types
 from dp_core.errors import BadInput
-from dp_core.labels import Dp, Label, Operator
+from dp_core.labels import Dp, Operator
 from dp_core.models.parameters import Bert
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately, tag
@@ -84,9 +84,8 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         facts={
             "entity_types": types,
             "epsilon_training": tuned.release.epsilon if tuned.release else None,
-            # In the result, which nobody exports: of private labels they are the operator's.
-            "documents": _counts_by_document(test, tuned.predictions),
-            "documents_label": Label(label.label),
+            # By document only where anyone may see them: facts are for everyone.
+            **({"documents": _by_document(test, tuned.predictions)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
         },
@@ -112,7 +111,7 @@ def sentences_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Sentenc
     return own
 
 
-def _counts_by_document(
+def _by_document(
     sentences: list[Sentence], predictions: list[tuple[str, ...]]
 ) -> dict[str, tuple[int, int, int]]:
     """Return (correct, predicted, expected) entities by the hash of the document's name."""

@@ -372,27 +372,41 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
     assert set().union(*others) == {OPERATOR}
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
-    # So are the counts by document, which stay in the result: what is exported is the folder.
-    assert answer.facts["documents_label"] == OPERATOR
-    assert len(answer.facts["documents"]) == 12
-    assert not any("12" in file.name or "document" in file.name for file in context.out.iterdir())
+    assert "documents" not in answer.facts  # facts are for everyone
 
 
 def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     before = len(chain.ledger.history("labels"))
-    found = []
+    tested: list[str] = []
     for fold in range(3):  # under one hash, as if the hash did not tell them apart
         context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
-        found.append(set(finetune.run(spec, context).facts["documents"]))
+        finetune.run(spec, context)
+        train, test = (
+            {s.document_id for s in finetune.sentences_of(spec, context.inputs["labels"], part)}
+            for part in entities.PARTS
+        )
+        assert train and test and not train & test and len(train | test) == 12
+        tested += test
     assert len(chain.ledger.history("labels")) == before + 3
-    assert len(set.union(*found)) == sum(map(len, found)) == 12
-    train, test = (
-        {s.document_id for s in finetune.sentences_of(spec, context.inputs["labels"], part)}
-        for part in entities.PARTS
-    )
-    assert train and test and not train & test and len(train | test) == 12
+    assert len(set(tested)) == len(tested) == 12
+
+
+def test_of_public_labels_counts_by_document_add_up_to_f1(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "openly", folds=2)
+    labels = with_facts(context.inputs["labels"], public=True, dataset="")
+    context.inputs["labels"] = labels
+    freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
+    counts = finetune.run(freely, context).facts["documents"]
+    test = finetune.sentences_of(freely, labels, "test")
+    assert len(counts) == len(test) > 0
+    correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
+    assert expected == len(test)  # each has one entity
+    (f1,) = [number for number in context.numbers if number.name == "f1"]
+    assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
 
 
 # --- phrases, and text written from them

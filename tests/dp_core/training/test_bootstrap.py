@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def test_mean_and_deviations_are_those_of_a_hand_computed_table() -> None:
     table = [("a", 0, 8), ("a", 1, 6), ("b", 0, 7), ("b", 1, 3)]
     found = mean_f1([replicate(seed, fold, right, 10) for seed, fold, right in table])
     assert found.mean == pytest.approx(0.6)
-    assert (found.seeds, found.folds) == (2, 2)
+    assert (found.replicates, found.seeds, found.folds) == (4, 2, 2)
     assert found.seed_deviation == pytest.approx(statistics.stdev([0.7, 0.5]))
     assert found.fold_deviation == pytest.approx(statistics.stdev([0.75, 0.45]))
 
@@ -51,6 +52,17 @@ def test_seeds_that_differ_widen_the_interval_and_equal_ones_do_not() -> None:
 
     assert width(280, 280, 280) == pytest.approx(width(280), rel=0.1)
     assert width(200, 280, 360) > 2 * width(280)
+
+
+def test_fine_tunings_of_one_model_are_drawn_together() -> None:
+    """Two models of which the second is better, fine-tuned ten times each to the same end."""
+    every = [replicate(f"{n} {i}", 0, n, 400) for n in (200, 360) for i in range(10)]
+    loose, of_two = mean_f1(every), mean_f1([replace(r, start=r.seed.split()[0]) for r in every])
+    assert loose.mean == pytest.approx(of_two.mean) == pytest.approx(0.7)
+    assert (of_two.replicates, of_two.seeds, loose.seeds) == (20, 2, 20)
+    assert of_two.seed_deviation == pytest.approx(statistics.stdev([0.5, 0.9]))
+    widths = [high - low for low, high in (loose.interval or (0, 0), of_two.interval or (0, 0))]
+    assert widths[1] > 2 * widths[0]
 
 
 @pytest.mark.parametrize("left", [[], [("a", 0), ("a", 1), ("b", 0)], [("a", 0), ("a", 0)]])
