@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
 from tasks.report import tables
+from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     Drawing,
     entity_figure,
@@ -27,7 +28,6 @@ from tasks.report.model import (
     JobReport,
     LedgerView,
     ModelRow,
-    Report,
     SweepReport,
     edition_of,
     number_of,
@@ -140,9 +140,10 @@ class Page:
     html: str
     drawings: tuple[Drawing, ...]
     tables: tuple[Table, ...]
+    figures: Mapping[str, Any]  # by which runs are compared
 
     def write(self, folder: Path) -> Path:
-        """Write report.html, tables.json and every figure as .svg and .png; return the page."""
+        """Write report.html, both tables of numbers (JSON), and every figure as .svg and .png."""
         folder.mkdir(parents=True, exist_ok=True)
         for drawing in self.drawings:
             (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
@@ -150,6 +151,8 @@ class Page:
         record = {table.key: table.to_json() for table in self.tables}
         text = json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False)
         (folder / "tables.json").write_text(text + "\n", encoding="utf-8")
+        figures = json.dumps(self.figures, ensure_ascii=False, indent=1, allow_nan=False)
+        (folder / FIGURES_FILE).write_text(figures + "\n", encoding="utf-8")
         page = folder / "report.html"
         page.write_text(self.html, encoding="utf-8")
         return page
@@ -211,7 +214,7 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
 
 def _page(
     template: str,
-    report: Report,
+    report: JobReport | SweepReport,
     edition: Edition,
     headline: Verdict,
     marks: list[Mark],
@@ -245,7 +248,12 @@ def _page(
         **more,
     )
     every = (*content.values(), *((ledger,) if ledger else ()))
-    return Page(html, tuple(drawings.values()), tuple(table for table in every if table.rows))
+    return Page(
+        html,
+        tuple(drawings.values()),
+        tuple(table for table in every if table.rows),
+        figures_of(report),
+    )
 
 
 @dataclass(frozen=True)

@@ -317,14 +317,14 @@ def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
 
 def _spread(own: Replicates) -> MeanF1 | None:
     """Return how F1 spreads over seeds and folds; None where a seed lacks a fold."""
-    replicates = [replicate(point, results["dp_finetuning"]) for point, results in own]
+    replicates = [_replicate(point, results["dp_finetuning"]) for point, results in own]
     try:
         return mean_f1([one for one in replicates if one is not None])
     except ValueError:
         return None
 
 
-def replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
+def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
     """Return what a fine-tuned model made of each test document; None: it has no F1.
 
     Of private labels there are no counts by document: all of them count as one, with the same F1.
@@ -333,8 +333,24 @@ def replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
     if f1 is None:
         return None
     counts = finetuned.facts.get("documents") or {"": (f1.value, 1.0, 1.0)}
+    return Replicate(counts=counts, **_drawn(point))
+
+
+def _drawn(point: SweepPoint) -> dict[str, Any]:
+    """Return which replicate of its setting a point is."""
     seed = f"{point.seed} {point.finetune_seed}"
-    return Replicate(seed, point.fold or 0, counts, start=str(point.seed))
+    return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}
+
+
+def finetuned_by_setting(
+    spec: SweepReportSpec, points: Iterable[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the fine-tunings behind each row: where they are, and which replicates."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in points:
+        told = {"uri": spec.results[name]["dp_finetuning"], **_drawn(spec.points[name])}
+        found.setdefault(spec.points[name].setting.name, []).append(told)
+    return found
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:

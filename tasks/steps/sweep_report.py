@@ -8,9 +8,10 @@ from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
+from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
-from tasks.report.results import released_by_sweep, sweep_report, totals
+from tasks.report.results import finetuned_by_setting, released_by_sweep, sweep_report, totals
 from tasks.report.tables import sweep_table
 from tasks.runtime.context import StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts
@@ -61,6 +62,7 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
             "models": {
                 model: spec.results[name]["dp_pretraining"] for model, name in models.items()
             },
+            FINETUNED: finetuned_by_setting(spec, list(points)),
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,
         },
