@@ -92,7 +92,7 @@ def dp_sweep() -> None:
         return [
             point.model_dump()
             for point in settings.points()
-            if sweep_training(settings, point, launcher.store()).output in there
+            if point.public or sweep_training(settings, point, launcher.store()).output in there
         ]
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.

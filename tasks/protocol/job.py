@@ -495,6 +495,9 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
         )
     own = {"seed": point.finetune_seed, "fold": point.fold}
     replicate = {name: value for name, value in own.items() if value is not None}
+    if point.public:
+        tuned = finetuning(job, front, front["public_pretraining"]).model_copy(update=replicate)
+        return {**front, "dp_pretraining": front["public_pretraining"], "dp_finetuning": tuned}
     return {
         **front,
         "dp_pretraining": model,

@@ -60,11 +60,12 @@ class SweepPoint(Config):
     finetune_learning_rate: float | None = None
     finetune_seed: int | None = None
     fold: int | None = None  # of the labelled documents: the one that is tested on, from 0
+    public: bool = False  # of the model of public text, to compare with: no private training
 
     @property
     def training(self) -> SweepPoint:
-        """The private training that the point starts from, which it may share with others."""
-        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed")}
+        """The training that the point starts from, which it may share with others."""
+        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed", "public")}
         return SweepPoint.model_validate(own)
 
     @property
@@ -75,16 +76,14 @@ class SweepPoint(Config):
     @property
     def is_chosen(self) -> bool:
         """Whether its training is the best of a random number of trainings."""
-        return not self.batch_size
+        return not self.batch_size and not self.public
 
     @property
     def name(self) -> str:
         """What people see: the mapped task and the child run carry this name."""
-        parts = (
-            ["the best of a random number"]
-            if self.is_chosen
-            else [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
-        )
+        parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
+        if self.public or self.is_chosen:
+            parts = ["public text only" if self.public else "the best of a random number"]
         for words, value in (
             ("seed", self.seed),
             ("tuning σ", self.finetune_noise_multiplier),
@@ -189,6 +188,13 @@ class SweepSettings(SelectionConfig, JobSettings):
         ge=1,
         le=100,
     )
+    sweep_public: bool = setting(
+        False,
+        GRID,
+        "Compare with public text only",
+        "Also fine-tune the model of public text by the same settings, seeds and folds. No private "
+        "text is read for it.",
+    )
     selection: Literal["publish-all", "random-count"] = setting(
         "publish-all",
         GRID,
@@ -218,25 +224,31 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     def points(self) -> list[SweepPoint]:
         """Return what is fine-tuned: each setting (or the best of a random number), replicated."""
-        settings = self.grid()
+        settings, none = self.grid(), dict.fromkeys(TRAINING_AXES, 0)
+        of_public = _unique(p.model_copy(update=none | {"public": True}) for p in settings)
         if self.selection == "random-count":
-            chosen = dict.fromkeys(TRAINING_AXES, 0)
-            settings = _unique(point.model_copy(update=chosen) for point in settings)
-        seeds = self._seeds(self.sweep_seeds), self._seeds(self.sweep_finetune_seeds)
+            settings = _unique(point.model_copy(update=none) for point in settings)
+        points = self._replicated(settings, self._seeds(self.sweep_seeds))
+        return points + (self._replicated(of_public, [None]) if self.sweep_public else [])
+
+    def _replicated(
+        self, settings: Sequence[SweepPoint], seeds: Sequence[int | None]
+    ) -> list[SweepPoint]:
+        tunings = self._seeds(self.sweep_finetune_seeds)
         folds = range(self.entities_folds) if self.entities_folds else [None]
         return [
             point.model_copy(update=dict(zip(REPLICATES, replicate, strict=True)))
-            for point, *replicate in itertools.product(settings, *seeds, folds)
+            for point, *replicate in itertools.product(settings, seeds, tunings, folds)
         ]
 
     def trainings(self) -> list[SweepPoint]:
         """Return the private trainings: each is one release, however many points share it."""
-        return _unique(point.training for point in self.points())
+        return _unique(point.training for point in self.points() if not point.public)
 
     def job(self, point: SweepPoint) -> JobSettings:
         """Return the settings of the job at one point; seeds and fold are for single steps."""
         told = point.model_dump(include=set(AXES), exclude_none=True)
-        if point.is_chosen:
+        if not point.batch_size:  # for what all trainings share, any of them will do
             told |= self.candidates()[0].model_dump(include=set(TRAINING_AXES))
         return self.part(JobSettings, **told, audit_canaries=0)
 
@@ -313,7 +325,10 @@ class SweepSettings(SelectionConfig, JobSettings):
         for name, times in Counter(point.name for point in points).items():
             if times > 1:  # results go by names
                 raise ValueError(f"two points differ by too little to be told apart: {name}")
-        self.refuse_large_deltas(len(self.trainings()), len(points))
+        if len(points) > MOST_POINTS:
+            raise ValueError(f"sweep_public: {len(points)} points, but at most {MOST_POINTS}")
+        private = [point for point in points if not point.public]
+        self.refuse_large_deltas(len(self.trainings()), len(private))
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
         if self.selection == "random-count" and self.time_box_minutes:

@@ -393,9 +393,10 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
 
     Strong lines go through the middle of the points; pale ones are the others.
     """
-    if not points:
+    public = [f1 for p in points if p.public and (f1 := number_of(p.f1)) is not None]
+    grid = {_coordinates(point): point for point in points if not point.public}
+    if not grid:
         return None
-    grid = {_coordinates(point): point for point in points}
     middle = _middle(list(grid))
     varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
     # A sweep of pre-training shows the paper's three panels.
@@ -407,6 +408,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
+        for f1 in public:
+            right.axhline(f1, color=COLOURS["public"], linestyle=":", linewidth=1.2)
         held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
@@ -426,7 +429,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         "ε of all that each point cost, its seeds together (red circles, left axes), and strict "
         "entity F1 (blue squares, right axes; bars: 95% intervals over documents and seeds) "
         "against each setting. Strong lines hold the other settings at the middle of the points, "
-        "given above each panel; pale lines are the rest. After Hoory et al. 2021, Fig. 1, which "
+        "given above each panel; pale lines are the rest; dotted ones, F1 of the model of public "
+        "text, where it was asked for. After Hoory et al. 2021, Fig. 1, which "
         "shows the ε of training alone.",
     )
 

@@ -113,7 +113,8 @@ class ModelRow(Row):
 class SweepRow(Row):
     """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
 
-    ε_T is that of one private training; each seed of it was a release of its own.
+    ε_T is that of one private training; each seed of it was a release of its own. The model of
+    public text, where it is compared with, has no private training: σ, batch and epochs are 0.
     """
 
     noise_multiplier: float
@@ -124,6 +125,11 @@ class SweepRow(Row):
     finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
     spread: MeanF1 | Withheld | None = None  # of F1
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each private training
+
+    @property
+    def public(self) -> bool:
+        """Whether it is the model of public text."""
+        return not self.batch_size
 
 
 @dataclass(frozen=True)

@@ -287,8 +287,9 @@ def _job_marks(report: JobReport) -> list[Mark]:
 
 
 def _sweep_marks(report: SweepReport) -> list[Mark]:
-    epsilons = [e for point in report.points if (e := point.cost.corpus.epsilon) is not None]
-    scores = [f1 for point in report.points if (f1 := number_of(point.f1)) is not None]
+    private = [point for point in report.points if not point.public]
+    epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
+    scores = [f1 for point in private if (f1 := number_of(point.f1)) is not None]
     marks = [Mark(str(len(report.points)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"

@@ -274,7 +274,7 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
     setting, first = own[0][0].setting, own[0][1]
     # By the seed of the private training: points that share one read the same.
     models = {point.seed: results["dp_pretraining"] for point, results in own}
-    audited = {point.seed: results["dp_exposure"] for point, results in own}
+    audited = {p.seed: results["dp_exposure"] for p, results in own if not p.public}
     tuned = [results["dp_finetuning"] for _, results in own]
     model, varied = first["dp_pretraining"], spec.points.values()
     # Of a selection: which one won.

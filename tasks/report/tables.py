@@ -507,9 +507,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
         ),
         rows=tuple(
             (
-                number(point.noise_multiplier, Label.PUBLIC),
-                number(point.batch_size, Label.PUBLIC),
-                number(point.epochs, Label.PUBLIC),
+                *_training_cells(point),
                 *(number(point.finetuning[axis], Label.PUBLIC) for axis in tuning),
                 number(point.epsilon_training, Label.PUBLIC),
                 *cost_cells(point),
@@ -523,6 +521,14 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
         ),
         notes=(*_spread_notes(points), *_exposure_notes([e for p in points for e in _audits(p)])),
     )
+
+
+def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
+    """Return what the private training was told; of the model of public text there is none."""
+    if point.public:
+        return name("public text only"), Cell(NOT_MEASURED), Cell(NOT_MEASURED)
+    told = point.noise_multiplier, point.batch_size, point.epochs
+    return tuple(number(value, Label.PUBLIC) for value in told)
 
 
 def _spread_columns(

@@ -117,7 +117,7 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("model", "name", "foreign"),
     [
-        (JobSettings, "hoory2021-table2-tiny", "hoory2021-fig1"),
+        (JobSettings, "large-batches", "hoory2021-fig1"),
         (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
     ],
 )

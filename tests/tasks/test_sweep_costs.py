@@ -226,6 +226,30 @@ def test_every_point_is_fine_tuned_from_its_own_training_on_its_own_fold() -> No
     assert [one["dp_finetuning"] for one in report.results.values()] == [t.output for t in tunings]
 
 
+def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
+    before = planned(deployment, **settings)
+    compared = settings | {"sweep_public": True}
+    assert planned(deployment, "another run", **compared) == before
+    found = SweepSettings.model_validate(compared)
+    own = [point for point in found.points() if point.public]
+    assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 5 + 10
+    assert len(found.trainings()) == 2
+    steps = sweep_point_steps(found, own[3], ROOT)
+    tuned = steps["dp_finetuning"]
+    assert isinstance(tuned, FinetuneSpec)
+    assert tuned.model_uri == steps["public_pretraining"].output
+    assert (tuned.plan, tuned.seed, tuned.fold) == (None, 1, 3)
+    # A job's own comparison is the very same fine-tuning.
+    (first, *_) = own
+    assert (
+        sweep_point_steps(found, first, ROOT)["dp_finetuning"].output
+        == dp_bert_steps(found.job(first), ROOT)["public_finetuning"].output
+    )
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
     ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs stands twice"),

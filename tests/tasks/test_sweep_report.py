@@ -121,15 +121,17 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     settings = SweepSettings.model_validate(
         SETTINGS.model_dump()
         | {"sweep_noise_multipliers": "1", "sweep_batch_sizes": "20,30", "sweep_seeds": 2}
-        | {"entities_folds": 2}
+        | {"entities_folds": 2, "sweep_public": True}
     )
-    f1s = iter([0.8, 0.6, 0.7, 0.3] * 2)
+    f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
     for _, task, spec in sweep_steps(settings, tracked.store):
         if isinstance(spec, FinetuneSpec):
             f1 = next(f1s)
             right = [(int(i < 10 * f1), 1, 1) for i in range(10)]
             documents = {f"{spec.fold}-{i}": counts for i, counts in enumerate(right)}
             _done(tracked, task, spec, f1, documents=documents)
+        elif task == "public_pretraining":
+            _done(tracked, task, spec, shape={"layers": 1, "hidden": 64}, epsilon_training=0.0)
         elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
             plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
             _done(tracked, task, spec, plan=plan)
@@ -139,14 +141,17 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    assert [row[1]["value"] for row in table["rows"]] == [20, 30]
-    first, _ = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    assert [row[1]["value"] for row in table["rows"]] == [20, 30, None]
+    first, _, public = (dict(zip(columns, row, strict=True)) for row in table["rows"])
     assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
     assert first["F1 SD over seeds"]["value"] == pytest.approx(0.2 / 2**0.5)
     assert first["F1 SD over folds"]["value"] == pytest.approx(0.3 / 2**0.5)
     low, high = map(float, first["F1 95% interval"]["text"].split(" – "))
     assert low < 60.0 < high
     assert first["Exposure mean, bits"]["value"] == pytest.approx(2.0)
+    assert public["Noise multiplier σ"]["text"] == "public text only"
+    assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
+    assert public["ε in total, per patient"]["value"] == 0
     # A row costs what both of its trainings cost, and the sweep what all four do.
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     both, all_four = (
@@ -155,7 +160,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     assert first["ε in total, per patient"]["value"] == pytest.approx(both)
     told = {metric.name: metric.value for metric in done.metrics}
     assert told["sweep/epsilon"] == pytest.approx(all_four)
-    assert len(done.facts["models"]) == 4  # one for each training, not for each fold
+    assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
     report = Path(sweep_report(settings, tracked.store).output.removeprefix("file://")) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
