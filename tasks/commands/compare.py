@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report import given, reports
 from tasks.runtime.deployment import Deployment
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from tasks.report.comparison import Compared, Run
 
 _PERCENT = ("f1", "mlm_accuracy_public", "mlm_accuracy_private")
+_HEADS = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "f1": "F1, %",
+    "mlm_accuracy_public": "MLM, public, %",
+    "mlm_accuracy_private": "MLM, private, %",
+    "perplexity_public": "perplexity",
+    "exposure": "exposure, mean",
+    "exposure_largest": "largest",
+}
 _PAIRED = (
     "F1 of the second less that of the first, in points; by a paired bootstrap over the documents "
     "that both were tested on, and over seeds where there are several. p is of no difference, and "
@@ -72,6 +83,8 @@ def _uris(store: Store, runs: tuple[str, ...]) -> list[str]:
 
 
 def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compared]) -> None:
+    from tasks.report.tables import LEGEND
+
     names = [f"run {number}" for number in range(len(runs))]
     rows: list[list[object]] = [
         [name, run.created, run.uri] for name, run in zip(names, runs, strict=True)
@@ -86,8 +99,9 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         for name, run in zip(names, runs, strict=True)
         for model, own in run.models.items()
     ]
-    heads = [f"{one}, %" if one in _PERCENT else one for one in figures]
-    write_table("Models", ["model", "run", *heads], sorted(told, key=lambda row: str(row[0])))
+    told.sort(key=lambda row: str(row[0]))
+    heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
+    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
     if compared:
         columns = ["first", "second", "F1", "95% interval", "p"]
         write_table("Differences in F1", columns, [_difference(one, names) for one in compared])
@@ -95,6 +109,8 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
 
 
 def _figure(name: str, figure: dict[str, Any] | None) -> str:
+    from tasks.report.tables import MARKS
+
     if figure is None:
         return "–"
     if figure.get("withheld"):
@@ -103,9 +119,10 @@ def _figure(name: str, figure: dict[str, Any] | None) -> str:
         value = float(figure["value"])
     except ValueError:
         return str(figure["value"])  # no total
+    mark = MARKS[Label(figure["label"])]
     if math.isinf(value):
-        return "∞"
-    return f"{100 * value:.1f}" if name in _PERCENT else f"{value:.3g}"
+        return f"∞{mark}"
+    return (f"{100 * value:.1f}" if name in _PERCENT else f"{value:.3g}") + mark
 
 
 def _difference(one: Compared, names: list[str]) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from tasks.storage import Store
 
 FIGURES_FILE = "figures.json"  # in the folder of each edition, with what that edition shows
 FINETUNED = "finetuned"  # fact of a report: by model, the fine-tunings behind its F1
-_NO_COUNTS = "no counts by document: the labels are private, or an earlier version scored them"
+_NO_COUNTS = "no counts by document: labels or model are private, or of an earlier version"
 _OTHERS = "not tested on the same documents, by the same seeds on each fold, or too few of them"
 Figure = dict[str, Any]  # value and label, or that it is withheld
 
@@ -49,7 +50,8 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
         name = f"/{total.dataset}" if total in row.cost.others else ""
         epsilon = "no total" if total.epsilon is None else str(total.epsilon)
         yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
-        yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
+        if total.epsilon is not None and math.isfinite(total.epsilon):  # else it says nothing
+            yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
     measured: list[tuple[str, Value]] = [("f1", row.f1), ("mlm_accuracy_public", row.mlm_public)]
     measured.append(("mlm_accuracy_private", row.mlm_private))
     if isinstance(row, ModelRow):

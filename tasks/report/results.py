@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -547,6 +548,8 @@ def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) 
     """Return the command that does the job again."""
     defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
     words = [
-        f"--set {name}={value}" for name, value in settings.items() if value != defaults.get(name)
+        f"--set {shlex.quote(f'{name}={value}')}"
+        for name, value in settings.items()
+        if value != defaults.get(name)
     ]
     return " ".join(["./confide run", job, *words])

@@ -614,7 +614,7 @@ def _cell_of_json(record: dict[str, Any]) -> Cell:
     return Cell(**(record | {"label": label}))
 
 
-_MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
+MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
 _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
 LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
 
@@ -667,4 +667,4 @@ def _text(cell: Cell) -> Text:
     if cell.label is None:
         return Text(cell.text)
     style = "bold red" if cell.alarm else _STYLES[cell.label]
-    return Text(cell.text + _MARKS[cell.label], style="dim" if cell.withheld else style)
+    return Text(cell.text + MARKS[cell.label], style="dim" if cell.withheld else style)

@@ -101,7 +101,7 @@ def test_what_cannot_be_told_is_said(reports: Reports, confide: Confide) -> None
     reports.add({}, {"With DP": 200})
     reports.add({}, {"With DP": None})
     (one,) = confide.json("compare", "1", "0")["f1_differences"]
-    assert one["difference"] is None and "labels are private" in one["why_not"]
+    assert one["difference"] is None and "labels or model are private" in one["why_not"]
 
 
 def test_the_operators_figures_are_shown_to_who_asks_as_the_operator(
