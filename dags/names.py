@@ -5,6 +5,7 @@ from __future__ import annotations
 NAMES = {
     "settings": "Check the settings",
     "grid": "Lay out the grid",
+    "fine_tunings": "Lay out the fine-tunings",
     "budget": "Reserve the privacy budget",
     "private_corpus": "Read private notes",
     "public_corpus": "Read public text",

@@ -32,6 +32,7 @@ WORKDIR /opt/confide
 COPY docker/airflow-component docker/healthy.py /usr/local/bin/
 COPY tasks/__init__.py ./tasks/__init__.py
 COPY tasks/protocol ./tasks/protocol
+COPY tasks/presets ./tasks/presets
 COPY dp_core/__init__.py dp_core/errors.py ./dp_core/
 COPY dp_core/config ./dp_core/config
 COPY dags ./dags

@@ -1,7 +1,7 @@
 """From a step's spec to an Airflow task, by process, docker or kubernetes."""
 
 from dags.launcher.form import form, settings_from, settings_to_start
-from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step
+from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step, store
 
 __all__ = [
     "LIGHT",
@@ -11,4 +11,5 @@ __all__ = [
     "settings_from",
     "settings_to_start",
     "step",
+    "store",
 ]

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
 from tasks.protocol import JobSettings, missing_file, one_line
+from tasks.protocol.presets import NO_PRESET, presets_of, with_preset
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)
 
+PRESET = "preset"  # the one field of the form that is no setting
 _PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
 _BOUNDS = {
     "minimum": "at least {}",
@@ -35,7 +37,20 @@ def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> 
     defaults = {name: field.get("default") for name, field in properties.items()}
     defaults |= dict(overrides or {})
     in_order = sorted(properties, key=lambda name: str(properties[name].get("section", "")))
-    return {name: _param(properties[name], defaults[name]) for name in in_order}
+    settings = {name: _param(properties[name], defaults[name]) for name in in_order}
+    if not (presets := presets_of(model)):
+        return settings
+    first = properties[in_order[0]]["section"]
+    chosen = Param(
+        NO_PRESET,
+        type="string",
+        enum=[NO_PRESET, *presets],
+        title="Preset",
+        section=first,
+        description="Settings of the project's own, by name (tasks/presets). They take the place "
+        "of whatever below is left as the project has it; what you change stays.",
+    )
+    return {PRESET: chosen, **settings}
 
 
 def _param(field: Mapping[str, Any], default: Any) -> Param:
@@ -66,9 +81,11 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
     """
     given = {name: value for name, value in params.items() if value is not None}
     try:
-        return model.model_validate(given)
+        return model.model_validate(with_preset(model, given, given.pop(PRESET, NO_PRESET)))
     except ValidationError as error:
         raise AirflowFailException(f"settings refused: {one_line(error)}") from None
+    except ValueError as error:
+        raise AirflowFailException(f"settings refused: {error}") from None
 
 
 def settings_to_start(model: type[Job], params: Mapping[str, Any]) -> Job:

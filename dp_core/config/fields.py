@@ -21,6 +21,9 @@ NAME_OR_NONE = rf"^$|{NAME}"
 DEVICE = r"^(cpu|gpu|tpu|mock-tpu:[1-9][0-9]?)$"
 NUMBERS = r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
 WHOLE_NUMBERS = r"^[0-9]{1,12}(,[0-9]{1,12})*$"
+NUMBERS_OR_NONE = rf"^$|{NUMBERS}"
+WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
+POINTS_OR_NONE = r"^$|^\s*[a-z_]+=[^=;,]+([;,]\s*[a-z_]+=[^=;,]+)*$"
 THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
@@ -32,6 +35,9 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
     DEVICE: "cpu, mock-tpu:N (N from 1 to 99), gpu or tpu",
     NUMBERS: "numbers with commas between them",
     WHOLE_NUMBERS: "whole numbers of 12 digits at most, commas between them",
+    NUMBERS_OR_NONE: "empty, or numbers with commas between them",
+    WHOLE_NUMBERS_OR_NONE: "empty, or whole numbers of 12 digits at most, commas between them",
+    POINTS_OR_NONE: "empty, or points name=value,name=value with semicolons between them",
     THREE_FIELDS: "three names with commas between them",
     TYPES_OR_NONE: "names without spaces, commas between them",
     CANARIES: "strings of H with one S each, commas between them",

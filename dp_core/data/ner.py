@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dp_core.data.corpus import normalised_id
+from dp_core.data.hashing import digest64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,20 @@ class Sentence:
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
         for name in ("document_id", "patient_id"):
             object.__setattr__(self, name, normalised_id(getattr(self, name)))
+
+
+def fold_of(sentence: Sentence, folds: int) -> int:
+    """Return which fold a sentence is in: that of its patient, or else of its document.
+
+    It is a function of that id alone, so that another document moves nobody from fold to fold: a
+    private training on some of the folds is as private as one on all of them. Folds are therefore
+    of about the same size, not exactly.
+
+    Args:
+        sentence: with a document id.
+        folds: how many, 1 or more.
+    """
+    return digest64(b"", "fold", sentence.patient_id or sentence.document_id) % folds
 
 
 def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:

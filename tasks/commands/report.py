@@ -64,15 +64,20 @@ def latest(store: Store) -> tuple[str, StepResult]:
     Raises:
         BadInput: there is none.
     """
+    if not (found := reports(store)):
+        raise BadInput("there is no report yet", where="report", fix="Run: confide run")
+    return found[-1]
+
+
+def reports(store: Store) -> list[tuple[str, StepResult]]:
+    """Return the output of every report step and what it answered, the latest last."""
     results = [
         (uri, result)
         for step in _STEPS
         for uri in store.outputs(step)
         if (result := read_result(store, uri)) is not None
     ]
-    if not results:
-        raise BadInput("there is no report yet", where="report", fix="Run: confide run")
-    return max(results, key=lambda one: (one[1].facts["created"], one[0]))
+    return sorted(results, key=lambda one: (one[1].facts["created"], one[0]))
 
 
 def _content(store: Store, uri: str) -> dict[str, Any]:

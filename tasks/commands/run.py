@@ -13,14 +13,11 @@ from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.progress_bars import one_after_the_other
 from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
 from tasks.protocol import (
-    POINT_STEPS,
     JobSettings,
-    StepSpec,
     SweepSettings,
     dp_bert_steps,
     promotion,
-    sweep_point_steps,
-    sweep_report,
+    sweep_steps,
 )
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
@@ -46,7 +43,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     settings = settings_from(kind, options)
     deployment, rule = Deployment.from_environment(), promotion(os.environ)
     steps = (
-        _sweep(settings, deployment.store)
+        sweep_steps(settings, deployment.store)
         if isinstance(settings, SweepSettings)
         else [
             ("", name, spec)
@@ -67,16 +64,6 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
         click.get_current_context().exit(finished.exit_code)
-
-
-def _sweep(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
-    """Return (point, task, spec) of a sweep, what the points share only once."""
-    steps: dict[str, tuple[str, str, StepSpec]] = {}
-    for point in settings.points():
-        for task, spec in sweep_point_steps(settings, point, root).items():
-            steps.setdefault(spec.output, (point.name if task in POINT_STEPS else "", task, spec))
-    report = sweep_report(settings, root)
-    return [*steps.values(), ("", "report", report)]
 
 
 def _show(settings: JobSettings, *, as_json: bool) -> None:

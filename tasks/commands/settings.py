@@ -18,11 +18,10 @@ from pydantic import ValidationError
 from dp_core.config.fields import paths
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
+from tasks.protocol.presets import PRESETS
 from tasks.runtime.deployment import Deployment
 
 S = TypeVar("S", bound=JobSettings)
-_PRESETS = Path(__file__).parents[1] / "presets"
-PRESETS = {file.stem: file for file in sorted(_PRESETS.glob("*.json"))}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

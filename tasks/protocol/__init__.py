@@ -7,7 +7,6 @@ milliseconds.
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
-    POINT_STEPS,
     budget_of_run,
     dp_bert_steps,
     missing_file,
@@ -15,6 +14,8 @@ from tasks.protocol.job import (
     promote_spec,
     sweep_point_steps,
     sweep_report,
+    sweep_steps,
+    sweep_training,
 )
 from tasks.protocol.least_privilege import Need, NoReader, environment_for, needs
 from tasks.protocol.promotion import Promotion, promotion
@@ -53,7 +54,6 @@ from tasks.protocol.sweep import SweepPoint, SweepSettings
 __all__ = [
     "EXACT_WORDS",
     "MODEL_NAMES",
-    "POINT_STEPS",
     "AuditSpec",
     "BlackBoxAuditConfig",
     "BudgetSpec",
@@ -100,4 +100,6 @@ __all__ = [
     "spec_from_json",
     "sweep_point_steps",
     "sweep_report",
+    "sweep_steps",
+    "sweep_training",
 ]

@@ -7,7 +7,7 @@ from its spec alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeGuard
 
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
@@ -59,7 +59,7 @@ from tasks.protocol.specs import (
     VocabularySpec,
     WrittenTextSpec,
 )
-from tasks.protocol.sweep import CHOSEN, SweepPoint, SweepSettings
+from tasks.protocol.sweep import SweepPoint, SweepSettings
 
 HOLDOUT = 0.05  # share of units that measure and never train
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
@@ -69,7 +69,8 @@ WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
     "noise_floor": 0.0,
     "averaging": "none",
 }
-POINT_STEPS = ("dp_pretraining", "dp_finetuning", "dp_exposure")  # what each point has of its own
+TRAINING_STEPS = ("dp_pretraining", "dp_exposure")  # of each private training of a sweep
+POINT_STEPS = (*TRAINING_STEPS, "dp_finetuning")  # what is not the same at all points
 
 
 def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
@@ -99,6 +100,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         entities_unit=s.entities_unit,
         train_path=s.entities_train,
         test_path=s.entities_test,
+        folded=bool(s.entities_folds),
         patients_path=s.entities_patients,
         data_version=s.data_version,
     )
@@ -292,6 +294,7 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         ),
         updates=s.finetune_updates if private else 0,
         epochs=s.finetune_epochs,
+        folds=s.entities_folds,
     )
 
 
@@ -422,11 +425,31 @@ def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> 
     return {"budget": sweep_budget(settings, root), **_point(settings, point, root)}
 
 
+def sweep_training(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
+    """Return the spec of the private training that a point starts from."""
+    return _point(settings, point, root)["dp_pretraining"]
+
+
+def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
+    """Return (point, task, spec) of a whole sweep in an order in which it can be run, each once."""
+    steps: dict[str, tuple[str, str, StepSpec]] = {}
+    for point in settings.points():
+        names = dict.fromkeys(TRAINING_STEPS, point.training.name) | {"dp_finetuning": point.name}
+        for task, spec in _point(settings, point, root).items():
+            steps.setdefault(spec.output, (names.get(task, ""), task, spec))
+    budget, report = sweep_budget(settings, root), sweep_report(settings, root)
+    return [("", "budget", budget), *steps.values(), ("", "report", report)]
+
+
 def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
-    """Return the registration of a whole sweep: the vocabulary, and what each point releases."""
+    """Return the registration of a whole sweep: the vocabulary, and what each point releases.
+
+    A private training that several points share is registered, and charged, once.
+    """
     steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
-    return budget_of([*shared, *(point[task] for task in POINT_STEPS[:2] for point in steps)])
+    own = ("dp_pretraining", "dp_finetuning")
+    return budget_of([*shared, *(point[task] for point in steps for task in own)])
 
 
 def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
@@ -440,47 +463,53 @@ def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
 
 def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
     """Return the spec of the sweep's last step."""
-    steps = {p.name: _point(settings, p, root) for p in settings.points()}
+    points = {point.name: point for point in settings.points()}
     return SweepReportSpec(
         root=root,
         made_up=settings.made_up,
         title="dp_sweep",
-        points={p.name: p.model_dump(mode="json") for p in settings.points()},
+        points=points,
         results={
             name: {
                 task: spec.output
-                for task, spec in point.items()
+                for task, spec in _point(settings, point, root).items()
                 if task in (*POINT_STEPS, "vocabulary")
             }
-            for name, point in steps.items()
+            for name, point in points.items()
         },
         settings=settings.model_dump(mode="json"),
     )
 
 
-def _point(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
-    job = settings.job(settings.grid()[0] if point == CHOSEN else point)
+def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str, StepSpec]:
+    """Return the specs of a point. Its seeds and fold reach the steps that they are for alone."""
+    job = settings.job(point)
     front = front_half(job, root)
-    model: PretrainSpec | SelectSpec = pretraining(job, front, "dp")
-    if point == CHOSEN:
-        model = _selection(settings, job, front)
+    seed = job.seed if point.seed is None else point.seed
+    model: PretrainSpec | SelectSpec = _seeded_training(job, front, seed)
+    if point.is_chosen:
+        jobs = [settings.job(one) for one in settings.candidates()]
+        model = SelectSpec(
+            root=root,
+            made_up=job.made_up,
+            candidates=tuple(_seeded_training(one, front, seed) for one in jobs),
+            selection=settings.part(SelectionConfig),
+        )
+    own = {"seed": point.finetune_seed, "fold": point.fold}
+    replicate = {name: value for name, value in own.items() if value is not None}
+    if point.public:
+        tuned = finetuning(job, front, front["public_pretraining"]).model_copy(update=replicate)
+        return {**front, "dp_pretraining": front["public_pretraining"], "dp_finetuning": tuned}
     return {
         **front,
         "dp_pretraining": model,
-        "dp_finetuning": finetuning(job, front, model),
         "dp_exposure": exposure(job, front, model),
+        "dp_finetuning": finetuning(job, front, model).model_copy(update=replicate),
     }
 
 
-def _selection(settings: SweepSettings, job: JobSettings, front: dict[str, StepSpec]) -> SelectSpec:
-    jobs = [settings.job(point) for point in settings.grid()]
-    candidates = tuple(pretraining(one, front, "dp") for one in jobs)
-    return SelectSpec(
-        root=candidates[0].root,
-        made_up=job.made_up,
-        candidates=candidates,
-        selection=settings.part(SelectionConfig),
-    )
+def _seeded_training(job: JobSettings, front: dict[str, StepSpec], seed: int) -> PretrainSpec:
+    return pretraining(job, front, "dp").model_copy(update={"seed": seed})
 
 
 def missing_file(settings: JobSettings) -> tuple[str, str] | None:

@@ -120,6 +120,17 @@ class DataSettings(ReaderConfig):
         "File or folder (local or gs://) of labelled sentences that give F1; empty for synthetic.",
         path=True,
     )
+    entities_folds: int = setting(
+        0,
+        MORE_DATA,
+        "Entities: folds",
+        "Divide the labelled documents of entities_train into so many folds, by the hash of each "
+        "one's name (of its patient's, where entities_patients says it). A job is tested on the "
+        "first fold and learns from the others; a sweep takes each in turn. entities_test stays "
+        "empty. 0: no folds, a test path of its own.",
+        ge=0,
+        le=100,
+    )
     entities_patients: str = setting(
         "",
         MORE_DATA,
@@ -172,12 +183,25 @@ class DataSettings(ReaderConfig):
         synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
         return self.all_public or synthetic
 
+    @property
+    def _entities_paths(self) -> list[str]:
+        """Paths of labelled sentences that a format other than synthetic needs."""
+        if self.entities_folds:
+            return [self.entities_train]
+        return [self.entities_train, self.entities_test]
+
     @model_validator(mode="after")
     def _paths_belong_to_formats(self) -> Self:
+        if self.entities_folds == 1:
+            raise ValueError("entities_folds: one fold leaves nothing to learn from; 2 or more")
+        if self.entities_folds and self.entities_test:
+            raise ValueError(
+                "entities_folds: folds are made within entities_train; leave entities_test empty"
+            )
         for kind, fmt, paths in (
             ("private", self.private_format, [self.private_path]),
             ("public", self.public_format, [self.public_path]),
-            ("entities", self.entities_format, [self.entities_train, self.entities_test]),
+            ("entities", self.entities_format, self._entities_paths),
         ):
             if fmt != "synthetic" and not all(paths):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
@@ -397,10 +421,14 @@ class JobSettings(
         """Number of updates of the non-private comparison: the same epochs."""
         return max(1, math.ceil(self.epochs * self.declared_units / self.nonprivate_batch_size))
 
-    def refuse_large_deltas(self, models: int = 1) -> None:
-        """Refuse a total δ of one in the units or more, of this many DP models together.
+    def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
+        """Refuse a total δ of one in the units or more, of all that leaves together.
 
         The steps, which know what is charged, refuse the same again.
+
+        Args:
+            models: private trainings.
+            tunings: fine-tunings of them, which cost something where they are private.
 
         Raises:
             ValueError: one unit could be given away.
@@ -411,27 +439,25 @@ class JobSettings(
         try:
             if tuned and not self._tunes_the_private_data_set:
                 refuse_large_delta(
-                    [models * tuning],
+                    [tunings * tuning],
                     self.entities_declared_units,
                     "finetune_delta, entities_declared_units",
-                    f"{tuning:.3g} for each of {models} models",
+                    f"{tuning:.3g} for each of {tunings} models",
                 )
                 tuning = 0.0
             elif tuned:
                 units = max(units, self.entities_declared_units)
             vocabulary = self.vocabulary_delta if self.releases_private_words else 0.0
             parts = [f"{vocabulary:.3g} for the vocabulary"] if vocabulary else []
-            parts.append(f"{self.delta:.3g} for training")
-            parts += [f"{tuning:.3g} for fine-tuning"] if tuning else []
-            own = 2 if tuning else 1
-            times = f", the last {own} for each of {models} models" if models > 1 else ""
+            parts.append(f"{self.delta:.3g} for training" + _each(models))
+            parts += [f"{tuning:.3g} for fine-tuning" + _each(tunings)] if tuning else []
             phrases = self.phrases_delta if self.phrases_epsilon else 0.0
             parts[:0] = [f"{phrases:.3g} for the phrases"] if phrases else []
             refuse_large_delta(
-                [vocabulary, phrases, models * (self.delta + tuning)],
+                [vocabulary, phrases, models * self.delta, tunings * tuning],
                 units,
                 "vocabulary_delta, delta, declared_units",
-                " + ".join(parts) + times,
+                " + ".join(parts),
             )
         except PlanError as error:
             raise ValueError(str(error)) from None
@@ -510,3 +536,7 @@ class JobSettings(
                 "entities_unit: no labelled document names its patient: choose document, or give "
                 "entities_patients, a list of whose each document is"
             )
+
+
+def _each(models: int) -> str:
+    return f" of each of {models} models" if models > 1 else ""

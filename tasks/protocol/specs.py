@@ -44,6 +44,7 @@ from dp_core.config.training import (
 )
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
+from tasks.protocol.sweep import SweepPoint
 
 MODEL_NAMES = {  # a job's models, by what the names of their tasks begin with
     "public": "Public text only",
@@ -135,7 +136,7 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
 
 
 class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
-    """Read sentences with entity labels: a training and a test part."""
+    """Read sentences with entity labels: a training and a test part, or one to make folds of."""
 
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
@@ -144,6 +145,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
     entities_unit: UnitName = "patient"
     train_path: str
     test_path: str
+    folded: bool = False  # there is no test part: who fine-tunes takes a fold of the training part
     patients_path: str = ""  # which patient each training document is of; empty: nobody says
 
     @property
@@ -344,9 +346,13 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
     updates: int = 0  # with a plan; else epochs say it
     entity_types: tuple[str, ...] = ()  # public; with a plan only
     epochs: int
+    folds: int = 0  # of the labelled documents; 0: a test part of its own
+    fold: int = 0  # the one that is tested on
 
     @model_validator(mode="after")
-    def _nothing_is_masked(self) -> Self:
+    def _is_consistent(self) -> Self:
+        if not 0 <= self.fold < max(1, self.folds):
+            raise ValueError(f"fold: {self.fold} is none of {self.folds}")
         if self.batches.maskings_per_example > 1:
             raise ValueError("maskings_per_example: fine-tuning masks nothing")
         if self.plan and self.plan.audit_canaries:
@@ -463,11 +469,11 @@ class PromoteSpec(StepSpec):
 
 
 class SweepReportSpec(StepSpec):
-    """Gather the results of a sweep: the paper's Fig. 1. Judge and register its models."""
+    """Gather the results of a sweep: the paper's Figs. 1 and 2. Judge and register its models."""
 
     step: Literal["sweep_report"] = "sweep_report"
     title: str
-    points: dict[str, dict[str, float]]  # point name -> its coordinates
+    points: dict[str, SweepPoint]
     results: dict[str, dict[str, str]]  # point name -> task name -> output URI
     settings: dict[str, bool | int | float | str]
 

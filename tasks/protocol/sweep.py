@@ -1,17 +1,22 @@
-"""The settings of a sweep: a job, and a grid over three of its settings."""
+"""The settings of a sweep: a job, and points over settings of its pre-training and fine-tuning."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal, Self
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from dp_core.config.fields import (
     GRID,
     NUMBERS,
+    NUMBERS_OR_NONE,
+    POINTS_OR_NONE,
     WHOLE_NUMBERS,
+    WHOLE_NUMBERS_OR_NONE,
     Config,
     numbers,
     one_line,
@@ -22,33 +27,78 @@ from dp_core.config.training import is_causal
 from tasks.protocol.settings import JobSettings
 
 MOST_POINTS = 1024  # Airflow expands one task into no more (core.max_map_length)
-
-
-class SweepPoint(Config):
-    """One point of the grid; all zero: the best of a random number of points."""
-
-    noise_multiplier: float
-    batch_size: int
-    epochs: float
-
-    @property
-    def name(self) -> str:
-        """What people see: the mapped task and the child run carry this name."""
-        if self == CHOSEN:
-            return "the best of a random number"
-        return f"σ={self.noise_multiplier:g} · B={self.batch_size} · epochs={self.epochs:g}"
-
-
-CHOSEN = SweepPoint(noise_multiplier=0, batch_size=0, epochs=0)
-_AXES = {  # setting of a job -> where the sweep takes it from
+TRAINING_AXES = {  # setting of a job -> where the sweep takes it from
     "noise_multiplier": "sweep_noise_multipliers",
     "batch_size": "sweep_batch_sizes",
     "epochs": "sweep_epochs",
 }
+FINETUNING_AXES = {
+    "finetune_noise_multiplier": "sweep_finetune_noise_multipliers",
+    "finetune_batch_size": "sweep_finetune_batch_sizes",
+    "finetune_epochs": "sweep_finetune_epochs",
+    "finetune_learning_rate": "sweep_finetune_learning_rates",
+}
+AXES = TRAINING_AXES | FINETUNING_AXES
+REPLICATES = ("seed", "finetune_seed", "fold")  # over these a report takes the mean
+
+
+class SweepPoint(Config):
+    """One fine-tuning of a sweep, and the private training that it starts from.
+
+    What is None is as the job's settings have it. Points that differ in their fine-tuning alone
+    share one private training: one release, charged once. σ, batch size and epochs of pre-training
+    are all zero where it is the best of a random number of trainings.
+    """
+
+    noise_multiplier: float
+    batch_size: int
+    epochs: float
+    seed: int | None = None  # public, of the private training: each one is a release of its own
+    finetune_noise_multiplier: float | None = None
+    finetune_batch_size: int | None = None
+    finetune_epochs: int | None = None
+    finetune_learning_rate: float | None = None
+    finetune_seed: int | None = None
+    fold: int | None = None  # of the labelled documents: the one that is tested on, from 0
+    public: bool = False  # of the model of public text, to compare with: no private training
+
+    @property
+    def training(self) -> SweepPoint:
+        """The training that the point starts from, which it may share with others."""
+        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed", "public")}
+        return SweepPoint.model_validate(own)
+
+    @property
+    def setting(self) -> SweepPoint:
+        """The point without seeds and fold."""
+        return self.model_copy(update=dict.fromkeys(REPLICATES))
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its training is the best of a random number of trainings."""
+        return not self.batch_size and not self.public
+
+    @property
+    def name(self) -> str:
+        """What people see: the mapped task and the child run carry this name."""
+        parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
+        if self.public or self.is_chosen:
+            parts = ["public text only" if self.public else "the best of a random number"]
+        for words, value in (
+            ("seed", self.seed),
+            ("tuning σ", self.finetune_noise_multiplier),
+            ("tuning B", self.finetune_batch_size),
+            ("tuning epochs", self.finetune_epochs),
+            ("tuning rate", self.finetune_learning_rate),
+            ("tuning seed", self.finetune_seed),
+            ("fold", None if self.fold is None else self.fold + 1),
+        ):
+            parts += [] if value is None else [f"{words}={value:.10g}"]
+        return " · ".join(parts)
 
 
 class SweepSettings(SelectionConfig, JobSettings):
-    """Everything `dp_sweep` can be told: a job, and a grid over three of its settings."""
+    """Everything `dp_sweep` can be told: a job, and points over its settings."""
 
     sweep_noise_multipliers: str = setting(
         "0.6,1.0,2.0",
@@ -71,6 +121,80 @@ class SweepSettings(SelectionConfig, JobSettings):
         "The grid's passes over the declared units, with commas between them.",
         pattern=NUMBERS,
     )
+    sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
+        "none",
+        GRID,
+        "Noise with the batch size",
+        "none: every σ with every batch size. sqrt-batch: σ is meant for the first batch size of "
+        "the grid and grows with the square root of the others, which keeps ε about where it is "
+        "(Hoory et al. 2021, section 3.3); each point's ε is computed for what it is.",
+    )
+    sweep_finetune_noise_multipliers: str = setting(
+        "",
+        GRID,
+        "Fine-tuning: noise multipliers σ",
+        "The grid's noise multipliers of private fine-tuning, with commas between them; empty: "
+        "the job's own.",
+        pattern=NUMBERS_OR_NONE,
+    )
+    sweep_finetune_batch_sizes: str = setting(
+        "",
+        GRID,
+        "Fine-tuning: batch sizes",
+        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's own.",
+        pattern=WHOLE_NUMBERS_OR_NONE,
+    )
+    sweep_finetune_epochs: str = setting(
+        "",
+        GRID,
+        "Fine-tuning: epochs",
+        "The grid's passes over the labelled sentences, with commas between them; empty: the job's "
+        "own.",
+        pattern=WHOLE_NUMBERS_OR_NONE,
+    )
+    sweep_finetune_learning_rates: str = setting(
+        "",
+        GRID,
+        "Fine-tuning: learning rates",
+        "The grid's peak learning rates of fine-tuning, with commas between them; empty: the job's "
+        "own.",
+        pattern=NUMBERS_OR_NONE,
+    )
+    sweep_points: str = setting(
+        "",
+        GRID,
+        "Points by themselves",
+        "Instead of all lists above: points with semicolons between them, each "
+        "setting=value,setting=value over noise_multiplier, batch_size, epochs, "
+        "finetune_noise_multiplier, finetune_batch_size, finetune_epochs and "
+        "finetune_learning_rate; what a point does not name is the job's own.",
+        pattern=POINTS_OR_NONE,
+    )
+    sweep_seeds: int = setting(
+        1,
+        GRID,
+        "Seeds of private training",
+        "Private trainings of each point, by public seeds from the job's own on: each is a release "
+        "of its own and is charged.",
+        ge=1,
+        le=100,
+    )
+    sweep_finetune_seeds: int = setting(
+        1,
+        GRID,
+        "Seeds of fine-tuning",
+        "Fine-tunings of each model, by public seeds from the job's own on: free, unless "
+        "fine-tuning is private, where each is charged.",
+        ge=1,
+        le=100,
+    )
+    sweep_public: bool = setting(
+        False,
+        GRID,
+        "Compare with public text only",
+        "Also fine-tune the model of public text by the same settings, seeds and folds. No private "
+        "text is read for it.",
+    )
     selection: Literal["publish-all", "random-count"] = setting(
         "publish-all",
         GRID,
@@ -81,38 +205,103 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
 
     def grid(self) -> list[SweepPoint]:
-        """Return the points that are declared, in reading order."""
-        grid = itertools.product(
-            numbers(self.sweep_noise_multipliers),
-            (int(x) for x in self.sweep_batch_sizes.split(",")),
-            numbers(self.sweep_epochs),
-        )
-        return [
-            SweepPoint(noise_multiplier=s, batch_size=b, epochs=e)
-            for s, b, e in dict.fromkeys(grid)
+        """Return the settings that are declared, in reading order, without seeds and folds."""
+        if self.sweep_points:
+            return _unique(self._listed(point) for point in self.sweep_points.split(";"))
+        axes = {name: self._values(name) for name in AXES}
+        points: list[dict[str, Any]] = [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         ]
+        if self.sweep_noise_scaling == "sqrt-batch":
+            first = points[0]["batch_size"]
+            for point in points:
+                point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
+        return _unique(SweepPoint.model_validate(point) for point in points)
+
+    def candidates(self) -> list[SweepPoint]:
+        """Return the private trainings that are declared, without seeds."""
+        return _unique(point.training for point in self.grid())
 
     def points(self) -> list[SweepPoint]:
-        """Return what is released: every point of the grid, or the best of a random number."""
-        return self.grid() if self.selection == "publish-all" else [CHOSEN]
+        """Return what is fine-tuned: each setting (or the best of a random number), replicated."""
+        settings, none = self.grid(), dict.fromkeys(TRAINING_AXES, 0)
+        of_public = _unique(p.model_copy(update=none | {"public": True}) for p in settings)
+        if self.selection == "random-count":
+            settings = _unique(point.model_copy(update=none) for point in settings)
+        points = self._replicated(settings, self._seeds(self.sweep_seeds))
+        return points + (self._replicated(of_public, [None]) if self.sweep_public else [])
+
+    def _replicated(
+        self, settings: Sequence[SweepPoint], seeds: Sequence[int | None]
+    ) -> list[SweepPoint]:
+        tunings = self._seeds(self.sweep_finetune_seeds)
+        folds = range(self.entities_folds) if self.entities_folds else [None]
+        return [
+            point.model_copy(update=dict(zip(REPLICATES, replicate, strict=True)))
+            for point, *replicate in itertools.product(settings, seeds, tunings, folds)
+        ]
+
+    def trainings(self) -> list[SweepPoint]:
+        """Return the private trainings: each is one release, however many points share it."""
+        return _unique(point.training for point in self.points() if not point.public)
 
     def job(self, point: SweepPoint) -> JobSettings:
-        """Return the settings of the job at one point of the grid."""
-        return self.part(JobSettings, **point.model_dump(), audit_canaries=0)
+        """Return the settings of the job at one point; seeds and fold are for single steps."""
+        told = point.model_dump(include=set(AXES), exclude_none=True)
+        if not point.batch_size:  # for what all trainings share, any of them will do
+            told |= self.candidates()[0].model_dump(include=set(TRAINING_AXES))
+        return self.part(JobSettings, **told, audit_canaries=0)
+
+    def _values(self, name: str) -> Sequence[float | None]:
+        """Return what the grid lists for a setting; None: the job's own."""
+        listed = str(getattr(self, AXES[name]))
+        return numbers(listed) if listed else [None]
+
+    def _listed(self, point: str) -> SweepPoint:
+        """Return a point that is listed by itself.
+
+        Raises:
+            ValueError: it names what no point has, something twice, or no number.
+        """
+        own: dict[str, Any] = {name: getattr(self, name) for name in TRAINING_AXES}
+        words = [word.strip().partition("=")[::2] for word in point.split(",")]
+        for name, times in Counter(name for name, _ in words).items():
+            if name not in AXES:
+                raise ValueError(f"sweep_points: {name} is none of {', '.join(AXES)}")
+            if times > 1:
+                raise ValueError(f"sweep_points: {name} stands twice in the point {point.strip()}")
+        try:
+            return SweepPoint.model_validate(own | dict(words))
+        except ValidationError as error:
+            raise ValueError(f"sweep_points: {one_line(error)}") from None
+
+    def _seeds(self, count: int) -> Sequence[int | None]:
+        return [None] if count == 1 else [self.seed + i for i in range(count)]
 
     def _refuse_a_grid_without_end(self) -> None:
         """Refuse more points than one run may hold, before any of them is looked at."""
-        axes = [str(getattr(self, field)).count(",") + 1 for field in _AXES.values()]
-        if (points := math.prod(axes)) > MOST_POINTS:
+        axes = {field: str(getattr(self, field)).count(",") + 1 for field in AXES.values()}
+        if self.sweep_points:
+            axes = {"sweep_points": self.sweep_points.count(";") + 1}
+        replicates = ("sweep_seeds", "sweep_finetune_seeds", "entities_folds")
+        axes |= {field: max(1, getattr(self, field)) for field in replicates}
+        told = {field: n for field, n in axes.items() if n > 1 or field in TRAINING_AXES.values()}
+        if (points := math.prod(axes.values())) > MOST_POINTS:
             raise ValueError(
-                f"{', '.join(_AXES.values())}: {' × '.join(map(str, axes))} = {points} points, but "
+                f"{', '.join(told)}: {' × '.join(map(str, told.values()))} = {points} points, but "
                 f"a sweep has at most {MOST_POINTS}"
             )
 
-    @field_validator("sweep_noise_multipliers", "sweep_epochs")
+    @field_validator(
+        "sweep_noise_multipliers",
+        "sweep_epochs",
+        "sweep_finetune_noise_multipliers",
+        "sweep_finetune_learning_rates",
+    )
     @classmethod
     def _are_numbers(cls, value: str) -> str:
-        numbers(value)
+        if value:
+            numbers(value)
         return value
 
     @model_validator(mode="after")
@@ -127,8 +316,19 @@ class SweepSettings(SelectionConfig, JobSettings):
             try:
                 self.job(point)
             except ValidationError as error:
-                raise ValueError(_reason(error, point)) from None
-        self.refuse_large_deltas(len(self.points()))
+                raise ValueError(self._reason(error, point)) from None
+            if point.finetune_noise_multiplier is not None and self.finetune_privacy == "none":
+                raise ValueError("finetune_noise_multiplier: fine-tuning is not private here")
+        last = self.seed + max(self.sweep_seeds, self.sweep_finetune_seeds) - 1
+        self.part(JobSettings, seed=last)  # seeds have an end
+        points = self.points()
+        for name, times in Counter(point.name for point in points).items():
+            if times > 1:  # results go by names
+                raise ValueError(f"two points differ by too little to be told apart: {name}")
+        if len(points) > MOST_POINTS:
+            raise ValueError(f"sweep_public: {len(points)} points, but at most {MOST_POINTS}")
+        private = [point for point in points if not point.public]
+        self.refuse_large_deltas(len(self.trainings()), len(private))
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
         if self.selection == "random-count" and self.time_box_minutes:
@@ -138,11 +338,15 @@ class SweepSettings(SelectionConfig, JobSettings):
             )
         return self
 
+    def _reason(self, error: ValidationError, point: SweepPoint) -> str:
+        """Say what is wrong with a point by the names that the sweep has for it."""
+        item = error.errors(include_url=False, include_input=False)[0]
+        axis = str(item["loc"][0]) if item["loc"] else ""
+        if axis not in AXES:
+            return f"at the point {point.name}: {one_line(error)}"
+        field = "sweep_points" if self.sweep_points else AXES[axis]
+        return f"{field}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"
 
-def _reason(error: ValidationError, point: SweepPoint) -> str:
-    """Say what is wrong with a point by the names that the sweep has for it."""
-    item = error.errors(include_url=False, include_input=False)[0]
-    axis = str(item["loc"][0]) if item["loc"] else ""
-    if axis not in _AXES:
-        return f"at the point {point.name}: {one_line(error)}"
-    return f"{_AXES[axis]}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"
+
+def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    return list(dict.fromkeys(points))

@@ -1,4 +1,4 @@
-"""The figures of a job's report, after Hoory et al. 2021, Fig. 2, and the training behind it."""
+"""The figures of the reports: after Hoory et al. 2021, Figs. 1 and 2, and the training behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -16,8 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow
+from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import Curve, Exposures, Kind, ModelRow, SweepRow, number_of
-from tasks.report.tables import significant
+from tasks.report.tables import FINETUNING_TITLES, significant
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
 COLOURS: dict[Kind, str] = {
@@ -113,41 +115,113 @@ _QUANTITIES = {
 }
 
 
+@dataclass(frozen=True)
+class _Line:
+    """One model's exposures to the canaries among random tokens, and how it is drawn."""
+
+    name: str
+    rows: Sequence[ExposureRow]
+    colour: Any
+    marker: str
+    style: str = "-"
+
+
+_OCCURRENCES = (
+    "by pattern (H: hint, S: secret) and by the number of units expected to carry them (after "
+    "Hoory et al. 2021, Fig. 2). Bars: 95% intervals over canaries. The band is where 95% of "
+    "models that remember nothing would lie; the dotted line, a secret that is always ranked first."
+)
+
+
 def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, a panel for each pattern; None if none may be shown."""
-    shown = [
-        (model, [row for row in model.exposures.rows if row.context == EMBEDDED])
+    lines = [
+        _Line(model.name, _embedded(model.exposures), COLOURS[model.kind], MARKERS[model.kind])
         for model in models
         if isinstance(model.exposures, Exposures)
     ]
-    patterns = sorted({row.pattern for _, rows in shown for row in rows}, key=lambda p: (len(p), p))
+    caption = f"How strongly each model favours planted secrets, {_OCCURRENCES}"
+    return _exposure_drawing(lines, "exposure", caption)
+
+
+def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
+    """Return exposure against occurrences, a line for each batch size and number of updates.
+
+    None where the sweep varies neither, or none may be shown. Lines go through the middle σ; of
+    several seeds, each line is the mean, and its bars reach over the intervals of all of them.
+    """
+    known = [p for p in points if isinstance(p.exposures, tuple) and p.exposures]
+    sizes = sorted({(p.batch_size, p.updates) for p in known})
+    if len(sizes) < 2:
+        return None
+    sigma = _middle([_coordinates(p) for p in known])[0]
+    trained = {}  # of settings that differ in fine-tuning alone, one
+    for point in known:
+        size = point.batch_size, point.updates
+        if size not in trained or point.noise_multiplier == sigma:
+            trained[size] = point
+    batches = sorted({batch for batch, _ in sizes})
+    styles = ("-", "--", ":", "-.")
+    lines = []
+    for batch, updates in sizes:
+        point = trained[batch, updates]
+        assert isinstance(point.exposures, tuple)  # noqa: S101 - narrows the type
+        own = [u for b, u in sizes if b == batch]
+        shade = 0.35 + 0.6 * batches.index(batch) / max(1, len(batches) - 1)
+        lines.append(
+            _Line(
+                f"bs={batch} step={updates} σ={significant(point.noise_multiplier)}",
+                _over_seeds([_embedded(one) for one in point.exposures]),
+                matplotlib.colormaps["viridis_r"](shade),
+                "osD^v"[batches.index(batch) % 5],
+                styles[own.index(updates) % len(styles)],
+            )
+        )
+    caption = f"Exposure by batch size (bs) and number of updates (step), {_OCCURRENCES}"
+    return _exposure_drawing(lines, "sweep-exposure", caption)
+
+
+def _embedded(exposures: Exposures) -> list[ExposureRow]:
+    return [row for row in exposures.rows if row.context == EMBEDDED]
+
+
+def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
+    """Return the mean exposure of each group, with bars over those of all models."""
+    groups: dict[tuple[str, float], list[ExposureRow]] = {}
+    for row in (row for rows in models for row in rows):
+        groups.setdefault((row.pattern, row.canary_rate), []).append(row)
+    return [
+        replace(
+            rows[0],
+            exposure=math.fsum(row.exposure for row in rows) / len(rows),
+            low=min(row.low for row in rows),
+            high=max(row.high for row in rows),
+        )
+        for rows in groups.values()
+    ]
+
+
+def _exposure_drawing(lines: Sequence[_Line], key: str, caption: str) -> Drawing | None:
+    patterns = {row.pattern for line in lines for row in line.rows}
     if not patterns:
         return None
     figure, panels = canvas(len(patterns), 3, 3.9)
-    for axes, pattern in zip(panels, patterns, strict=True):
-        own = [(model, [r for r in rows if r.pattern == pattern]) for model, rows in shown]
-        _exposure_panel(axes, own)
+    for axes, pattern in zip(panels, sorted(patterns, key=lambda p: (len(p), p)), strict=True):
+        _exposure_panel(axes, lines, pattern)
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
-    return finish(
-        figure,
-        "exposure",
-        "Exposure against occurrences",
-        "How strongly each model favours planted secrets, by pattern (H: hint, S: secret) and by "
-        "the number of units expected to carry them (after Hoory et al. 2021, Fig. 2). "
-        "Bars: 95% intervals over canaries. The band "
-        "is where 95% of models that remember nothing would lie; the dotted line, a secret "
-        "that is always ranked first.",
-    )
+    columns = min(len(labels), 4)
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=columns)
+    return finish(figure, key, "Exposure against occurrences", caption)
 
 
-def _exposure_panel(axes: Axes, shown: Sequence[tuple[ModelRow, list[ExposureRow]]]) -> None:
+def _exposure_panel(axes: Axes, lines: Sequence[_Line], pattern: str) -> None:
+    shown = [(line, [row for row in line.rows if row.pattern == pattern]) for line in lines]
     every = [row for _, rows in shown for row in rows]
     axes.set_xscale("log")
     # Models share their occurrences: points stand side by side, so that bars do not cover bars.
-    for index, (model, rows) in enumerate(shown):
+    for index, (line, rows) in enumerate(shown):
         rows = sorted(rows, key=lambda row: row.expected_occurrences)
         nudge = 1.06 ** (index - (len(shown) - 1) / 2)
         axes.errorbar(
@@ -157,11 +231,12 @@ def _exposure_panel(axes: Axes, shown: Sequence[tuple[ModelRow, list[ExposureRow
                 [row.exposure - row.low for row in rows],
                 [row.high - row.exposure for row in rows],
             ],
-            color=COLOURS[model.kind],
-            marker=MARKERS[model.kind],
+            color=line.colour,
+            marker=line.marker,
+            linestyle=line.style,
             capsize=3,
             elinewidth=1.2,
-            label=model.name,
+            label=line.name,
         )
     axes.axhspan(
         min(row.null_low for row in every),
@@ -274,74 +349,99 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     )
 
 
-Coordinates = tuple[float, float, float]  # σ, batch size, epochs
+Coordinates = tuple[float, ...]  # a value of each of `_AXES`; 0 where the sweep sets none
 
 
 @dataclass(frozen=True)
-class _Panel:
-    """One of the three settings on the x axis; the other two are held."""
+class _Axis:
+    """One of the settings that stand on an x axis, where the others are held."""
 
-    axis: int  # its index in the coordinates
+    name: str
     title: str
-    logarithmic: bool
+    held: Callable[[float], str]
+    logarithmic: bool = True
 
 
-_PANELS = (
-    _Panel(0, "Noise multiplier σ", logarithmic=False),
-    _Panel(1, "Batch size, expected units", logarithmic=True),
-    _Panel(2, "Epochs", logarithmic=True),
+def _named(name: str, value: float) -> str:
+    return f"{name} {significant(value)}"
+
+
+_AXES = (
+    _Axis(
+        "noise_multiplier",
+        "Noise multiplier σ",
+        lambda s: f"σ = {significant(s)}",
+        logarithmic=False,
+    ),
+    _Axis("batch_size", "Batch size, expected units", lambda b: f"batch {significant(b)}"),
+    _Axis("epochs", "Epochs", lambda e: f"{significant(e)} epochs"),
+    *(
+        _Axis(name, title, partial(_named, title.lower()))
+        for name, title in FINETUNING_TITLES.items()
+    ),
 )
-_HELD: tuple[Callable[[float], str], ...] = (
-    lambda s: f"σ = {significant(s)}",
-    lambda b: f"batch {significant(b)}",
-    lambda e: f"{significant(e)} epochs",
-)
+_OF_TRAINING = 3  # the first of them, which every sweep has
+
+
+def _coordinates(point: SweepRow) -> Coordinates:
+    own = point.noise_multiplier, float(point.batch_size), point.epochs
+    return *own, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
 
 
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
-    """Return ε (red) and F1 (blue) against each setting, three panels; None without points.
+    """Return ε (red) and F1 (blue) against each setting, a panel each; None without points.
 
-    Strong lines go through the middle of the grid; pale ones are its other points.
+    Strong lines go through the middle of the points; pale ones are the others.
     """
-    if not points:
+    public = [f1 for p in points if p.public and (f1 := number_of(p.f1)) is not None]
+    grid = {_coordinates(point): point for point in points if not point.public}
+    if not grid:
         return None
-    grid = {(p.noise_multiplier, float(p.batch_size), p.epochs): p for p in points}
     middle = _middle(list(grid))
-    figure, panels = canvas(len(_PANELS), 3, 4.1)
+    varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
+    # A sweep of pre-training shows the paper's three panels.
+    of_training = not varied or min(varied) < _OF_TRAINING
+    shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
+    figure, panels = canvas(len(shown), 3, 4.1)
     # F1 is compared across panels, and so is ε: each has one scale.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
-    for index, (axes, panel) in enumerate(zip(panels, _PANELS, strict=True)):
+    for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
-        _lines(axes, right, panel, grid, middle)
-        held = [_HELD[i](middle[i]) for i in range(3) if i != panel.axis]
+        _lines(axes, right, index, grid, middle)
+        for f1 in public:
+            right.axhline(f1, color=COLOURS["public"], linestyle=":", linewidth=1.2)
+        held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
-        axes.set_xlabel(panel.title)
+        axes.set_xlabel(_AXES[index].title)
         axes.set_ylim(0, top_epsilon * 1.1)
         axes.tick_params(axis="y", colors=EPSILON_RED)
         right.tick_params(axis="y", colors=SCORE_BLUE)
         right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _score_limits(right, points)
-        if index == 0:
+        if index == shown[0]:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
-        if index == len(_PANELS) - 1:
+        if index == shown[-1]:
             right.set_ylabel("Strict entity F1", color=SCORE_BLUE)
     return finish(
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        "ε of all that each model cost (red circles, left axes) and strict entity F1 (blue "
-        "squares, right axes) against noise multiplier, batch size and epochs. Strong lines hold "
-        "the other two settings at the middle of the grid, given above each panel; pale lines are "
-        "the rest. After Hoory et al. 2021, Fig. 1, which shows the ε of training alone.",
+        "ε of all that each point cost, its seeds together (red circles, left axes), and strict "
+        "entity F1 (blue squares, right axes; bars: 95% intervals over documents and seeds) "
+        "against each setting. Strong lines hold the other settings at the middle of the points, "
+        "given above each panel; pale lines are the rest; dotted ones, F1 of the model of public "
+        "text, where it was asked for. After Hoory et al. 2021, Fig. 1, which "
+        "shows the ε of training alone.",
     )
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:
     """Return the point of the grid nearest to the median rank in every setting."""
-    values = [sorted({point[axis] for point in grid}) for axis in range(3)]
+    values = [sorted(set(column)) for column in zip(*grid, strict=True)]
 
     def distance(point: Coordinates) -> float:
-        return sum(abs(values[a].index(point[a]) - (len(values[a]) - 1) / 2) for a in range(3))
+        ranks = zip(point, values, strict=True)
+        return sum(abs(own.index(value) - (len(own) - 1) / 2) for value, own in ranks)
 
     return min(sorted(grid), key=distance)
 
@@ -349,29 +449,50 @@ def _middle(grid: Sequence[Coordinates]) -> Coordinates:
 def _lines(
     axes: Axes,
     right: Axes,
-    panel: _Panel,
+    index: int,
     grid: dict[Coordinates, SweepRow],
     middle: Coordinates,
 ) -> None:
-    if panel.logarithmic:
+    if _AXES[index].logarithmic:
         axes.set_xscale("log")
-    held = {c[: panel.axis] + c[panel.axis + 1 :] for c in grid}
-    own = middle[: panel.axis] + middle[panel.axis + 1 :]
+    held = {c[:index] + c[index + 1 :] for c in grid}
+    own = middle[:index] + middle[index + 1 :]
     for others in sorted(held, key=lambda o: o == own):  # the strong line last, on top
         strength = 1.0 if others == own else 0.22
-        line = sorted(c for c in grid if c[: panel.axis] + c[panel.axis + 1 :] == others)
-        for drawn_on, value_of, colour, style in (
-            (axes, _epsilon, EPSILON_RED, "o-"),
-            (right, lambda p: number_of(p.f1), SCORE_BLUE, "s--"),
-        ):
-            known = [(c[panel.axis], v) for c in line if (v := value_of(grid[c])) is not None]
-            x, y = [x for x, _ in known], [y for _, y in known]
-            drawn_on.plot(x, y, style, color=colour, alpha=strength)
-    settings = sorted({c[panel.axis] for c in grid})
+        line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
+        epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
+        axes.plot(*_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
+        scores = [(c[index], v, grid[c]) for c in line if (v := number_of(grid[c].f1)) is not None]
+        x, y = _columns([(x, y) for x, y, _ in scores])
+        bars = _columns([_bars(point, y) for _, y, point in scores])
+        right.errorbar(
+            x,
+            y,
+            yerr=bars if any(map(any, bars)) else None,
+            fmt="s--",
+            color=SCORE_BLUE,
+            alpha=strength,
+            capsize=3,
+            elinewidth=1.2,
+        )
+    settings = sorted({c[index] for c in grid})
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(settings, [significant(x) for x in settings])
     axes.margins(x=0.12)
+
+
+def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _bars(point: SweepRow, f1: float) -> tuple[float, float]:
+    """Return how far the interval of F1 reaches below and above it; 0 where there is none."""
+    spread = point.spread if isinstance(point.spread, MeanF1) else None
+    if spread is None or spread.interval is None:
+        return 0.0, 0.0
+    low, high = spread.interval
+    return max(0.0, f1 - low), max(0.0, high - f1)
 
 
 def _epsilon(point: SweepRow) -> float | None:

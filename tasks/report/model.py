@@ -18,6 +18,7 @@ from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from dp_core.training.bootstrap import MeanF1
 
 
 class Edition(StrEnum):
@@ -123,11 +124,25 @@ class ModelRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRow(Row):
-    """One point of a sweep; each is a release of its own."""
+    """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
+
+    ε_T is that of one private training; each seed of it was a release of its own. The model of
+    public text, where it is compared with, has no private training: σ, batch and epochs are 0.
+    """
 
     noise_multiplier: float
     batch_size: int
     epochs: float
+    updates: int = 0  # of one private training
+    trainings: int = 1  # seeds of it
+    finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
+    spread: MeanF1 | Withheld | None = None  # of F1
+    exposures: tuple[Exposures, ...] | Withheld = ()  # of each private training
+
+    @property
+    def public(self) -> bool:
+        """Whether it is the model of public text."""
+        return not self.batch_size
 
 
 @dataclass(frozen=True)
@@ -249,7 +264,7 @@ def edition_of(report: R, edition: Edition) -> R:
     if not hidden:
         return report
     if isinstance(report, SweepReport):
-        rows: dict[str, Any] = {"points": tuple(_row(point, hidden) for point in report.points)}
+        rows: dict[str, Any] = {"points": tuple(_point(point, hidden) for point in report.points)}
     else:
         types = _types(report.models, hidden)
         audit = report.audit
@@ -300,6 +315,17 @@ def _row(row: T, hidden: Labels) -> T:
     if row.untuned is not None and isinstance(f1, Withheld) and row.cost.infinite:
         row = replace(row, cost=row.untuned, untuned=None)
     return replace(row, f1=f1, mlm_public=_value(row.mlm_public, hidden), mlm_private=Withheld())
+
+
+def _point(row: SweepRow, hidden: Labels) -> SweepRow:
+    shown = _row(row, hidden)
+    measured = row.exposures if isinstance(row.exposures, tuple) else ()
+    secret = any(one.label in hidden for one in measured)
+    return replace(
+        shown,
+        spread=Withheld() if row.spread and isinstance(shown.f1, Withheld) else row.spread,
+        exposures=Withheld() if secret else row.exposures,
+    )
 
 
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:

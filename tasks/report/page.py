@@ -13,10 +13,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
 from tasks.report import tables
+from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     Drawing,
     entity_figure,
     exposure_figure,
+    sweep_exposure_figure,
     sweep_figure,
     training_figure,
 )
@@ -26,7 +28,6 @@ from tasks.report.model import (
     JobReport,
     LedgerView,
     ModelRow,
-    Report,
     SweepReport,
     edition_of,
     number_of,
@@ -139,9 +140,10 @@ class Page:
     html: str
     drawings: tuple[Drawing, ...]
     tables: tuple[Table, ...]
+    figures: Mapping[str, Any]  # by which runs are compared
 
     def write(self, folder: Path) -> Path:
-        """Write report.html, tables.json and every figure as .svg and .png; return the page."""
+        """Write report.html, both tables of numbers (JSON), and every figure as .svg and .png."""
         folder.mkdir(parents=True, exist_ok=True)
         for drawing in self.drawings:
             (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
@@ -149,6 +151,8 @@ class Page:
         record = {table.key: table.to_json() for table in self.tables}
         text = json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False)
         (folder / "tables.json").write_text(text + "\n", encoding="utf-8")
+        figures = json.dumps(self.figures, ensure_ascii=False, indent=1, allow_nan=False)
+        (folder / FIGURES_FILE).write_text(figures + "\n", encoding="utf-8")
         page = folder / "report.html"
         page.write_text(self.html, encoding="utf-8")
         return page
@@ -195,8 +199,8 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
     headline = Verdict(
         "open",
         "What noise, batch size and epochs do to privacy and to usefulness",
-        f"{len(shown.points)} models, one for each point of the grid. Every one is a release: "
-        "showing them all costs what they cost together.",
+        f"{len(shown.points)} settings. Every private training is a release: showing them all "
+        "costs what they cost together.",
     )
     return _page(
         "sweep.html.j2",
@@ -204,14 +208,14 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
         edition,
         headline,
         _sweep_marks(shown),
-        (sweep_figure(shown.points),),
+        (sweep_figure(shown.points), sweep_exposure_figure(shown.points)),
         {"points": tables.sweep_table(shown.points, shown.unit)},
     )
 
 
 def _page(
     template: str,
-    report: Report,
+    report: JobReport | SweepReport,
     edition: Edition,
     headline: Verdict,
     marks: list[Mark],
@@ -245,7 +249,12 @@ def _page(
         **more,
     )
     every = (*content.values(), *((ledger,) if ledger else ()))
-    return Page(html, tuple(drawings.values()), tuple(table for table in every if table.rows))
+    return Page(
+        html,
+        tuple(drawings.values()),
+        tuple(table for table in every if table.rows),
+        figures_of(report),
+    )
 
 
 @dataclass(frozen=True)
@@ -279,9 +288,10 @@ def _job_marks(report: JobReport) -> list[Mark]:
 
 
 def _sweep_marks(report: SweepReport) -> list[Mark]:
-    epsilons = [e for point in report.points if (e := point.cost.corpus.epsilon) is not None]
-    scores = [f1 for point in report.points if (f1 := number_of(point.f1)) is not None]
-    marks = [Mark(str(len(report.points)), "points")]
+    private = [point for point in report.points if not point.public]
+    epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
+    scores = [f1 for point in private if (f1 := number_of(point.f1)) is not None]
+    marks = [Mark(str(len(report.points)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))

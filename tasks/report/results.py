@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -21,14 +22,18 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1
 from tasks.protocol import (
     MODEL_NAMES,
     JobSettings,
     ReleaseRecord,
     ReportSpec,
     StepResult,
+    SweepPoint,
     SweepReportSpec,
+    SweepSettings,
 )
+from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
@@ -121,7 +126,7 @@ def sweep_report(
     first = next(iter(points.values()))
     return SweepReport(
         **_header(spec, context, first, released_by_sweep(points)),
-        points=tuple(_sweep_row(spec, name, results) for name, results in points.items()),
+        points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
 
@@ -224,29 +229,123 @@ def _row(
     dataset: str, model: Input, audited: Input | None, finetuned: Input | None
 ) -> dict[str, Any]:
     """Return what the rows of both tables show of a model; the pre-trained one is audited."""
-    pretrained, whole = _cost(dataset, model, audited), _cost(dataset, model, audited, finetuned)
-    epsilon, values = model.facts["epsilon_training"], last_values(model.result)
+    values = last_values(model.result)
     return {
-        "epsilon_training": math.inf if epsilon is None else epsilon,
-        "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        **_costs(dataset, model, (model, audited), (finetuned,)),
         "f1": last_values(finetuned.result).get("f1") if finetuned else None,
         "mlm_public": values.get("mlm_accuracy_public"),
         "mlm_private": values.get("mlm_accuracy_private"),
     }
 
 
-def _sweep_row(spec: SweepReportSpec, name: str, results: Results) -> SweepRow:
-    model, audited = results["dp_pretraining"], results["dp_exposure"]
-    point = model.facts.get("chosen") or spec.points[name]  # of a selection: which one won
-    dataset = results["vocabulary"].facts["dataset"]
+def _costs(
+    dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
+) -> dict[str, Any]:
+    """Return what a row's figures cost, and what those of before fine-tuning did, if less."""
+    pretrained = _cost(dataset, *untuned)
+    whole = _cost(dataset, *untuned, *tuned)
+    epsilon = model.facts["epsilon_training"]
+    return {
+        "epsilon_training": math.inf if epsilon is None else epsilon,
+        "cost": whole,
+        "untuned": pretrained if whole != pretrained else None,
+    }
+
+
+Replicates = list[tuple[SweepPoint, Results]]
+
+
+def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
+    """Return the points that finished, those together that differ in seeds and fold alone."""
+    settings: dict[SweepPoint, Replicates] = {}
+    for name, results in points.items():
+        point = spec.points[name]
+        settings.setdefault(point.setting, []).append((point, results))
+    return list(settings.values())
+
+
+def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
+    """Return the row of one setting, of its points that finished."""
+    setting, first = own[0][0].setting, own[0][1]
+    # By the seed of the private training: points that share one read the same.
+    models = {point.seed: results["dp_pretraining"] for point, results in own}
+    audited = {p.seed: results["dp_exposure"] for p, results in own if not p.public}
+    tuned = [results["dp_finetuning"] for _, results in own]
+    model, varied = first["dp_pretraining"], spec.points.values()
+    # Of a selection: which one won.
+    training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
+    schedule = (model.facts.get("plan") or {}).get("schedule", ())
     return SweepRow(
-        **_row(dataset, model, audited, results["dp_finetuning"]),
-        name=name,
-        noise_multiplier=point["noise_multiplier"],
-        batch_size=int(point["batch_size"]),
-        epochs=point["epochs"],
+        **_costs(
+            first["vocabulary"].facts["dataset"],
+            model,
+            [*models.values(), *audited.values()],
+            tuned,
+        ),
+        name=setting.name,
+        noise_multiplier=training["noise_multiplier"],
+        batch_size=int(training["batch_size"]),
+        epochs=training["epochs"],
+        updates=sum(phase["steps"] for phase in schedule),
+        trainings=len(models),
+        finetuning={
+            axis: float(getattr(setting, axis) or spec.settings[axis])
+            for axis in FINETUNING_AXES
+            if any(getattr(point, axis) is not None for point in varied)
+        },
+        f1=_mean(tuned, "f1"),
+        spread=_spread(own),
+        mlm_public=_mean(models.values(), "mlm_accuracy_public"),
+        mlm_private=_mean(models.values(), "mlm_accuracy_private"),
+        exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
     )
+
+
+def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
+    """Return the mean of a metric; the operator's if it is of any of them."""
+    known = [v for one in outputs if (v := last_values(one.result).get(name)) is not None]
+    if not known:
+        return None
+    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
+    return kind(math.fsum(v.value for v in known) / len(known))
+
+
+def _spread(own: Replicates) -> MeanF1 | None:
+    """Return how F1 spreads over seeds and folds; None where a seed lacks a fold."""
+    replicates = [_replicate(point, results["dp_finetuning"]) for point, results in own]
+    try:
+        return mean_f1([one for one in replicates if one is not None])
+    except ValueError:
+        return None
+
+
+def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
+    """Return what a fine-tuned model made of each test document; None: it has no F1.
+
+    Of private labels there are no counts by document: all of them count as one, with the same F1.
+    """
+    f1 = last_values(finetuned.result).get("f1")
+    if f1 is None:
+        return None
+    counts = finetuned.facts.get("documents") or {"": (f1.value, 1.0, 1.0)}
+    return Replicate(counts=counts, **_drawn(point))
+
+
+def _drawn(point: SweepPoint) -> dict[str, Any]:
+    """Return which replicate of its setting a point is."""
+    seed = f"{point.seed} {point.finetune_seed}"
+    return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}
+
+
+def finetuned_by_setting(
+    spec: SweepReportSpec, points: Iterable[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the fine-tunings behind each row: where they are, and which replicates."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in points:
+        told = {"uri": spec.results[name]["dp_finetuning"], **_drawn(spec.points[name])}
+        found.setdefault(spec.points[name].setting.name, []).append(told)
+    return found
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:
@@ -469,8 +568,10 @@ def _source(settings: Mapping[str, bool | int | float | str], kind: str, path: s
 
 def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
     """Return the command that does the job again."""
-    defaults = {n: f.default for n, f in JobSettings.model_fields.items()}
+    defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
     words = [
-        f"--set {name}={value}" for name, value in settings.items() if value != defaults.get(name)
+        f"--set {shlex.quote(f'{name}={value}')}"
+        for name, value in settings.items()
+        if value != defaults.get(name)
     ]
     return " ".join(["./confide run", job, *words])

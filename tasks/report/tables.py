@@ -22,9 +22,10 @@ from dp_core.audit.extraction import (
     ExtractionRow,
 )
 from dp_core.audit.membership_metrics import LOW_RATES, MembershipRow, Share
-from dp_core.labels import Label
+from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     Exposures,
     Extraction,
@@ -225,7 +226,7 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
             Header("Exposure", "largest, bits"),
         ),
         rows=tuple(rows),
-        notes=_exposure_notes(models),
+        notes=_exposure_notes([m.exposures for m in models if isinstance(m.exposures, Exposures)]),
     )
 
 
@@ -282,8 +283,7 @@ def _are_causal(models: Sequence[ModelRow]) -> bool:
     return any(model.perplexity_public is not None for model in models)
 
 
-def _exposure_notes(models: Sequence[ModelRow]) -> tuple[str, ...]:
-    shown = [m.exposures for m in models if isinstance(m.exposures, Exposures)]
+def _exposure_notes(shown: Sequence[Exposures]) -> tuple[str, ...]:
     if not shown:
         return ()
     summary = summarise(shown[0].rows)
@@ -574,34 +574,129 @@ def _fact_cell(fact: Fact) -> Cell:
     return number(fact.value, fact.label, 4)
 
 
+FINETUNING_TITLES = {  # of a sweep's axes
+    "finetune_noise_multiplier": "Fine-tuning σ",
+    "finetune_batch_size": "Fine-tuning batch",
+    "finetune_epochs": "Fine-tuning epochs",
+    "finetune_learning_rate": "Fine-tuning rate",
+}
+
+
 def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
-    """Return the points of a sweep, in its own order."""
+    """Return the settings of a sweep, in its own order."""
     cost_headers, cost_cells = _cost_columns(points, unit)
+    tuning = list(points[0].finetuning) if points else []
+    spread_headers, spread_cells = _spread_columns(points)
     return Table(
         key="sweep",
-        caption="Every point of the sweep; each was a release of its own",
+        caption="Every setting of the sweep; each private training was a release of its own",
         headers=(
             Header("Noise multiplier", "σ"),
             Header("Batch size", "expected units"),
             Header("Epochs"),
+            *(Header(FINETUNING_TITLES[axis]) for axis in tuning),
             Header("ε_T", f"training, per {unit}"),
             *cost_headers,
             Header("Entity F1", "strict, micro, %"),
+            *spread_headers,
             *_MASKED,
+            Header("Exposure", "mean, bits"),
+            Header("Exposure", "largest, bits"),
         ),
         rows=tuple(
             (
-                number(point.noise_multiplier, Label.PUBLIC),
-                number(point.batch_size, Label.PUBLIC),
-                number(point.epochs, Label.PUBLIC),
+                *_training_cells(point),
+                *(number(point.finetuning[axis], Label.PUBLIC) for axis in tuning),
                 number(point.epsilon_training, Label.PUBLIC),
                 *cost_cells(point),
                 percentage(point.f1),
+                *spread_cells(point),
                 percentage(point.mlm_public),
                 percentage(point.mlm_private),
+                *_sweep_exposure_cells(point),
             )
             for point in points
         ),
+        notes=(*_spread_notes(points), *_exposure_notes([e for p in points for e in _audits(p)])),
+    )
+
+
+def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
+    """Return what the private training was told; of the model of public text there is none."""
+    if point.public:
+        return name("public text only"), Cell(NOT_MEASURED), Cell(NOT_MEASURED)
+    told = point.noise_multiplier, point.batch_size, point.epochs
+    return tuple(number(value, Label.PUBLIC) for value in told)
+
+
+def _spread_columns(
+    points: Sequence[SweepRow],
+) -> tuple[tuple[Header, ...], Callable[[SweepRow], tuple[Cell, ...]]]:
+    """Return the columns that say how sure F1 is, where it was measured more than once or can be.
+
+    Deviations are of points of F1, as a percentage.
+    """
+    known = [point.spread for point in points if point.spread is not None]
+    seen = [spread for spread in known if isinstance(spread, MeanF1)]
+    seeds = any(spread.seeds > 1 for spread in seen)
+    folds = any(spread.folds > 1 for spread in seen)
+    headers = [Header("F1", "95% interval")] if known else []
+    headers += [Header("F1", "SD over seeds")] if seeds else []
+    headers += [Header("F1", "SD over folds")] if folds else []
+
+    def cells(point: SweepRow) -> tuple[Cell, ...]:
+        if not isinstance(point.spread, MeanF1) or not isinstance(point.f1, Labelled):
+            return (withheld() if point.spread is not None else Cell(NOT_MEASURED),) * len(headers)
+        kind, spread = type(point.f1), point.spread
+        interval = Cell(NOT_MEASURED)
+        if spread.interval is not None:
+            text = " – ".join(f"{100 * end:.1f}" for end in spread.interval)
+            interval = Cell(text, value=text, label=point.f1.label)
+        deviations = [
+            percentage(None if value is None else kind(value))
+            for value, shown in (
+                (spread.seed_deviation, seeds),
+                (spread.fold_deviation, folds),
+            )
+            if shown
+        ]
+        return (interval, *deviations)
+
+    return tuple(headers), cells
+
+
+def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
+    seen = [point.spread for point in points if isinstance(point.spread, MeanF1)]
+    if not seen:
+        return ()
+    most = max(seen, key=lambda spread: spread.replicates)
+    over = f" (seeds: {most.seeds}, folds: {most.folds})" if most.replicates > 1 else ""
+    drawn = " and seeds" if most.seeds > 1 else ""
+    return (
+        f"F1 is the mean of {most.replicates} fine-tunings{over}, its interval a bootstrap over "
+        f"test documents{drawn}; what the trainings share (vocabulary, public pre-training) is not "
+        "in it. ε in total is that of all trainings of a row.",
+    )
+
+
+def _audits(point: SweepRow) -> tuple[Exposures, ...]:
+    return point.exposures if isinstance(point.exposures, tuple) else ()
+
+
+def _sweep_exposure_cells(point: SweepRow) -> tuple[Cell, Cell]:
+    """Return the mean over the setting's trainings, and the largest of any of them."""
+    if isinstance(point.exposures, Withheld):
+        return withheld(), withheld()
+    if not point.exposures:
+        return Cell(NOT_MEASURED), Cell(NOT_MEASURED)
+    label = point.exposures[0].label
+    found = [summarise(one.rows) for one in point.exposures]
+    mean = math.fsum(one.mean for one in found) / len(found)
+    remembers = any(one.remembers for one in found)
+    alarm = any(one.remembers and one.mean > one.mean_null_high for one in found)
+    return (
+        bits(mean, label, alarm=alarm),
+        bits(max(one.largest for one in found), label, alarm=remembers),
     )
 
 
@@ -617,7 +712,7 @@ def _cell_of_json(record: dict[str, Any]) -> Cell:
     return Cell(**(record | {"label": label}))
 
 
-_MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
+MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
 _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
 LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
 
@@ -670,4 +765,4 @@ def _text(cell: Cell) -> Text:
     if cell.label is None:
         return Text(cell.text)
     style = "bold red" if cell.alarm else _STYLES[cell.label]
-    return Text(cell.text + _MARKS[cell.label], style="dim" if cell.withheld else style)
+    return Text(cell.text + MARKS[cell.label], style="dim" if cell.withheld else style)

@@ -1,4 +1,4 @@
-"""Read sentences with entity labels: a training and a test part."""
+"""Read sentences with entity labels: a training and a test part, or one to make folds of."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ PARTS = ("train", "test")
 
 
 def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
-    """Write both parts as JSON lines; counts of private labels are for the operator."""
+    """Write the parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
         refuse_unregistered(context, spec.dataset)  # what reads them will be written down there
     opened = [open_source(source, context) for source in spec.sources]
+    names = PARTS[:1] if spec.folded else PARTS
     if spec.format == "synthetic":
-        parts = dict(zip(PARTS, labelled_sentences(seed=spec.seed), strict=True))
+        parts = dict(zip(names, labelled_sentences(seed=spec.seed), strict=False))
     else:
         parts = {
             part: _read(spec, context, part, source.path)
-            for part, source in zip(PARTS, opened[: len(PARTS)], strict=True)
+            for part, source in zip(names, opened[: len(names)], strict=True)
         }
     if spec.patients_path:
         patients = read_patients(opened[-1].path)
@@ -46,7 +47,7 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     if spec.public and len(label_set(parts["train"])) == 1:
         raise BadInput("the training part has no entity", where="entities_train")
     return StepOutput(
-        outputs={part: f"{part}.jsonl" for part in PARTS},
+        outputs={part: f"{part}.jsonl" for part in parts},
         facts={
             "public": spec.public,
             "dataset": spec.dataset,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
 from dp_core.config.training import is_causal
-from dp_core.data.ner import Sentence, label_set, score, tags_of_types
+from dp_core.data.hashing import digest64
+from dp_core.data.ner import Sentence, fold_of, label_set, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.parameters import Bert
@@ -68,7 +70,8 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         else _freely(spec, context, model, entities)
     )
     label = _label(context, entities)
-    scores = score([s.tags for s in read_part(entities.folder, "test")], tuned.predictions)
+    test = sentences_of(spec, entities, "test")
+    scores = score([s.tags for s in test], tuned.predictions)
     context.measure("f1", label(scores.micro.f1))
     context.measure("precision", label(scores.micro.precision))
     context.measure("recall", label(scores.micro.recall))
@@ -81,10 +84,45 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         facts={
             "entity_types": types,
             "epsilon_training": tuned.release.epsilon if tuned.release else None,
+            # By document only where anyone may see them: facts are for everyone.
+            **({"documents": _by_document(test, tuned.predictions)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
         },
     )
+
+
+def sentences_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Sentence]:
+    """Return the sentences of the part `train` or `test`, as the step's own fold divides them.
+
+    Raises:
+        BadInput: the labels are public, and the part is empty.
+    """
+    if not spec.folds:
+        return read_part(entities.folder, part)
+    every = read_part(entities.folder, "train")
+    own = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
+    if not own and entities.facts["public"]:  # of private ones, that is nobody's business
+        raise BadInput(
+            f"fold {spec.fold + 1} of {spec.folds} leaves nothing for the {part} part",
+            where="entities_folds",
+            fix="Use fewer folds; documents without names are all in one.",
+        )
+    return own
+
+
+def _by_document(
+    sentences: list[Sentence], predictions: list[tuple[str, ...]]
+) -> dict[str, tuple[int, int, int]]:
+    """Return (correct, predicted, expected) entities by the hash of the document's name."""
+    of_document: dict[str, list[int]] = defaultdict(list)
+    for number, sentence in enumerate(sentences):
+        of_document[f"{digest64(b'', 'document', sentence.document_id):016x}"].append(number)
+    found = {}
+    for document, numbers in sorted(of_document.items()):
+        own = score([sentences[i].tags for i in numbers], [predictions[i] for i in numbers]).micro
+        found[document] = (own.correct, own.predicted, own.expected)
+    return found
 
 
 def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
@@ -97,7 +135,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
     if not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
         record_operator_use(context, private_units(entities), reason=reason)
-        if len(label_set(read_part(entities.folder, "train"))) == 1:
+        if len(label_set(sentences_of(spec, entities, "train"))) == 1:
             raise BadInput("the training part has no entity", where="entities_train")
     tokenizer, label = wordpiece.load(model.folder), _label(context, entities)
 
@@ -110,7 +148,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
 
     trained = finetune(
         model.folder,
-        read_part(entities.folder, "train"),
+        sentences_of(spec, entities, "train"),
         tokenizer,
         epochs=spec.epochs,
         batch_size=spec.batches.batch_size,
@@ -135,6 +173,8 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         plan=plan.to_json(),
         training_config=spec.training.identity(),
         types=",".join(spec.entity_types),
+        folds=spec.folds,
+        fold=spec.fold,
         max_length=spec.sequence_length,
         seed=spec.seed,
         device=spec.device,
@@ -142,7 +182,7 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
     charged = charge(context, units, planned_release(spec), content=content)
     # Only now may the labels be read.
     context.refuse_altered(entities)
-    train = read_part(entities.folder, "train")
+    train = sentences_of(spec, entities, "train")
     tokenizer = wordpiece.load(model.folder)
 
     trained = finetune_privately(
@@ -166,7 +206,7 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
 def _tagged(
     model: Bert, spec: FinetuneSpec, entities: Input, tokenizer: Tokenizer
 ) -> list[tuple[str, ...]]:
-    test = read_part(entities.folder, "test")
+    test = sentences_of(spec, entities, "test")
     return tag(model, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
 
 

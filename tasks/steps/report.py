@@ -10,6 +10,7 @@ from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec
 from tasks.releases.provenance import MODELS, operator_only
+from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
 from tasks.report.results import job_report, released_by
@@ -48,6 +49,11 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
                 for name, uri in spec.results.items()
                 if results[name].result.step in MODELS
                 and not operator_only(results[name].result.releases)
+            },
+            FINETUNED: {
+                row.name: [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
+                for row in report.models
+                if (uri := spec.results.get(f"{row.kind}_finetuning"))
             },
             "table": closing_of(shown).to_json(),
         },

@@ -1,4 +1,4 @@
-"""Gather the results of a sweep: ε and F1 against noise, batch size and epochs (Fig. 1)."""
+"""Gather the results of a sweep: ε, F1 and exposure against its settings (Figs. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
+from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
-from tasks.report.results import released_by_sweep, sweep_report
+from tasks.report.results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.tables import sweep_table
 from tasks.runtime.context import StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts
@@ -39,6 +40,8 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
     # What releasing every point costs together. Of a later try with more points, it is the last.
     context.measure_cost(released_by_sweep(points))
     context.measure("points", Public(len(points)), len(points))
+    # By training: points that differ in fine-tuning alone share one model.
+    models = {spec.points[name].training.name: name for name in points}
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -46,11 +49,14 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
             # Tagged with their verdicts; which of several to promote is no audit's to say.
             JUDGED: judge(
                 context.store,
-                {name: results["dp_pretraining"] for name, results in points.items()},
-                {name: spec.results[name]["dp_pretraining"] for name in points},
+                {model: points[name]["dp_pretraining"] for model, name in models.items()},
+                {model: spec.results[name]["dp_pretraining"] for model, name in models.items()},
                 "approved",
             ),
-            "models": {name: spec.results[name]["dp_pretraining"] for name in points},
+            "models": {
+                model: spec.results[name]["dp_pretraining"] for model, name in models.items()
+            },
+            FINETUNED: finetuned_by_setting(spec, list(points)),
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,
         },

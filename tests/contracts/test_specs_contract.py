@@ -135,6 +135,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
             "private_format": "text", "private_path": "/x", "private_dataset": "notes"
         },
         "public_format": {"public_format": "text", "public_path": "/x"},
+        "entities_folds": {"entities_folds": 5},
         "entities_format": {
             "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"
         },

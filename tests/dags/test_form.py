@@ -1,5 +1,8 @@
 """The trigger form: everything that a run can be told, and nothing that it cannot."""
 
+import json
+from pathlib import Path
+
 import jsonschema
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
@@ -7,11 +10,13 @@ from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from dags.launcher import form, settings_from, settings_to_start
 from tasks.protocol import JobSettings, SweepSettings
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+
 
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])
 def test_the_form_has_every_setting_with_words_and_a_section(model):
     params = form(model)
-    assert set(params) == set(model.model_fields)
+    assert set(params) == {"preset", *model.model_fields}
     for name, param in params.items():
         assert param.description, name
         assert param.schema["title"], name
@@ -107,3 +112,24 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
     for path in (str(tmp_path), "gs://bucket/a", None):
         found = settings_to_start(JobSettings, {"public_model": path})
         assert found.public_model == (path or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "foreign"),
+    [
+        (JobSettings, "large-batches", "hoory2021-fig1"),
+        (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
+    ],
+)
+def test_a_preset_fills_what_the_form_leaves_as_it_is(model, name, foreign):
+    params = form(model)
+    assert next(iter(params)) == "preset"
+    assert params["preset"].resolve() == "none"
+    chosen = {name: param.resolve() for name, param in params.items()} | {"preset": name}
+    told = json.loads((CHECKOUT / f"tasks/presets/{name}.json").read_text())
+    assert settings_from(model, chosen) == model(**told)
+    changed = settings_from(model, chosen | {"layers": 3})
+    assert changed == model(**told | {"layers": 3})
+    assert foreign not in params["preset"].schema["enum"]
+    with pytest.raises(AirflowFailException, match=f"preset: no '{foreign}' here"):
+        settings_from(model, chosen | {"preset": foreign})

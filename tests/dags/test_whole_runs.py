@@ -29,6 +29,10 @@ def states(tasks):
     return {task_id: task.state for (task_id, _), task in tasks.items()}
 
 
+def own_name(task_id):
+    return task_id.rpartition(".")[2]
+
+
 MODEL_STEPS = ("pretraining", "finetuning", "exposure")
 
 
@@ -60,19 +64,47 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
     monkeypatch.setenv("FAKE_EXIT", "dp_pretraining@2=2")  # the point σ=2, for bad input
     done, tasks = run("dp_sweep", GRID)
     assert done.state == DagRunState.FAILED
-    of_point = {
-        index: [t.state for (task_id, i), t in tasks.items() if i == index and "point" in task_id]
-        for index in (0, 1)
+    by_point = {
+        (own_name(task_id), i): task.state for (task_id, i), task in tasks.items() if i >= 0
     }
-    assert set(of_point[0]) == {SUCCESS}
-    assert sorted(of_point[1]) == sorted([FAILED, UPSTREAM, UPSTREAM])
+    assert by_point == {
+        ("dp_pretraining", 0): SUCCESS,
+        ("dp_exposure", 0): SUCCESS,
+        ("dp_finetuning", 0): SUCCESS,
+        ("dp_pretraining", 1): FAILED,
+        ("dp_exposure", 1): UPSTREAM,  # and there is nothing to fine-tune
+    }
     assert tasks["report", -1].state == SUCCESS
     assert tasks["points_that_failed", -1].state == FAILED
-    assert tasks["point.dp_pretraining", 1].try_number == 1  # bad input: no second try
-    named = tasks["point.dp_pretraining", 0].rendered_map_index
+    assert tasks["training_point.dp_pretraining", 1].try_number == 1  # bad input: no second try
+    named = tasks["training_point.dp_pretraining", 0].rendered_map_index
     assert named == "σ=1 · B=256 · epochs=5"
     read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
     assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
+
+
+def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
+    monkeypatch.setenv("FAKE_EXIT", "dp_exposure=2")  # which keeps nobody from fine-tuning
+    conf = GRID | {
+        "sweep_noise_multipliers": "1",
+        "entities_folds": 2,
+        "sweep_finetune_epochs": "1,2",
+    }
+    _, tasks = run("dp_sweep", conf)
+    of = {}
+    for (task_id, index), task in tasks.items():
+        if index >= 0:
+            of.setdefault(own_name(task_id), []).append((task.rendered_map_index, task.state))
+    shared = "σ=1 · B=256 · epochs=5"
+    assert of["dp_pretraining"] == [(shared, SUCCESS)]
+    assert sorted(of["dp_finetuning"]) == [
+        (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
+        for start in ("public text only", shared)
+        for epochs in (1, 2)
+        for fold in (1, 2)
+    ]
+    assert of["dp_exposure"] == [(shared, FAILED)]
+    assert tasks["report", -1].state == SUCCESS
 
 
 # After the other sweep: in one process, Airflow expands no point where a grid failed before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,29 @@ def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> No
     options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
     settings = settings_told(JobSettings, options)
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
-    assert set(PRESETS) == {"demo", "real-text", "large-batches"}
+
+
+PAPER = [f"hoory2021-{name}{size}" for name in ("fig1", "table2", "fig2") for size in ("", "-tiny")]
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
+    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER}
+    values = json.loads(PRESETS[preset].read_text())
+    kind = SweepSettings if "sweep_points" in values else JobSettings
+    named = dict(PATHS) if "private_format" in values else {}
+    if values.get("entities_folds"):
+        named.pop("entities_test", None)
+    settings = settings_told(
+        kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
+    )
+    if "tiny" in preset:
+        assert settings.made_up and settings.device == "cpu"
+    elif preset in PAPER:  # what the paper prints, sections 3 and 5
+        assert (settings.unit, settings.declared_units) == ("example", 83_000_000)
+        assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)
+        assert (settings.batch_size, settings.updates) == (131_072, 31_250)
+        assert not settings.made_up  # nor does it run on made-up notes by mistake
 
 
 @pytest.fixture

@@ -422,33 +422,73 @@ def test_a_protocol_that_was_chosen_after_the_training_is_told_from_one_that_was
     assert set(answer.outputs) == {"exposure", TARGETED}  # no row was asked for
 
 
-def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    labelled, context = chain.context("labels"), chain.context("tuned")
+def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
+    """Return the context of a private fine-tuning on twelve documents, and its spec."""
+    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
     for part in entities.PARTS:
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
         ]
         entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
-    facts = {"public": False, "dataset": "notes", "unit": "document", "all_name_a_patient": False}
+    facts = {"public": False, "dataset": "labels", "unit": "document", "all_name_a_patient": False}
     facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs = chain.inputs | {"model": trained[0]}
+    context.inputs = chain.inputs | {"model": model}
     context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
-    context.inputs["labels"] = with_facts(context.inputs["labels"], dataset="labels")
     spec = spec_of(
         FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
         plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-        entity_types=("sign",), epochs=0, batches={"batch_size": 4},
+        entity_types=("sign",), epochs=0, batches={"batch_size": 4}, **changes,
     )  # fmt: skip
-    finetune.run(spec, context)
+    return context, spec
+
+
+def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "tuned")
+    answer = finetune.run(spec, context)
     costs = {n: own for n, own in context.labels().items() if n.startswith(("epsilon", "delta"))}
     assert set().union(*costs.values()) == {PUBLIC}
     others = [own for name, own in context.labels().items() if name not in costs]
     assert set().union(*others) == {OPERATOR}
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
+    assert "documents" not in answer.facts  # facts are for everyone
+
+
+def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    before = len(chain.ledger.history("labels"))
+    tested: list[str] = []
+    for fold in range(3):  # under one hash, as if the hash did not tell them apart
+        context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
+        finetune.run(spec, context)
+        train, test = (
+            {s.document_id for s in finetune.sentences_of(spec, context.inputs["labels"], part)}
+            for part in entities.PARTS
+        )
+        assert train and test and not train & test and len(train | test) == 12
+        tested += test
+    assert len(chain.ledger.history("labels")) == before + 3
+    assert len(set(tested)) == len(tested) == 12
+
+
+def test_of_public_labels_counts_by_document_add_up_to_f1(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "openly", folds=2)
+    labels = with_facts(context.inputs["labels"], public=True, dataset="")
+    context.inputs["labels"] = labels
+    freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
+    counts = finetune.run(freely, context).facts["documents"]
+    test = finetune.sentences_of(freely, labels, "test")
+    assert len(counts) == len(test) > 0
+    correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
+    assert expected == len(test)  # each has one entity
+    (f1,) = [number for number in context.numbers if number.name == "f1"]
+    assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
 
 
 # --- phrases, and text written from them

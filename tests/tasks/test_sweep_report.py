@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from release_examples import record
 
+from dp_core.audit.canaries import Canary
+from dp_core.audit.exposure import EMBEDDED, rows_from_ranks
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import (
+    FinetuneSpec,
     MetricRecord,
+    PretrainSpec,
     RunContext,
     StepResult,
     StepSpec,
     SweepSettings,
     sweep_point_steps,
     sweep_report,
+    sweep_steps,
 )
+from tasks.report.results import EXPOSURE_FILE
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -40,7 +51,24 @@ FACTS = {
 }
 
 
-def _done(deployment: Deployment, task: str, spec: StepSpec) -> None:
+def exposures(rank: float) -> list[dict[str, Any]]:
+    """Return what the exposure step leaves where every secret is ranked there among 1024."""
+    planted = [Canary(f"HS-{i}", "HS", rate, (5, 6)) for rate in (0.1, 0.5) for i in range(4)]
+    ranks = np.full((len(planted), 8), rank)
+    rows = rows_from_ranks(
+        planted, ranks, [], np.zeros((0, 8)), context=EMBEDDED, candidates=1024, declared_units=60
+    )
+    return [asdict(row) for row in rows]
+
+
+def _done(
+    deployment: Deployment,
+    task: str,
+    spec: StepSpec,
+    f1: float = 0.5,
+    rank: float = 512.0,
+    **facts: Any,
+) -> None:
     """Leave what a step of a point would have left."""
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     release = record(spec.digest(), event, delta=1e-5)
@@ -48,14 +76,15 @@ def _done(deployment: Deployment, task: str, spec: StepSpec) -> None:
         step=spec.step,
         spec_hash=spec.digest(),
         outputs={},
-        metrics=[MetricRecord(name="f1", value=0.5, label="dp")],
+        metrics=[MetricRecord(name="f1", value=f1, label="dp")],
         releases=[release] if task == "dp_pretraining" else [],
-        facts={"made_up": True, **FACTS.get(task, {})},
+        facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
     store = Store(deployment.store, deployment.cache)
-    empty = deployment.work / "empty"
-    empty.mkdir(exist_ok=True)
-    store.publish(empty, spec.output)
+    left = deployment.work / spec.digest()
+    left.mkdir(parents=True, exist_ok=True)
+    (left / EXPOSURE_FILE).write_text(json.dumps(exposures(rank)))
+    store.publish(left, spec.output)
     store.write(f"{spec.output}/result.json", result.model_dump_json().encode())
 
 
@@ -84,3 +113,55 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
     assert whole.facts["missing"] == [] and "did not finish" not in page.read_text()
     assert [(m.value, m.step) for m in whole.metrics if m.name == "points"] == [(2, 2)]
     assert contract.run_step(report, tracked, WHO) == whole  # done before
+
+
+def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deployment) -> None:
+    """Trainings 1 and 2, on folds 1 and 2: F1 of 0.8, 0.6 and 0.7, 0.3 over ten documents each."""
+    Ledger.open(tracked.ledger).register_made_up("notes")
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_batch_sizes": "20,30", "sweep_seeds": 2}
+        | {"entities_folds": 2, "sweep_public": True}
+    )
+    f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
+    for _, task, spec in sweep_steps(settings, tracked.store):
+        if isinstance(spec, FinetuneSpec):
+            f1 = next(f1s)
+            right = [(int(i < 10 * f1), 1, 1) for i in range(10)]
+            documents = {f"{spec.fold}-{i}": counts for i, counts in enumerate(right)}
+            _done(tracked, task, spec, f1, documents=documents)
+        elif task == "public_pretraining":
+            _done(tracked, task, spec, shape={"layers": 1, "hidden": 64}, epsilon_training=0.0)
+        elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
+            plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
+            _done(tracked, task, spec, plan=plan)
+        elif task in ("vocabulary", "dp_exposure"):
+            _done(tracked, task, spec, rank=256.0)
+
+    done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
+    table = done.facts["table"]
+    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
+    assert [row[1]["value"] for row in table["rows"]] == [20, 30, None]
+    first, _, public = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
+    assert first["F1 SD over seeds"]["value"] == pytest.approx(0.2 / 2**0.5)
+    assert first["F1 SD over folds"]["value"] == pytest.approx(0.3 / 2**0.5)
+    low, high = map(float, first["F1 95% interval"]["text"].split(" – "))
+    assert low < 60.0 < high
+    assert first["Exposure mean, bits"]["value"] == pytest.approx(2.0)
+    assert public["Noise multiplier σ"]["text"] == "public text only"
+    assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
+    assert public["ε in total, per patient"]["value"] == 0
+    # A row costs what both of its trainings cost, and the sweep what all four do.
+    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
+    both, all_four = (
+        total_epsilon([event.stating(PrivacyUnit.PATIENT)] * n, n * 1e-5) for n in (2, 4)
+    )
+    assert first["ε in total, per patient"]["value"] == pytest.approx(both)
+    told = {metric.name: metric.value for metric in done.metrics}
+    assert told["sweep/epsilon"] == pytest.approx(all_four)
+    assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
+    report = Path(sweep_report(settings, tracked.store).output.removeprefix("file://")) / "report"
+    assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
+    drawn = (report / "sweep-exposure.svg").read_text()
+    assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from seqeval.metrics import classification_report
 from seqeval.scheme import IOB2
 
-from dp_core.data.ner import Sentence, entities, label_set, score
+from dp_core.data.ner import Sentence, entities, fold_of, label_set, score
 
 
 def test_a_sentence_has_a_tag_for_each_token() -> None:
@@ -19,6 +19,18 @@ def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
     expected = ("O", "B-problem", "I-problem", "B-test", "I-test")
     assert label_set([one, two]) == label_set([two, one]) == expected
     assert label_set([]) == ("O",)
+
+
+def test_a_fold_is_a_function_of_the_document_alone_or_of_its_patient() -> None:
+    names = [f"record-{n}" for n in range(1000)]
+    folds = [fold_of(Sentence(("a",), ("O",), name), 5) for name in names]
+    sizes = [folds.count(fold) for fold in range(5)]
+    assert sum(sizes) == 1000
+    assert all(150 < size < 250 for size in sizes)  # 200 ± 13
+    # Stated, so that nobody's folds move in silence.
+    assert folds[:8] == [0, 0, 0, 3, 1, 4, 0, 0]
+    together = {fold_of(Sentence(("a",), ("O",), name, "p7"), 5) for name in names}
+    assert len(together) == 1
 
 
 TAGS = st.sampled_from(["O", "B-problem", "I-problem", "B-test", "I-test"])

@@ -19,6 +19,7 @@ from dp_core.config.audit import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     Cost,
     Curve,
@@ -279,6 +280,13 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
                         f1=Operator(f1),
                         mlm_public=Dp(f1 / 2),
                         mlm_private=Operator(f1 / 2 + 0.0371),
+                        updates=round(epochs * DECLARED_UNITS / batch),
+                        trainings=2,
+                        spread=MeanF1(f1, 4, 2, 2, 0.0123, 0.0234, (f1 - 0.03, f1 + 0.03)),
+                        exposures=tuple(
+                            Exposures(Label.DP, exposure_rows({}, len(points) + seed))
+                            for seed in (0, 1)
+                        ),
                     )
                 )
     return SweepReport(

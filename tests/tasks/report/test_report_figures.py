@@ -10,6 +10,7 @@ import pytest
 from matplotlib.image import imread
 from report_examples import exposure_rows, job_report, sweep_report
 
+from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report import figures
@@ -132,6 +133,47 @@ def test_fig_1_has_three_panels_with_epsilon_and_f1() -> None:
     assert "batch 128, 10 epochs" in texts
     for value in ("0.6", "128", "256", "20"):
         assert value in texts
+
+
+def test_fig_1_of_fine_tuning_alone_has_panels_of_its_own() -> None:
+    point = sweep_report().points[0]
+    points = [
+        dataclasses.replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
+        for e in (1, 2, 4)
+        for r in (1e-4, 1e-3)
+    ]
+    drawing = figures.sweep_figure(points)
+    assert drawing is not None
+    texts = _texts(drawing)
+    assert "Fine-tuning epochs" in texts and "Fine-tuning rate" in texts
+    assert "Noise multiplier σ" not in texts  # it does not vary
+
+
+def test_fig_2_of_a_sweep_has_a_line_for_each_batch_size_and_number_of_updates() -> None:
+    points = sweep_report().points
+    drawing = figures.sweep_exposure_figure(points)
+    assert drawing is not None
+    lines = {text for text in _texts(drawing) if text.startswith("bs=")}
+    assert lines == {
+        f"bs={batch} step={point.updates} σ=1"
+        for batch in (128, 256)
+        for point in points
+        if point.batch_size == batch
+    }
+    assert len(lines) == 6
+    one = [point for point in points if point.batch_size == 128 and point.epochs == 5]
+    assert figures.sweep_exposure_figure(one) is None  # σ alone varies
+    hidden = [dataclasses.replace(point, exposures=Withheld()) for point in points]
+    assert figures.sweep_exposure_figure(hidden) is None
+
+
+def test_a_line_over_seeds_is_their_mean_and_its_bars_reach_over_both() -> None:
+    one, two = (
+        [row for row in exposure_rows({}, seed) if row.context == EMBEDDED] for seed in (1, 2)
+    )
+    for row, first, second in zip(figures._over_seeds([one, two]), one, two, strict=True):
+        assert row.exposure == pytest.approx((first.exposure + second.exposure) / 2)
+        assert (row.low, row.high) == (min(first.low, second.low), max(first.high, second.high))
 
 
 def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:

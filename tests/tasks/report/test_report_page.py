@@ -305,7 +305,7 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     figures = {
         f"{key}.{kind}" for key in ("exposure", "training", "entities") for kind in ("svg", "png")
     }
-    assert names == figures | {"report.html", "tables.json"}
+    assert names == figures | {"report.html", "tables.json", "figures.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {
         "closing", "exposure", "extraction", "membership", "entities", "training", "vocabulary",

@@ -1,0 +1,135 @@
+"""`confide compare`: what differs between runs, and whether a difference in F1 is one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.report import given, reports
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+
+if TYPE_CHECKING:
+    from tasks.report.comparison import Compared, Run
+
+_PERCENT = ("f1", "mlm_accuracy_public", "mlm_accuracy_private")
+_HEADS = {
+    "epsilon": "ε",
+    "delta": "δ",
+    "f1": "F1, %",
+    "mlm_accuracy_public": "MLM, public, %",
+    "mlm_accuracy_private": "MLM, private, %",
+    "perplexity_public": "perplexity",
+    "exposure": "exposure, mean",
+    "exposure_largest": "largest",
+}
+_PAIRED = (
+    "F1 of the second less that of the first, in points; by a paired bootstrap over the documents "
+    "that both were tested on, and over seeds where there are several. p is of no difference, and "
+    "is not corrected for how many are asked."
+)
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--operator", is_flag=True, help="With the figures that only the operator may see.")
+@as_json
+def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
+    """Compare runs: the settings that differ, and ε, δ, F1 and exposure of each model.
+
+    RUN is a report step's output (confide report --json names it), or a number: 0 is the latest
+    report, 1 the one before. Of one RUN alone, its models are compared with its first one.
+    """
+    from tasks.report.comparison import differences, read_run, settings_that_differ
+
+    deployment = Deployment.from_environment()
+    store = Store(deployment.store, deployment.cache)
+    edition = "operator_report" if operator else "report"
+    found = [read_run(store, uri, edition) for uri in _uris(store, runs)]
+    changed, compared = settings_that_differ(found), differences(store, found)
+    if as_json:
+        write_json(
+            {
+                "runs": [asdict(run) for run in found],
+                "settings": changed,
+                "f1_differences": [asdict(one) for one in compared],
+            }
+        )
+        return
+    _show(found, changed, compared)
+
+
+def _uris(store: Store, runs: tuple[str, ...]) -> list[str]:
+    uris: list[str] = []
+    for run in runs:
+        if not run.isdecimal():
+            uris.append(given(store, run))
+            continue
+        latest_first = [uri for uri, _ in reversed(reports(store))]
+        if int(run) >= len(latest_first):
+            raise BadInput(
+                f"there are {len(latest_first)} reports", where=f"RUN {run}", fix="0 is the latest."
+            )
+        uris.append(latest_first[int(run)])
+    if len(set(uris)) < len(uris):
+        raise BadInput("one run is named twice", where="compare")
+    return uris
+
+
+def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compared]) -> None:
+    from tasks.report.tables import LEGEND
+
+    names = [f"run {number}" for number in range(len(runs))]
+    rows: list[list[object]] = [
+        [name, run.created, run.uri] for name, run in zip(names, runs, strict=True)
+    ]
+    write_table("Runs", ["", "created", "report"], rows, prose=["report"])
+    if changed:
+        told = [[name, *("–" if v is None else v for v in own)] for name, own in changed.items()]
+        write_table("Settings that differ", ["setting", *names], told, whole=["setting"])
+    figures = dict.fromkeys(name for run in runs for model in run.models.values() for name in model)
+    told = [
+        [model, name, *(_figure(one, own.get(one)) for one in figures)]
+        for name, run in zip(names, runs, strict=True)
+        for model, own in run.models.items()
+    ]
+    told.sort(key=lambda row: str(row[0]))
+    heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
+    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
+    if compared:
+        columns = ["first", "second", "F1", "95% interval", "p"]
+        write_table("Differences in F1", columns, [_difference(one, names) for one in compared])
+        click.echo(_PAIRED)
+
+
+def _figure(name: str, figure: dict[str, Any] | None) -> str:
+    from tasks.report.tables import MARKS
+
+    if figure is None:
+        return "–"
+    if figure.get("withheld"):
+        return "▒▒"
+    try:
+        value = float(figure["value"])
+    except ValueError:
+        return str(figure["value"])  # no total
+    mark = MARKS[Label(figure["label"])]
+    if math.isinf(value):
+        return f"∞{mark}"
+    return (f"{100 * value:.1f}" if name in _PERCENT else f"{value:.3g}") + mark
+
+
+def _difference(one: Compared, names: list[str]) -> list[object]:
+    models = [f"{model}, {names[number]}" for number, model in (one.first, one.second)]
+    found = one.difference
+    if found is None:
+        return [*models, "–", one.why_not, "–"]
+    low, high = found.interval
+    interval = f"{100 * low:+.1f} … {100 * high:+.1f}"
+    return [*models, f"{100 * found.value:+.1f}", interval, f"{found.p_value:.3g}"]

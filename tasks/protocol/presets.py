@@ -1,0 +1,48 @@
+"""Presets: named settings files of the project's own, by form and command line alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+_FOLDER = Path(__file__).parents[1] / "presets"
+PRESETS = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
+NO_PRESET = "none"
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the settings of a preset.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    values: dict[str, Any] = json.loads(PRESETS[name].read_text())
+    return values
+
+
+def presets_of(model: type[BaseModel]) -> list[str]:
+    """Return the names of the presets whose settings a model has."""
+    return [name for name in PRESETS if preset(name).keys() <= model.model_fields.keys()]
+
+
+def with_preset(model: type[BaseModel], given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a form's values over a preset: what is as the project's default gives way to it.
+
+    Args:
+        model: of the settings.
+        given: every value of the form.
+        name: of the preset; `NO_PRESET`: the form's values alone.
+
+    Raises:
+        ValueError: no preset of these settings has that name.
+    """
+    if name == NO_PRESET:
+        return given
+    if name not in presets_of(model):
+        raise ValueError(f"preset: no {name!r} here; there are {', '.join(presets_of(model))}")
+    defaults = {field: info.default for field, info in model.model_fields.items()}
+    changed = {key: v for key, v in given.items() if key not in defaults or v != defaults[key]}
+    return preset(name) | changed

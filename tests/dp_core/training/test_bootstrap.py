@@ -1,0 +1,113 @@
+"""Means of F1 over seeds and folds, their intervals, and paired differences, by hand figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1
+
+RIGHT, WRONG = (1, 1, 1), (0, 1, 1)  # one entity a document: F1 is the share of right ones
+
+
+def replicate(seed: str, fold: int, right: int, of: int) -> Replicate:
+    """Return a model that is right about the first documents of a fold."""
+    counts = {f"{fold}-{i}": RIGHT if i < right else WRONG for i in range(of)}
+    return Replicate(seed, fold, counts)
+
+
+def test_mean_and_deviations_are_those_of_a_hand_computed_table() -> None:
+    # seed a: folds 0.8, 0.6; seed b: folds 0.7, 0.3
+    table = [("a", 0, 8), ("a", 1, 6), ("b", 0, 7), ("b", 1, 3)]
+    found = mean_f1([replicate(seed, fold, right, 10) for seed, fold, right in table])
+    assert found.mean == pytest.approx(0.6)
+    assert (found.replicates, found.seeds, found.folds) == (4, 2, 2)
+    assert found.seed_deviation == pytest.approx(statistics.stdev([0.7, 0.5]))
+    assert found.fold_deviation == pytest.approx(statistics.stdev([0.75, 0.45]))
+
+
+def test_f1_is_of_all_entities_of_a_fold_and_not_a_mean_over_documents() -> None:
+    counts = {"long": (9, 10, 12), "short": (0, 2, 1), "empty": (0, 0, 0)}
+    found = mean_f1([Replicate("a", 0, counts)])
+    assert found.mean == pytest.approx(2 * 9 / (12 + 13))
+    assert (found.seed_deviation, found.fold_deviation) == (None, None)
+    assert found.interval is None  # three documents say next to nothing
+
+
+def test_the_interval_of_one_model_is_that_of_a_share() -> None:
+    low, high = mean_f1([replicate("a", 0, 280, 400)]).interval or (0.0, 0.0)
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.7 * 0.3 / 400), rel=0.1)
+    assert (high + low) / 2 == pytest.approx(0.7, abs=0.01)
+
+
+def test_seeds_that_differ_widen_the_interval_and_equal_ones_do_not() -> None:
+    def width(*right: int) -> float:
+        every = [replicate(str(seed), 0, n, 400) for seed, n in enumerate(right)]
+        low, high = mean_f1(every).interval or (0.0, 0.0)
+        return high - low
+
+    assert width(280, 280, 280) == pytest.approx(width(280), rel=0.1)
+    assert width(200, 280, 360) > 2 * width(280)
+
+
+def test_fine_tunings_of_one_model_are_drawn_together() -> None:
+    """Two models of which the second is better, fine-tuned ten times each to the same end."""
+    every = [replicate(f"{n} {i}", 0, n, 400) for n in (200, 360) for i in range(10)]
+    loose, of_two = mean_f1(every), mean_f1([replace(r, start=r.seed.split()[0]) for r in every])
+    assert loose.mean == pytest.approx(of_two.mean) == pytest.approx(0.7)
+    assert (of_two.replicates, of_two.seeds, loose.seeds) == (20, 2, 20)
+    assert of_two.seed_deviation == pytest.approx(statistics.stdev([0.5, 0.9]))
+    widths = [high - low for low, high in (loose.interval or (0, 0), of_two.interval or (0, 0))]
+    assert widths[1] > 2 * widths[0]
+
+
+@pytest.mark.parametrize("left", [[], [("a", 0), ("a", 1), ("b", 0)], [("a", 0), ("a", 0)]])
+def test_what_is_no_whole_table_has_no_mean(left: list[tuple[str, int]]) -> None:
+    with pytest.raises(ValueError, match="each seed and fold"):
+        mean_f1([replicate(seed, fold, 5, 10) for seed, fold in left])
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    same = [replicate("a", fold, 15, 30) for fold in (0, 1)]
+    found = f1_difference(same, same)
+    assert found is not None
+    assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_a_difference_is_paired_by_document_and_has_a_sign() -> None:
+    """The better one is right wherever the other is: only what is between them varies."""
+    worse, better = [replicate("a", 0, 200, 400)], [replicate("a", 0, 220, 400)]
+    found, back = f1_difference(worse, better), f1_difference(better, worse)
+    assert found is not None and back is not None
+    assert found.value == pytest.approx(0.05) and back.value == pytest.approx(-0.05)
+    low, high = found.interval
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.05 * 0.95 / 400), rel=0.1)
+    assert found.p_value == pytest.approx(back.p_value) and found.p_value < 0.01
+
+
+def test_a_p_value_is_rarely_small_without_a_difference() -> None:
+    drawn = np.random.default_rng(1)
+    small = 0
+    for _ in range(200):
+        one, two = (drawn.random(60) < 0.7 for _ in range(2))
+        models = [
+            [Replicate("a", 0, {str(i): RIGHT if r else WRONG for i, r in enumerate(right)})]
+            for right in (one, two)
+        ]
+        found = f1_difference(*models)
+        assert found is not None
+        small += found.p_value < 0.05
+    assert 2 <= small <= 22  # 10 are expected
+
+
+def test_models_tested_on_other_documents_or_folds_cannot_be_compared() -> None:
+    one = [replicate("a", 0, 15, 30)]
+    assert f1_difference(one, [replicate("a", 0, 15, 29)]) is None
+    assert f1_difference(one, [replicate("a", 1, 15, 30)]) is None
+    assert f1_difference(one, []) is None
+    few = [replicate("a", 0, 3, 9)]
+    assert f1_difference(few, few) is None

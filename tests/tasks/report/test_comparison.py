@@ -1,0 +1,47 @@
+"""What an edition's figures hold, by which runs are compared: its own labels' alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from report_examples import job_report, sweep_report
+
+from dp_core.labels import Label
+from tasks.report.comparison import figures_of
+from tasks.report.model import Edition, JobReport, SweepReport, edition_of
+from tasks.report.page import job_page
+
+PRIVATE = [job_report(made_up=False), sweep_report(made_up=False)]
+
+
+@pytest.mark.parametrize("report", PRIVATE)
+def test_the_publishable_figures_hold_nothing_of_the_operators(
+    report: JobReport | SweepReport,
+) -> None:
+    shown = figures_of(edition_of(report, Edition.PUBLISHABLE))
+    figures = [figure for model in shown["models"].values() for figure in model.values()]
+    assert {figure.get("label") for figure in figures} <= {Label.PUBLIC, Label.DP, None}
+    assert any(figure.get("withheld") for figure in figures)
+    whole = figures_of(edition_of(report, Edition.OPERATOR))
+    secret = {
+        str(figure["value"])
+        for model in whole["models"].values()
+        for figure in model.values()
+        if figure["label"] == Label.OPERATOR
+    }
+    text = json.dumps(shown)
+    assert secret and not any(value in text for value in secret)
+
+
+def test_with_a_known_seed_only_public_figures_are_left() -> None:
+    shown = edition_of(replace(PRIVATE[0], known_seed=True), Edition.PUBLISHABLE)
+    models = figures_of(shown)["models"].values()
+    assert {f["label"] for m in models for f in m.values() if "label" in f} == {Label.PUBLIC}
+
+
+def test_the_figures_of_a_page_are_those_of_its_edition() -> None:
+    for edition in Edition:
+        page = job_page(PRIVATE[0], edition)
+        assert page.figures == figures_of(edition_of(PRIVATE[0], edition))

@@ -1,0 +1,144 @@
+"""`confide compare`: runs by their reports, and differences in F1 where documents tell of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Confide
+from step_outputs import publish
+
+from tasks.report.comparison import FIGURES_FILE
+from tasks.runtime.deployment import Deployment
+from tasks.storage import RESULT, Store
+
+EDITIONS = ("report", "operator_report")
+
+
+class Reports:
+    """Reports in a store, and the fine-tunings behind them."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store, self.folder, self.count = store, folder, 0
+
+    def add(self, settings: Mapping[str, Any], models: Mapping[str, int | None]) -> str:
+        """Leave a run whose models are right about so many of 400 documents; None: not told."""
+        self.count += 1
+        finetuned, figures = {}, {}
+        for name, right in models.items():
+            uri = f"{self.store.root}/finetune/{len(finetuned):08}{self.count:08}"
+            counts = {str(i): (int(i < (right or 0)), 1, 1) for i in range(400)}
+            publish(self.store, uri, **({} if right is None else {"documents": counts}))
+            finetuned[name] = [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
+            figures[name] = {"epsilon": {"value": "inf", "label": "public"}}
+            figures[name]["f1"] = {"value": str((right or 0) / 400), "label": "dp"}
+        uri, made = f"{self.store.root}/report/{self.count:016}", self.folder / str(self.count)
+        for edition in EDITIONS:
+            (made / edition).mkdir(parents=True)
+            shown = {name: dict(own) for name, own in figures.items()}
+            for own in shown.values():
+                secret = edition == "report"
+                own["exposure"] = (
+                    {"withheld": True} if secret else {"value": "7", "label": "operator"}
+                )
+            written = {"settings": settings, "models": shown}
+            (made / edition / FIGURES_FILE).write_text(json.dumps(written))
+        created = f"2026-01-0{self.count}T10:11:12"
+        publish(self.store, uri, made, created=created, finetuned=finetuned)
+        answer = json.loads(self.store.read(f"{uri}/{RESULT}"))
+        answer["outputs"] = {name: name for name in EDITIONS}
+        self.store.write(f"{uri}/{RESULT}", json.dumps(answer).encode())
+        return uri
+
+
+@pytest.fixture
+def reports(at_home: None, deployment: Deployment, tmp_path: Path) -> Reports:
+    return Reports(Store(deployment.store, deployment.cache), tmp_path / "made")
+
+
+def test_settings_and_f1_of_two_runs(reports: Reports, confide: Confide) -> None:
+    old = reports.add({"epochs": 2, "seed": 1}, {"With DP": 200, "Public text only": 100})
+    new = reports.add({"epochs": 4, "seed": 1, "layers": 2}, {"With DP": 220})
+    found = confide.json("compare", "1", "0")
+    assert [run["uri"] for run in found["runs"]] == [old, new]
+    assert found["settings"] == {"epochs": [2, 4], "layers": [None, 2]}
+    (one,) = found["f1_differences"]
+    assert (one["first"], one["second"]) == ([0, "With DP"], [1, "With DP"])
+    assert one["difference"]["value"] == pytest.approx(0.05)
+    assert one["difference"]["p_value"] < 0.01
+    low, high = one["difference"]["interval"]
+    assert 0 < low < 0.05 < high < 0.1
+    code, out, err = confide("compare", old, new)
+    assert (code, err) == (0, "")
+    for words in ("epochs", "55.0", "50.0", "+5.0", "∞", "▒▒"):
+        assert words in out
+    assert "layers" in out and "seed" not in out.replace("seeds", "")
+
+
+def test_of_one_run_its_models_are_compared_with_the_first(
+    reports: Reports, confide: Confide
+) -> None:
+    reports.add({}, {"Public text only": 200, "With DP": 200, "Without privacy": 280})
+    found = confide.json("compare", "0")["f1_differences"]
+    assert [(one["first"][1], one["second"][1]) for one in found] == [
+        ("Public text only", "With DP"), ("Public text only", "Without privacy"),
+    ]  # fmt: skip
+    assert [one["difference"]["value"] for one in found] == [0.0, pytest.approx(0.2)]
+    assert found[0]["difference"]["p_value"] == 1.0
+
+
+def test_of_three_runs_each_is_compared_with_the_first(reports: Reports, confide: Confide) -> None:
+    for right in (200, 210, 190):
+        reports.add({}, {"With DP": right})
+    found = confide.json("compare", "2", "1", "0")["f1_differences"]
+    assert [(one["first"][0], one["second"][0]) for one in found] == [(0, 1), (0, 2)]
+
+
+def test_what_cannot_be_told_is_said(reports: Reports, confide: Confide) -> None:
+    reports.add({}, {"With DP": 200})
+    reports.add({}, {"With DP": None})
+    (one,) = confide.json("compare", "1", "0")["f1_differences"]
+    assert one["difference"] is None and "labels or model are private" in one["why_not"]
+
+
+def test_the_operators_figures_are_shown_to_who_asks_as_the_operator(
+    reports: Reports, confide: Confide
+) -> None:
+    reports.add({}, {"With DP": 200})
+    shown, whole = (confide.json("compare", "0", *more) for more in ([], ["--operator"]))
+    (exposure,) = [run["models"]["With DP"]["exposure"] for run in shown["runs"]]
+    assert exposure == {"withheld": True}
+    assert whole["runs"][0]["models"]["With DP"]["exposure"]["value"] == "7"
+    # To the second, when it ended tells how large the data are.
+    assert (shown["runs"][0]["created"], whole["runs"][0]["created"][10:]) == (
+        "2026-01-01", "T10:11:12",
+    )  # fmt: skip
+
+
+def test_what_is_no_run_is_refused_in_one_line(reports: Reports, confide: Confide) -> None:
+    uri = reports.add({}, {"With DP": 200})
+    for words, said in (
+        (["3"], "RUN 3: there are 1 reports. 0 is the latest."),
+        ([uri, "0"], "one run is named twice"),
+        ([f"{reports.store.root}/report/x"], "no report there"),
+        (["elsewhere"], "elsewhere"),
+    ):
+        code, out, err = confide("compare", *words)
+        assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+        assert said in err
+
+
+def test_a_report_of_an_earlier_version_is_refused(
+    reports: Reports, confide: Confide, tmp_path: Path
+) -> None:
+    (tmp_path / "old" / "report").mkdir(parents=True)
+    uri = f"{reports.store.root}/report/{'a' * 16}"
+    publish(reports.store, uri, tmp_path / "old", created="2025-01-01")
+    answer = json.loads(reports.store.read(f"{uri}/{RESULT}")) | {"outputs": {"report": "report"}}
+    reports.store.write(f"{uri}/{RESULT}", json.dumps(answer).encode())
+    code, out, err = confide("compare", "0")
+    assert (code, out) == (2, "")
+    assert "of an earlier version" in err

@@ -1,0 +1,270 @@
+"""What a sweep costs: points that share a private training share its charge, and no seeds do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from release_examples import bench_of
+from test_plans import PRIVATE, ROOT
+from test_total_delta import LABELS
+
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.statement import total_epsilon
+from tasks.protocol import (
+    FinetuneSpec,
+    PretrainSpec,
+    StepSpec,
+    SweepSettings,
+    dp_bert_steps,
+    sweep_point_steps,
+    sweep_report,
+    sweep_steps,
+)
+from tasks.protocol.job import budget_of_run
+from tasks.releases.charge import charge
+from tasks.releases.plans import planned_release
+from tasks.releases.provenance import PrivateUnits
+from tasks.runtime.deployment import Deployment
+from tasks.steps import budget
+
+# Without a charge for the vocabulary: all that is charged is the trainings.
+PUBLIC_LABELS: dict[str, Any] = PRIVATE | {
+    "vocabulary_source": "public", "sweep_noise_multipliers": "2", "sweep_batch_sizes": "60",
+    "sweep_epochs": "1",
+}  # fmt: skip
+PRIVATE_LABELS: dict[str, Any] = PUBLIC_LABELS | LABELS | {
+    "entities_train": __file__, "entities_test": "", "entities_folds": 5,
+    "entities_unit": "document", "entities_dataset": "labels",
+    "finetune_batch_size": 40, "finetune_delta": 1e-6,
+}  # fmt: skip
+# 6000 declared patients, batches of 60, one epoch: 100 updates at a rate of 1/100.
+EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
+
+
+def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
+    """Return the private trainings, or the fine-tunings, of a sweep, each once."""
+    every = sweep_steps(SweepSettings.model_validate(settings), ROOT)
+    task = {PretrainSpec: "dp_pretraining", FinetuneSpec: "dp_finetuning"}[kind]
+    return [spec for _, name, spec in every if name == task]
+
+
+def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
+    """Return what the first step says that a sweep will cost, the ledger having been asked."""
+    context = bench_of(deployment, run=run)
+    budget.run(budget_of_run(SweepSettings.model_validate(settings), ROOT), context)
+    return {name: label.value for name, label in context.measured.items()}  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def ledger(deployment: Deployment) -> Ledger:
+    found = Ledger.open(deployment.ledger)
+    found.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
+    found.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-3)
+    return found
+
+
+def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    free = {
+        "entities_folds": 5, "sweep_finetune_seeds": 3, "sweep_finetune_epochs": "1,2",
+        "sweep_finetune_learning_rates": "1e-4,1e-3", "sweep_finetune_batch_sizes": "16,32",
+    }  # fmt: skip
+    settings = PUBLIC_LABELS | free
+    assert len(specs(FinetuneSpec, **settings)) == 5 * 3 * 2 * 2 * 2
+    (training,) = specs(PretrainSpec, **settings)
+    cost = planned(deployment, **settings)
+    assert cost == {
+        "planned_epsilon/notes": pytest.approx(epsilon_pld(EVENT, 1e-6)),
+        "planned_delta/notes": 1e-6,
+    }
+    assert [entry.event for entry in ledger.history("notes")] == [EVENT]
+    # A job of the same settings is the very same release.
+    (job,) = [
+        spec
+        for name, spec in dp_bert_steps(
+            SweepSettings.model_validate(settings).job(
+                SweepSettings.model_validate(settings).points()[0]
+            ),
+            ROOT,
+        ).items()
+        if name == "dp_pretraining"
+    ]
+    assert job.output == training.output
+
+
+def test_points_that_share_a_training_are_charged_once_when_it_runs(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    """Whoever comes second finds the reservation, its seed and what was released."""
+    settings = SweepSettings.model_validate(PUBLIC_LABELS | {"sweep_finetune_epochs": "1,2,3"})
+    planned(deployment, **settings.model_dump())
+    spent = ledger.remaining("notes").spent
+    units = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
+    seeds = set()
+    for point in settings.points():
+        spec = sweep_point_steps(settings, point, ROOT)["dp_pretraining"]
+        assert isinstance(spec, PretrainSpec)
+        step = bench_of(deployment, spec_hash=spec.digest())
+        done = charge(step, units, planned_release(spec), content=b"manifest")
+        done.settle(b"the same model")
+        seeds.add(done.seed.derive("x"))
+    assert len(seeds) == 1
+    assert ledger.remaining("notes").spent == spent
+    assert [entry.state for entry in ledger.history("notes")] == [State.SETTLED]
+
+
+def test_each_seed_of_the_private_training_is_a_release(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    settings = PUBLIC_LABELS | {"sweep_seeds": 3, "entities_folds": 2}
+    trainings = specs(PretrainSpec, **settings)
+    assert [spec.seed for spec in trainings] == [1, 2, 3]
+    assert len({spec.init_uri for spec in trainings}) == 1  # what is public is trained once
+    cost = planned(deployment, **settings)
+    three = total_epsilon([EVENT.stating(PrivacyUnit.PATIENT)] * 3, 3e-6)
+    assert cost["planned_epsilon/notes"] == pytest.approx(three)
+    assert cost["planned_delta/notes"] == pytest.approx(3e-6)
+    assert cost["planned_epsilon/notes"] > 1.5 * epsilon_pld(EVENT, 1e-6)
+    assert len(ledger.history("notes")) == 3
+
+
+def test_more_seeds_later_are_charged_for_the_new_ones_alone(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    planned(deployment, **PUBLIC_LABELS)
+    planned(deployment, "another run", **PUBLIC_LABELS, sweep_seeds=2)
+    assert len(ledger.history("notes")) == 2
+
+
+def test_private_fine_tunings_are_charged_each_and_their_training_once(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    settings = PRIVATE_LABELS | {
+        "sweep_finetune_noise_multipliers": "2,4", "sweep_finetune_seeds": 2,
+    }  # fmt: skip
+    cost = planned(deployment, **settings)
+    assert len(ledger.history("notes")) == 1
+    assert len(ledger.history("labels")) == 2 * 2 * 5  # σ, seeds, folds
+    # 400 declared documents, batches of 40, 3 epochs: 30 updates at a rate of 1/10.
+    events = [
+        PoissonGaussian.single(0.1, sigma, 30, unit=PrivacyUnit.DOCUMENT) for sigma in (2.0, 4.0)
+    ]
+    expected = total_epsilon(
+        [event.stating(PrivacyUnit.DOCUMENT) for event in events for _ in range(10)], 20e-6
+    )
+    assert cost["planned_epsilon/labels"] == pytest.approx(expected)
+    assert cost["planned_delta/labels"] == pytest.approx(20e-6)
+    assert cost["planned_epsilon/notes"] == pytest.approx(epsilon_pld(EVENT, 1e-6))
+
+
+def test_delta_counts_shared_trainings_once_and_private_fine_tunings_each() -> None:
+    """1/6000 is 1.67e-4 and 1/400 is 2.5e-3: what all of it comes to must stay below."""
+    near = PUBLIC_LABELS | {"delta": 1.5e-4, "entities_folds": 10}
+    SweepSettings.model_validate(near)
+    with pytest.raises(ValidationError, match="2 models"):
+        SweepSettings.model_validate(near | {"sweep_seeds": 2})
+    tuned = PRIVATE_LABELS | {"finetune_delta": 4e-4}
+    SweepSettings.model_validate(tuned)  # five folds: 2e-3
+    with pytest.raises(ValidationError, match="10 models"):
+        SweepSettings.model_validate(tuned | {"sweep_finetune_seeds": 2})
+
+
+def test_noise_that_grows_with_the_root_of_the_batch_keeps_epsilon_about_where_it_is() -> None:
+    settings = PUBLIC_LABELS | {"sweep_batch_sizes": "60,240", "sweep_noise_scaling": "sqrt-batch"}
+    small, large = specs(PretrainSpec, **settings)
+    assert (small.plan.noise_multiplier, large.plan.noise_multiplier) == (2.0, 4.0)
+    epsilons = [epsilon_pld(planned_release(spec).event, 1e-6) for spec in (small, large)]
+    assert epsilons[0] == pytest.approx(epsilon_pld(EVENT, 1e-6))
+    assert epsilons[1] == pytest.approx(epsilons[0], rel=0.1)
+
+
+def test_listed_points_take_the_jobs_own_where_they_say_nothing() -> None:
+    settings = SweepSettings.model_validate(
+        PRIVATE
+        | {"sweep_points": "batch_size=64; epochs=1, finetune_epochs=7", "sweep_epochs": "99"}
+    )
+    one, two = (settings.job(point) for point in settings.points())
+    assert (one.batch_size, one.epochs, one.noise_multiplier) == (64, 2.0, 0.7)
+    assert (two.batch_size, two.epochs, two.finetune_epochs) == (settings.batch_size, 1.0, 7)
+    assert [point.name for point in settings.trainings()] == [
+        "σ=0.7 · B=64 · epochs=2",
+        f"σ=0.7 · B={settings.batch_size} · epochs=1",
+    ]
+
+
+def test_one_of_a_random_number_is_charged_once_however_it_is_fine_tuned() -> None:
+    settings = PUBLIC_LABELS | {
+        "selection": "random-count", "sweep_noise_multipliers": "2,4",
+        "sweep_finetune_epochs": "1,2", "entities_folds": 3,
+    }  # fmt: skip
+    found = SweepSettings.model_validate(settings)
+    spec = budget_of_run(found, ROOT)
+    assert [charged.step for charged in spec.charged] == ["select"]
+    assert len(spec.charged[0].candidates) == 2  # type: ignore[union-attr]
+    assert len(found.points()) == 2 * 3
+
+
+def test_every_point_is_fine_tuned_from_its_own_training_on_its_own_fold() -> None:
+    settings = SweepSettings.model_validate(
+        PUBLIC_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2, "entities_folds": 3}
+    )
+    tunings = specs(FinetuneSpec, **settings.model_dump())
+    trainings = specs(PretrainSpec, **settings.model_dump())
+    found = [(spec.model_uri, spec.seed, spec.folds, spec.fold) for spec in tunings]
+    assert found == [
+        (training.output, seed, 3, fold)
+        for training in trainings
+        for seed in (1, 2)
+        for fold in range(3)
+    ]
+    report = sweep_report(settings, ROOT)
+    assert [one["dp_finetuning"] for one in report.results.values()] == [t.output for t in tunings]
+
+
+def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
+    before = planned(deployment, **settings)
+    compared = settings | {"sweep_public": True}
+    assert planned(deployment, "another run", **compared) == before
+    found = SweepSettings.model_validate(compared)
+    own = [point for point in found.points() if point.public]
+    assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 5 + 10
+    assert len(found.trainings()) == 2
+    steps = sweep_point_steps(found, own[3], ROOT)
+    tuned = steps["dp_finetuning"]
+    assert isinstance(tuned, FinetuneSpec)
+    assert tuned.model_uri == steps["public_pretraining"].output
+    assert (tuned.plan, tuned.seed, tuned.fold) == (None, 1, 3)
+    # A job's own comparison is the very same fine-tuning.
+    (first, *_) = own
+    assert (
+        sweep_point_steps(found, first, ROOT)["dp_finetuning"].output
+        == dp_bert_steps(found.job(first), ROOT)["public_finetuning"].output
+    )
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
+    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs stands twice"),
+    ({"sweep_points": "epochs=many"}, "sweep_points: epochs: Input should be a valid number"),
+    ({"sweep_points": "epochs=1;epochs=0"}, "sweep_points: 0 should be greater than 0"),
+    ({"sweep_finetune_epochs": "0"}, "sweep_finetune_epochs: 0 should be greater"),
+    ({"sweep_finetune_noise_multipliers": "1"}, "fine-tuning is not private here"),
+    ({"sweep_noise_multipliers": "1.00000001,1.00000002"}, "too little to be told apart"),
+    ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
+    ({"entities_folds": 5, "entities_test": "/b"}, "leave entities_test empty"),
+    ({"entities_folds": 100, "sweep_finetune_seeds": 100}, "= 10000 points, but"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
+def test_what_is_wrong_is_said_by_the_name_of_its_setting(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        SweepSettings.model_validate(PUBLIC_LABELS | wrong)
