@@ -225,7 +225,8 @@ class SweepSettings(SelectionConfig, JobSettings):
     def points(self) -> list[SweepPoint]:
         """Return what is fine-tuned: each setting (or the best of a random number), replicated."""
         settings, none = self.grid(), dict.fromkeys(TRAINING_AXES, 0)
-        of_public = _unique(p.model_copy(update=none | {"public": True}) for p in settings)
+        public = none | {"public": True, "finetune_noise_multiplier": None}  # never privately
+        of_public = _unique(point.model_copy(update=public) for point in settings)
         if self.selection == "random-count":
             settings = _unique(point.model_copy(update=none) for point in settings)
         points = self._replicated(settings, self._seeds(self.sweep_seeds))

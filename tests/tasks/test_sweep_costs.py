@@ -230,12 +230,13 @@ def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
     ledger: Ledger, deployment: Deployment
 ) -> None:
     settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
+    settings |= {"sweep_finetune_noise_multipliers": "2,4"}
     before = planned(deployment, **settings)
     compared = settings | {"sweep_public": True}
     assert planned(deployment, "another run", **compared) == before
     found = SweepSettings.model_validate(compared)
     own = [point for point in found.points() if point.public]
-    assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 5 + 10
+    assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 2 * 5 + 10
     assert len(found.trainings()) == 2
     steps = sweep_point_steps(found, own[3], ROOT)
     tuned = steps["dp_finetuning"]
