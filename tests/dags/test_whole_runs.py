@@ -89,6 +89,7 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
         "sweep_noise_multipliers": "1",
         "entities_folds": 2,
         "sweep_finetune_epochs": "1,2",
+        "sweep_public": True,
     }
     _, tasks = run("dp_sweep", conf)
     of = {}

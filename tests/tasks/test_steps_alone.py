@@ -460,6 +460,7 @@ def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
 def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
+    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     before = len(chain.ledger.history("labels"))
     tested: list[str] = []
     for fold in range(3):  # under one hash, as if the hash did not tell them apart

@@ -89,6 +89,19 @@ def test_a_difference_is_paired_by_document_and_has_a_sign() -> None:
     assert found.p_value == pytest.approx(back.p_value) and found.p_value < 0.01
 
 
+def test_a_p_value_is_two_sided() -> None:
+    """Of 400 documents the one is right on 30 where the other is not, and wrong on 18: z = 1.74."""
+    pairs = [(True, False)] * 18 + [(False, True)] * 30 + [(True, True)] * 352
+    models = [
+        [Replicate("a", 0, {str(i): RIGHT if p[side] else WRONG for i, p in enumerate(pairs)})]
+        for side in (0, 1)
+    ]
+    found = f1_difference(*models)
+    assert found is not None
+    z = 12 / 400 / math.sqrt((48 / 400 - (12 / 400) ** 2) / 400)
+    assert found.p_value == pytest.approx(2 * statistics.NormalDist().cdf(-z), rel=0.25)
+
+
 def test_a_p_value_is_rarely_small_without_a_difference() -> None:
     drawn = np.random.default_rng(1)
     small = 0
