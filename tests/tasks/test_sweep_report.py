@@ -159,7 +159,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     )
     assert first["ε in total, per patient"]["value"] == pytest.approx(both)
     told = {metric.name: metric.value for metric in done.metrics}
-    assert told["sweep/epsilon"] == pytest.approx(all_four)
+    assert told["epsilon"] == pytest.approx(all_four)
     assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
     report = Path(sweep_report(settings, tracked.store).output.removeprefix("file://")) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
