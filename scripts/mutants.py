@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
+import faulthandler
 import importlib
 import json
 import os
@@ -196,6 +197,9 @@ class Tree:
             os.utime(path, (0, 0))  # no bytecode is of that time
         sys.stdout.flush()
         sys.stderr.flush()
+        # Under pytest, a thread waits to tell of a hang. No fork has it, and pytest would wait for
+        # it there for ever.
+        faulthandler.cancel_dump_traceback_later()
         child = os.fork()
         if child == 0:
             code = 70
