@@ -83,12 +83,11 @@ class Stack:
             "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
             "max_results": 100,
         }
-        one_for_each = 1 + len(self.steps("dp_bert", run))
         until = time.monotonic() + seconds
         while True:
             runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
             whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
-            if (whole and len(runs) >= one_for_each) or time.monotonic() > until:
+            if (whole and len(runs) >= self.runs_told(run)) or time.monotonic() > until:
                 return runs
             time.sleep(5)
 
@@ -126,6 +125,11 @@ class Stack:
     def tasks(self, dag: str, run: str) -> dict[str, Any]:
         found = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
         return {task["task_id"]: task for task in found["task_instances"]}
+
+    def runs_told(self, run: str) -> int:
+        """Return how many runs MLflow is told of: the job's, each model's, and each step's."""
+        steps = self.steps("dp_bert", run)
+        return 1 + sum(name.endswith("_pretraining") for name in steps) + len(steps)
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
         """Return those of a run's tasks that work in containers, but for what was not asked for."""
