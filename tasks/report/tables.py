@@ -670,10 +670,13 @@ def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
-    over = f" (seeds: {most.seeds}, folds: {most.folds})" if most.replicates > 1 else ""
+    of = "of one fine-tuning"
+    if most.replicates > 1:
+        each = f"seeds: {most.seeds}, folds: {most.folds}"
+        of = f"the mean of {most.replicates} fine-tunings ({each})"
     drawn = " and seeds" if most.seeds > 1 else ""
     return (
-        f"F1 is the mean of {most.replicates} fine-tunings{over}, its interval a bootstrap over "
+        f"F1 is {of}, its interval a bootstrap over "
         f"test documents{drawn}; what the trainings share (vocabulary, public pre-training) is not "
         "in it. ε in total is that of all trainings of a row.",
     )
