@@ -670,15 +670,15 @@ def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
-    of = "of one fine-tuning"
+    source = "of one fine-tuning"
     if most.replicates > 1:
-        each = f"seeds: {most.seeds}, folds: {most.folds}"
-        of = f"the mean of {most.replicates} fine-tunings ({each})"
+        replicates = f"seeds: {most.seeds}, folds: {most.folds}"
+        source = f"the mean of {most.replicates} fine-tunings ({replicates})"
     drawn = " and seeds" if most.seeds > 1 else ""
     return (
-        f"F1 is {of}, its interval a bootstrap over "
-        f"test documents{drawn}; what the trainings share (vocabulary, public pre-training) is not "
-        "in it. ε in total is that of all trainings of a row.",
+        f"F1 is {source}, its interval a bootstrap over test documents{drawn}; what "
+        "the trainings share (vocabulary, public pre-training) is not in it. ε in "
+        "total is that of all trainings of a row.",
     )
 
 

@@ -83,11 +83,12 @@ class Stack:
             "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
             "max_results": 100,
         }
+        told = self.runs_told(run)
         until = time.monotonic() + seconds
         while True:
             runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
             whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
-            if (whole and len(runs) >= self.runs_told(run)) or time.monotonic() > until:
+            if (whole and len(runs) >= told) or time.monotonic() > until:
                 return runs
             time.sleep(5)
 
