@@ -1,8 +1,8 @@
 """Data engines: where a function of one shard runs.
 
-Every data step is a function of one shard, and a small merge of what it returns. In this process, in
-a pool of processes over the cores, or on Spark (`dp_core.data.spark`), the results are the same, in
-the order of the shards, so that an engine can never change what a step makes.
+Every data step is a function of one shard, and a small merge of what it returns. In this process,
+in a pool of processes over the cores, or on Spark (`dp_core.data.spark`), the results are the same,
+in the order of the shards, so that an engine can never change what a step makes.
 
 What runs on a worker is told everything by its arguments, and knows no privacy seed: noise is added
 once, by the step, after the merge.
