@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z0-9+.-]+:/{2})"
@@ -27,6 +29,10 @@ class ConfideError(Exception):
         self.what, self.where, self.fix = what, where, fix
         line = f"{where}: {what}" if where else what
         super().__init__(f"{line}. {fix}" if fix else line)
+
+    def __reduce__(self) -> tuple[Callable[..., ConfideError], tuple[str]]:
+        """Keep what, where and fix apart on the way from a worker process."""
+        return partial(type(self), where=self.where, fix=self.fix), (self.what,)
 
 
 class BadInput(ConfideError):
