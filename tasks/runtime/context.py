@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class StepContext:
         shards = {shard.name for shard in shards_of(folder)} if is_corpus(folder) else set()
         return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT, *shards})
 
-    @property
+    @cached_property
     def engine(self) -> DataEngine:
         """Return what runs functions of one shard: a matter of the deployment, of no result."""
         return data_engine(self.deployment.data_engine)
