@@ -9,7 +9,7 @@ distinct one is split as `split_words` does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
 _LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
+_MANY = 1 << 22  # items that are put together at once
 
 
 def _class(byte: int) -> int:
@@ -64,8 +65,11 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     data, ends = _bytes_of(texts)
     if not data:
         return WordCodes(pa.array([], _TEXT), np.zeros(0, np.int64), np.zeros_like(ends))
-    classes = np.frombuffer(bytearray(data.translate(_CLASSES)), np.uint8)
-    any_odd = _join_odd(classes, ends)
+    translated = data.translate(_CLASSES)
+    any_odd = bytes([_ODD]) in translated
+    classes = np.frombuffer(bytearray(translated) if any_odd else translated, np.uint8)
+    if any_odd:
+        _join_odd(classes, ends)
     letter, mark = classes == _LETTER, classes == _MARK
     # A run of letters begins where none stands before, or a text does; it ends likewise.
     before = np.zeros_like(letter)
@@ -108,11 +112,9 @@ def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
     return bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b"", ends - ends[0]
 
 
-def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> bool:
+def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> None:
     """Make one run of letters of all that stands between spaces and holds an odd byte, in place."""
     odd = np.flatnonzero(classes == _ODD)
-    if not len(odd):
-        return False
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
     after = np.searchsorted(breaks, odd)
     text = np.searchsorted(ends, odd, "right")
@@ -123,7 +125,6 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> bool:
     # Where one ends and the next begins, text to text, it goes on.
     change[np.intersect1d(begins, stops)] = 0
     classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
-    return True
 
 
 def _with_odd_ones_split(items: pa.Array, codes: Ints, starts: Ints) -> WordCodes:
@@ -146,7 +147,14 @@ def _with_odd_ones_split(items: pa.Array, codes: Ints, starts: Ints) -> WordCode
     renumbered = words.indices.to_numpy()[every]
     of_code = number[codes]
     ends = np.concatenate([[0], np.cumsum(of_code)])
-    new = renumbered[ranges(first[codes], of_code)].astype(np.int64)
+    # All but the few of several words are done by their first one.
+    first_words = np.append(renumbered, 0)[first[:-1]]
+    new = np.repeat(first_words[codes], of_code).astype(np.int64)
+    several = np.flatnonzero(of_code > 1)
+    more_words = of_code[several] - 1
+    new[ranges(ends[several] + 1, more_words)] = renumbered[
+        ranges(first[codes[several]] + 1, more_words)
+    ]
     return WordCodes(words.dictionary, new, ends[starts])
 
 
@@ -219,3 +227,25 @@ def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.concatenate(members),
     )
+
+
+def added_counts(
+    parts: Iterable[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return all items of several lists, each once, and the sums of their counts."""
+    total = pa.array([], _TEXT), np.zeros(0, np.int64)
+    waiting: list[tuple[pa.Array, NDArray[np.int64]]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(len(items) for items, _ in waiting) > _MANY + len(total[0]):
+            total, waiting = _added([total, *waiting]), []
+    return _added([total, *waiting])
+
+
+def _added(
+    parts: list[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    every = pa.concat_arrays([items for items, _ in parts]).dictionary_encode()
+    total = np.zeros(len(every.dictionary), np.int64)
+    np.add.at(total, every.indices.to_numpy(), np.concatenate([counts for _, counts in parts]))
+    return every.dictionary, total
