@@ -153,7 +153,9 @@ def measure(name: str, work: Path) -> dict[str, Any]:
     return figures
 
 
-def measured(megabytes: int, work: Path, python: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def measured(
+    megabytes: int, work: Path, python: str, only: list[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each case's figures at one size."""
     made_up_text.write(work / "text.jsonl", megabytes)
     texts = 0
@@ -162,10 +164,12 @@ def measured(megabytes: int, work: Path, python: str) -> Iterator[tuple[str, dic
             texts += len(json.loads(line)["text"].encode())
     spent = [sys.executable, str(Path(__file__).resolve()), "--work", str(work), "--case"]
     for name in CASES:
+        if not any(part in name for part in only):
+            continue
         told = subprocess.run([*spent, name], check=True, stdout=subprocess.PIPE, cwd=ROOT)
         figures = json.loads(told.stdout.splitlines()[-1])
         yield name, with_rates(figures, texts)
-        if name.startswith("words counted, in process"):
+        if name == next(iter(CASES)):
             known = word_counts(InProcess(), shards_of(work / "corpus")[:1], UNIT)
             tokenizer = wordpiece.learn(dict(known.most_common(20_000)), 8000)
             wordpiece.save(tokenizer, work / "vocabulary")
@@ -195,6 +199,7 @@ def main() -> None:
     """Measure every size; write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", default="60", help="sizes of the text, comma-separated")
+    parser.add_argument("--only", default="", help="cases with one of these in their name, by ;")
     parser.add_argument("--with-datasets", default="", metavar="PYTHON")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -206,7 +211,9 @@ def main() -> None:
     for megabytes in map(int, asked.megabytes.split(",")):
         with tempfile.TemporaryDirectory() as name:
             found: dict[str, Any] = {"load_at_the_start": os.getloadavg()[0]}
-            for case, figures in measured(megabytes, Path(name), asked.with_datasets):
+            for case, figures in measured(
+                megabytes, Path(name), asked.with_datasets, asked.only.split(";")
+            ):
                 found[case] = figures
                 print(f"{megabytes} MB, {case}: {json.dumps(figures)}", flush=True)
         results[f"{megabytes} MB"] = found
