@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 from dp_core.errors import BadInput, ConfideError
 
 ENGINES = "in-process, pool, or spark://… (any master that Spark knows)"
-_PATIENCE = 1.0  # seconds of work before processes are started: that takes about as long
+_PATIENCE = 5.0  # seconds of work before processes are started, which takes about as long
 T = TypeVar("T")
 R = TypeVar("R")
 
