@@ -37,8 +37,8 @@ from dp_core.data.tokens import split_words
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.dp_histogram import release
 from dp_core.vocabulary.hoory2021 import paper_parameters
+from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.partition_selection import ItemSets, item_sets
 from dp_core.vocabulary.subwords import document_counts
 
 RESULTS = ROOT / "benchmarks" / "results" / "partition_selection.json"

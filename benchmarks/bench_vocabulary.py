@@ -49,8 +49,8 @@ from dp_core.data.tokens import split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.partition_selection import ItemSets, item_sets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _CODE = Path(__file__).resolve().parents[1]
@@ -31,6 +33,10 @@ class ConfideError(Exception):
         self.what, self.where, self.fix = what, where, fix
         line = f"{where}: {what}" if where else what
         super().__init__(f"{line}. {fix}" if fix else line)
+
+    def __reduce__(self) -> tuple[Callable[..., ConfideError], tuple[str]]:
+        """Keep what, where and fix apart on the way from a worker process."""
+        return partial(type(self), where=self.where, fix=self.fix), (self.what,)
 
 
 class BadInput(ConfideError):

@@ -9,18 +9,24 @@ another, and the carrier stays an ordinary unit, bounded, sampled and clipped as
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer
 
+from dp_core.data.corpus import Shard
 from dp_core.data.hashing import coin, generator, seed_key
+from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
+from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
@@ -169,6 +175,55 @@ def plant(
         _insert(list(row), chosen, left, rng)
         for row, chosen, left in zip(rows, planted, free, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Planting:
+    """`plant` with all its arguments but a unit's id and rows: to be sent to whoever cuts rows."""
+
+    canaries: Sequence[Canary]
+    seed: int
+    sequence_length: int
+
+    def __call__(self, unit_id: str, rows: list[list[int]]) -> list[list[int]]:
+        """Return the unit's rows with its canaries planted."""
+        return plant(rows, self.canaries, unit_id, self.seed, self.sequence_length)
+
+
+@dataclass(frozen=True)
+class TextsWithCanaries:
+    """Reads a shard's units with the canaries that they carry, as texts of their own.
+
+    Units that are held out bring nothing; they are there all the same, and count as units.
+
+    Attributes:
+        unit: what is protected. words_per_unit: N, for the unit `example`.
+        holdout: share of units that measure alone. seed: public coins.
+        canaries: each with its tokens spelled.
+    """
+
+    unit: PrivacyUnit
+    words_per_unit: int
+    holdout: float
+    seed: int
+    canaries: Sequence[tuple[Canary, str]]
+
+    def __call__(self, shard: Shard) -> Iterator[UnitTexts]:
+        """Yield the units, some megabytes of text at a time."""
+        for block in unit_texts(shard, self.unit, self.words_per_unit):
+            kept: list[int] = []
+            rows, carried = [0], list[str]()
+            for unit_id, (begin, end) in zip(
+                block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
+            ):
+                if not is_held_out(unit_id, self.holdout, seed_key(self.seed)):
+                    more = [text for c, text in self.canaries if carries(c, unit_id, self.seed)]
+                    first = len(block.texts) + len(carried)
+                    kept += [*range(begin, end), *range(first, first + len(more))]
+                    carried += more
+                rows.append(len(kept))
+            texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
+            yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
 
 
 def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:

@@ -1,26 +1,34 @@
 """Documents with normalised ids, and the one form in which a corpus of them is kept.
 
-`documents.jsonl.gz`: one JSON object a document, grouped by patient and, within a patient, by
-document, so that units can be read in one pass with little memory; groups are in the order of a
-hash of the patient's id, which says nothing about the order of the source. `corpus.json`, written
-last, names the format: without it the corpus is not complete. Names of files hold no count.
+A corpus in normal form is a set of shards: Parquet files, each with a contiguous range of a hash of
+the patient (of the document, where it names no patient), so that every privacy unit lies whole in
+one. Within a shard rows are in the order of hash, patient and document: read one after the other,
+shards give the same units in the same order whatever their number, and the order says nothing about
+the source's. `corpus.json`, written last, holds the format and every shard's digest: without it the
+corpus is not complete. How many shards there are is a setting: names of files hold no count.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from dp_core.data.hashing import digest64
 from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput
 
@@ -74,67 +82,199 @@ class Document:
             object.__setattr__(self, name, normalised_id(getattr(self, name)))
 
 
-_DOCUMENTS, _MARK = "documents.jsonl.gz", "corpus.json"
-_VERSION = 1
-_PARTITIONS = 16  # memory holds one of them at a time
+MARK = "corpus.json"  # the file that completes a corpus
+_VERSION = 2
+SHARDS = 16  # of a corpus, unless somebody says otherwise
+# Public and the same for everyone: equal corpora are equal bytes.
+_KEY = b"shards of a corpus"
+_PARTS = 256  # of the range of hashes at least: memory holds one of them at a time to sort it
+_BUFFERED = 1 << 26  # characters in memory before they are spilled
+_ROW_GROUP = 1 << 24  # bytes of text that a reader has in memory together
+_BLOCK = 1 << 20
+_TEXT = pa.large_string()
+COLUMNS = pa.schema(
+    [(name, _TEXT) for name in ("patient_id", "document_id", "admission_id", "text")]
+)
+_SCRATCH = pa.schema([("hash", pa.uint64()), *COLUMNS])
+_DAMAGED = (*UNREADABLE, pa.ArrowException, ValueError, KeyError, TypeError)
 
 
-def write_corpus(documents: Iterable[Document], folder: Path) -> None:
-    """Write documents, in any order, as a corpus in normal form; an older one is replaced."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Where one shard of a corpus lies: all that whoever reads it is told.
+
+    Attributes:
+        uri: of its file: `file://`, or a bucket that pyarrow reads by itself (`gs://`).
+        sha256: of the file, in hex, as the corpus's mark has it.
+    """
+
+    uri: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.uri.rpartition("/")[2]
+
+    def at(self, folder: str) -> Shard:
+        """Return the same shard where another machine sees it.
+
+        Args:
+            folder: URI of the corpus's folder there.
+        """
+        return Shard(f"{folder.rstrip('/')}/{self.name}", self.sha256)
+
+
+def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHARDS) -> None:
+    """Write documents, in any order, as a corpus in normal form; an older one is replaced.
+
+    Args:
+        documents: a lone surrogate in them, which no UTF-8 holds, becomes a question mark.
+        folder: where the files go.
+        shards: how many; the documents come in the same order whatever their number.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).unlink(missing_ok=True)
+    (folder / MARK).unlink(missing_ok=True)
+    for old in folder.glob(_name("*")):
+        old.unlink()
+    every = {_name(f"{i:04d}"): i for i in range(shards)}
+    digests = _write_shards(documents, folder, shards, every)
+    mark = folder / f"{MARK}.partial"
+    about = {"format": "confide-corpus", "version": _VERSION, "shards": digests}
+    mark.write_text(json.dumps(about, indent=1) + "\n")
+    mark.replace(folder / MARK)
+
+
+def remake_shards(documents: Iterable[Document], folder: Path, names: Collection[str]) -> None:
+    """Write some shards of a finished corpus again, and nothing else.
+
+    Args:
+        documents: all documents of the source.
+        folder: where the corpus's mark is.
+        names: of the files to be written.
+
+    Raises:
+        BadInput: no such corpus; or what was made is not what the mark says: then it is not kept.
+    """
+    expected = {shard.name: shard.sha256 for shard in shards_of(folder)}
+    wanted = {name: i for i, name in enumerate(expected) if name in names}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
-        parts = _partition(documents, Path(scratch))
-        whole = Path(scratch) / _DOCUMENTS
-        # No name and no time in the header: equal corpora are equal bytes.
-        with (
-            _private(whole).open("wb") as raw,
-            gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as out,
-        ):
-            for part in parts:
-                out.writelines(_sorted_lines(part))
-        whole.replace(folder / _DOCUMENTS)
-    mark = folder / f"{_MARK}.partial"
-    mark.write_text(json.dumps({"format": "confide-corpus", "version": _VERSION}) + "\n")
-    mark.replace(folder / _MARK)
+        made = _write_shards(documents, Path(scratch), len(expected), wanted)
+        if any(made[name] != expected[name] for name in wanted):
+            raise BadInput(
+                "its shards cannot be made again as they were",
+                where=str(folder),
+                fix="Delete the folder and run the corpus step again.",
+            )
+        for name in wanted:
+            (Path(scratch) / name).replace(folder / name)
+
+
+def is_corpus(folder: Path) -> bool:
+    """Return whether a folder has the mark of a corpus."""
+    return (folder / MARK).is_file()
+
+
+def shards_of(folder: Path) -> list[Shard]:
+    """Return the shards of a corpus in normal form, in the order of its units.
+
+    Raises:
+        BadInput: no such corpus, an unfinished one, or one of another version.
+    """
+    try:
+        return shards_of_mark((folder / MARK).read_bytes(), folder.resolve().as_uri())
+    except OSError:
+        raise _unfinished(str(folder)) from None
+
+
+def shards_of_mark(mark: bytes, folder: str) -> list[Shard]:
+    """Return the shards that the mark of a corpus names; as `shards_of`.
+
+    Args:
+        mark: content of `corpus.json`.
+        folder: URI of the folder that it was read from.
+    """
+    try:
+        about = json.loads(mark)
+        version = about["version"]
+        shards = [Shard(f"{folder}/{name}", digest) for name, digest in _digests(about)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _unfinished(folder) from None
+    if version != _VERSION:
+        raise BadInput(
+            f"corpus version {version} is not {_VERSION}", where=folder, fix="Import it again."
+        )
+    return shards
+
+
+def _digests(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return name and digest of every shard that a mark of this version names."""
+    if about["version"] != _VERSION:
+        return []
+    found = [(str(name), str(digest)) for name, digest in about["shards"].items()]
+    if [name for name, _ in found] != [_name(f"{i:04d}") for i in range(len(found))] or not found:
+        raise ValueError("not the names of shards")
+    return found
+
+
+def _unfinished(folder: str) -> BadInput:
+    return BadInput("not a finished corpus", where=folder, fix="Run the corpus step.")
 
 
 def open_corpus(folder: Path) -> Iterator[Document]:
     """Yield the documents of a corpus in normal form, grouped by patient and document.
 
     Raises:
-        BadInput: no such corpus, an unfinished one, or one of another version.
+        BadInput: no such corpus, an unfinished one, or one of another version; a damaged shard.
+    """
+    return itertools.chain.from_iterable(map(read_shard, shards_of(folder)))
+
+
+def read_shard(shard: Shard) -> Iterator[Document]:
+    """Yield the documents of one shard.
+
+    Raises:
+        BadInput: the file is not there, or not as it was written.
+    """
+    for table in read_tables(shard):
+        patients, documents, admissions, texts = (column.to_pylist() for column in table.columns)
+        for patient, document, admission, text in zip(
+            patients, documents, admissions, texts, strict=True
+        ):
+            yield Document(document, patient, text, admission)
+
+
+def read_tables(shard: Shard) -> Iterator[pa.Table]:
+    """Yield the rows of one shard as tables of `COLUMNS`, some megabytes of text each.
+
+    Raises:
+        BadInput: as `read_shard`.
     """
     try:
-        version = json.loads((folder / _MARK).read_text())["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files, path = fs.FileSystem.from_uri(shard.uri)
+        digest = hashlib.sha256()
+        with files.open_input_stream(path) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+        if digest.hexdigest() != shard.sha256:
+            raise ValueError("another digest")
+        with files.open_input_file(path) as source, pq.ParquetFile(source) as file:
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
+    except _DAMAGED:
+        # `from None`: the cause may quote what it read, which is private
         raise BadInput(
-            "not a finished corpus", where=str(folder), fix="Run the corpus step."
-        ) from error
-    if version != _VERSION:
-        raise BadInput(
-            f"corpus version {version} is not {_VERSION}", where=str(folder), fix="Import it again."
-        )
-    return _read(folder / _DOCUMENTS)
-
-
-def _read(path: Path) -> Iterator[Document]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield _document(json.loads(line))
-    except (*UNREADABLE, ValueError, TypeError):
-        # `from None`: the cause may quote the line, which is private
-        raise BadInput(
-            "the corpus is damaged", where=str(path), fix="Run the corpus step again."
+            "a shard of the corpus is missing or damaged",
+            where=shard.uri.removeprefix("file://"),
+            fix="Run the corpus step again: it makes this file anew.",
         ) from None
 
 
-def _document(row: object) -> Document:
-    if not (isinstance(row, list) and len(row) == 4 and all(isinstance(x, str) for x in row)):
-        raise TypeError("not a document")
-    patient, document, admission, text = row
-    return Document(document, patient, text, admission)
+# --- writing
+
+
+def _name(number: str) -> str:
+    return f"shard-{number}.parquet"
 
 
 def _private(path: Path) -> Path:
@@ -143,29 +283,120 @@ def _private(path: Path) -> Path:
     return path
 
 
-def _group_hash(patient_id: str) -> bytes:
-    return hashlib.blake2b(patient_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _group_hash(document: Document) -> int:
+    """Return 64 bits of the patient; of the document, where it names none."""
+    if document.patient_id:
+        return digest64(_KEY, "patient", document.patient_id)
+    return digest64(_KEY, "document", document.document_id)
 
 
-def _partition(documents: Iterable[Document], scratch: Path) -> list[Path]:
-    """Spread the documents over files by their patient's hash; return the files in hash order."""
-    paths = [_private(scratch / f"{i:02d}") for i in range(_PARTITIONS)]
-    with contextlib.ExitStack() as stack:
-        files: list[IO[bytes]] = [stack.enter_context(p.open("wb")) for p in paths]
-        for d in documents:
-            line = json.dumps([d.patient_id, d.document_id, d.admission_id, d.text]).encode()
-            files[_group_hash(d.patient_id)[0] * _PARTITIONS // 256].write(line + b"\n")
-    return paths
+def _write_shards(
+    documents: Iterable[Document], folder: Path, shards: int, wanted: Mapping[str, int]
+) -> dict[str, str]:
+    """Write the wanted files (name -> number) of so many shards; return their digests."""
+    parts_of_one = max(1, _PARTS // shards)
+    digests = {}
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
+        parts = _Parts(Path(scratch), shards * parts_of_one)
+        numbers = set(wanted.values())
+        for document in documents:
+            place = _group_hash(document)
+            if (place * shards >> 64) in numbers:
+                parts.add(place, document)
+        for name, number in wanted.items():
+            path = _private(Path(scratch) / name)
+            first = number * parts_of_one
+            _write_shard(path, parts.take(range(first, first + parts_of_one)))
+            with path.open("rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            path.replace(folder / name)
+    return digests
 
 
-def _sorted_lines(part: Path) -> list[bytes]:
-    """Return a partition's lines by patient hash, patient and document; stable within those."""
-    with part.open("rb") as lines:
-        keyed = [(_sort_key(line), line) for line in lines]
-    keyed.sort(key=lambda pair: pair[0])
-    return [line for _, line in keyed]
+class _Parts:
+    """Rows spread over ranges of hashes: in memory up to a limit, beyond it in files."""
+
+    def __init__(self, scratch: Path, parts: int) -> None:
+        self._scratch, self._parts = scratch, parts
+        self._rows: dict[int, list[tuple[int, Document]]] = {}
+        self._buffered = 0
+
+    def add(self, place: int, document: Document) -> None:
+        self._rows.setdefault(place * self._parts >> 64, []).append((place, document))
+        self._buffered += len(document.text) + 256
+        if self._buffered > _BUFFERED:
+            self._spill()
+
+    def _spill(self) -> None:
+        for part, rows in self._rows.items():
+            path = self._file(part)
+            if not path.exists():
+                _private(path)
+            with path.open("ab") as file, pa.ipc.new_stream(file, _SCRATCH) as out:
+                out.write_table(_table(rows))
+        self._rows, self._buffered = {}, 0
+
+    def _file(self, part: int) -> Path:
+        return self._scratch / f"{part:04d}"
+
+    def take(self, parts: Iterable[int]) -> Iterator[pa.Table]:
+        """Yield each part's rows by hash, patient and document; stable within those."""
+        by = [(name, "ascending") for name in ("hash", "patient_id", "document_id")]
+        for part in parts:
+            tables = [*self._spilled(part)]
+            if part in self._rows:
+                tables.append(_table(self._rows.pop(part)))
+            if tables:
+                table = pa.concat_tables(tables).combine_chunks()
+                yield table.take(pc.sort_indices(table, by)).select(COLUMNS.names)
+
+    def _spilled(self, part: int) -> Iterator[pa.Table]:
+        path = self._file(part)
+        if path.exists():
+            with path.open("rb") as file:
+                while file.tell() < path.stat().st_size:
+                    yield pa.ipc.open_stream(file).read_all()
+            path.unlink()
 
 
-def _sort_key(line: bytes) -> tuple[bytes, str, str]:
-    patient, document, _, _ = json.loads(line)
-    return _group_hash(patient), patient, document
+def _table(rows: list[tuple[int, Document]]) -> pa.Table:
+    hashes = pa.array([place for place, _ in rows], pa.uint64())
+    of_row = ((d.patient_id, d.document_id, d.admission_id, d.text) for _, d in rows)
+    columns = map(arrow_strings, zip(*of_row, strict=True))
+    return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
+
+
+def arrow_strings(values: Sequence[str]) -> pa.Array:
+    """Return strings as Arrow's, with a question mark for each lone surrogate."""
+    try:
+        return pa.array(values, _TEXT)
+    except UnicodeEncodeError:
+        return pa.array([v.encode("utf-8", "replace").decode() for v in values], _TEXT)
+
+
+def _write_shard(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Write rows in their order; what groups of rows there are depends on the rows alone."""
+    writer = pq.ParquetWriter(
+        path, COLUMNS, compression="zstd", compression_level=1, use_dictionary=False,
+        write_statistics=False, store_schema=False,
+    )  # fmt: skip
+    with writer:
+        waiting, size = [COLUMNS.empty_table()], 0
+        for table in tables:
+            ends = np.cumsum(pc.binary_length(table["text"]).to_numpy())
+            done = 0
+            while len(ends) > done and size + int(ends[-1]) - _before(ends, done) >= _ROW_GROUP:
+                room = _before(ends, done) + _ROW_GROUP - size
+                cut = int(np.searchsorted(ends, room)) + 1
+                waiting.append(table.slice(done, cut - done))
+                writer.write_table(pa.concat_tables(waiting), row_group_size=1 << 30)
+                waiting, size, done = [], 0, cut
+            waiting.append(table.slice(done))
+            size += (int(ends[-1]) if len(ends) else 0) - _before(ends, done)
+        if rest := pa.concat_tables(waiting):
+            writer.write_table(rest, row_group_size=1 << 30)
+
+
+def _before(ends: np.ndarray[Any, np.dtype[np.int64]], row: int) -> int:
+    """Return the bytes of text before a row."""
+    return int(ends[row - 1]) if row else 0

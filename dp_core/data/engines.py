@@ -10,16 +10,21 @@ once, by the step, after the merge.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import multiprocessing
+import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol, TypeVar
 
-from dp_core.errors import ConfideError
+from dp_core.errors import BadInput, ConfideError
 
+ENGINES = "in-process, pool, or spark://… (any master that Spark knows)"
+_PATIENCE = 1.0  # seconds of work before processes are started: that takes about as long
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -54,26 +59,42 @@ class InProcess:
 class ProcessPool:
     """Processes of this machine, one for each core.
 
+    The first shards are worked on in this process, for a moment: a small corpus is done before
+    any other process has started.
+
     Args:
         processes: how many.
+        patience: seconds that are worked here before processes are started.
     """
 
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
+    def __init__(self, processes: int, patience: float = _PATIENCE) -> None:
+        self._processes, self._patience = processes, patience
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
         """Yield the function's value of every shard, in their order."""
-        if len(shards) < 2 or self._processes < 2:
-            yield from map(function, shards)
-            return
+        begun = time.monotonic()
+        done = 0
+        while done < len(shards) and (
+            self._processes < 2
+            or len(shards) - done < 2
+            or time.monotonic() - begun < self._patience
+        ):
+            yield function(shards[done])
+            done += 1
+        if done < len(shards):
+            yield from self._by_processes(function, shards[done:])
+
+    def _by_processes(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
         # Not forked: threads of this process may hold locks that nobody would release there.
         context = multiprocessing.get_context("spawn")
         waiting = iter(shards)
-        with ProcessPoolExecutor(min(self._processes, len(shards)), context) as pool:
+        processes = min(self._processes, len(shards))
+        with ProcessPoolExecutor(processes, context, initializer=_use_one_core) as pool:
             ahead: deque[Future[R]] = deque()
-            for shard in itertools.islice(waiting, self._processes + 1):
-                ahead.append(pool.submit(function, shard))
             try:
+                # One more than there are processes: none waits while this one takes a result.
+                for shard in itertools.islice(waiting, processes + 1):
+                    ahead.append(pool.submit(function, shard))
                 while ahead:
                     result = ahead.popleft().result()
                     for shard in itertools.islice(waiting, 1):
@@ -88,3 +109,38 @@ class ProcessPool:
                 ) from None
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def _use_one_core() -> None:
+    """Keep libraries of a worker from starting threads for every core: each core has a worker."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def data_engine(name: str) -> DataEngine:
+    """Return the engine of a name, as CONFIDE_DATA_ENGINE has it.
+
+    Args:
+        name: `in-process`; `pool`, all cores that this process may use; or a Spark master.
+
+    Raises:
+        BadInput: no such engine, or Spark is not installed.
+    """
+    if name == "in-process":
+        return InProcess()
+    if name == "pool":
+        return ProcessPool(len(os.sched_getaffinity(0)))
+    if not name.startswith(("spark://", "local-cluster[", "local[", "k8s://", "yarn")):
+        raise BadInput(
+            f"unknown data engine {name!r}", where="CONFIDE_DATA_ENGINE", fix=f"Use {ENGINES}."
+        )
+    try:
+        # By name: only who asks for Spark needs it, and no release depends on its version.
+        spark = importlib.import_module("dp_core.data.spark")
+    except ImportError:
+        raise BadInput(
+            "Spark is not installed",
+            where="CONFIDE_DATA_ENGINE",
+            fix="Install pyspark where the steps run, or use pool.",
+        ) from None
+    engine: DataEngine = spark.Spark(name)
+    return engine

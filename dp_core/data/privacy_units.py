@@ -12,13 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from dp_core.data.corpus import Document, open_corpus
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dp_core.data.corpus import (
+    Document,
+    Shard,
+    arrow_strings,
+    open_corpus,
+    read_shard,
+    read_tables,
+)
 from dp_core.data.hashing import coin, generator
 from dp_core.data.tokens import word_starts
+from dp_core.data.word_codes import Encoder, HeldItems, encode_bert_words, held_items, ranges
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 T = TypeVar("T")
+Ints = NDArray[np.int64]
+_TOGETHER = 1 << 22  # bytes of text that are split at once: arrays of them stay in the cache
 
 
 def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> list[T]:
@@ -91,8 +106,12 @@ def nameless() -> BadInput:
 
 def document_unit_id(document: Document) -> str:
     """Return the id of the unit that a document is, if documents are the units."""
+    return _document_id(document.patient_id, document.document_id)
+
+
+def _document_id(patient_id: str, document_id: str) -> str:
     # The length makes the pair unambiguous whatever characters the ids hold.
-    return f"{len(document.patient_id)}:{document.patient_id}/{document.document_id}"
+    return f"{len(patient_id)}:{patient_id}/{document_id}"
 
 
 def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
@@ -110,8 +129,7 @@ def _documents(documents: Iterable[Document]) -> Iterator[Unit]:
 
 
 def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
-    if words < 1:
-        raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
+    _refuse_no_words(words)
     for document in _documents(documents):
         number = 0
         starts_of = word_starts(document.texts)
@@ -120,3 +138,127 @@ def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
             for begin, end in itertools.pairwise(cuts):
                 yield Unit(f"{document.unit_id}#{number}", [source.text[begin:end]], [source])
                 number += 1
+
+
+def _refuse_no_words(words: int) -> None:
+    if words < 1:
+        raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
+
+
+# --- many units at once
+
+
+@dataclass(frozen=True)
+class UnitTexts:
+    """Some units, each whole, and their texts. Private.
+
+    Attributes:
+        unit_ids: their names.
+        rows: int64 `[units + 1]`; unit u has the texts `texts[rows[u]:rows[u + 1]]`.
+        texts: strings of Arrow.
+    """
+
+    unit_ids: list[str]
+    rows: Ints
+    texts: pa.Array
+
+
+def words_of_units(
+    shard: Shard, unit: PrivacyUnit, words_per_unit: int, encode: Encoder
+) -> Iterator[HeldItems]:
+    """Yield the distinct words that each unit of a shard holds, some megabytes of text at a time.
+
+    The units are those of `iter_units`, in their order.
+
+    Args:
+        shard: of a corpus.
+        unit: what is protected.
+        words_per_unit: N, as for `iter_units`.
+        encode: splits texts into words.
+
+    Raises:
+        BadInput: as `iter_units`; or the shard is damaged.
+    """
+    if unit is PrivacyUnit.EXAMPLE and encode is encode_bert_words:
+        yield from _words_of_examples(shard, words_per_unit)
+        return
+    for block in unit_texts(shard, unit, words_per_unit):
+        words = encode(block.texts)
+        yield held_items(block.unit_ids, words, words.starts[block.rows])
+
+
+def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
+    """Yield the units of a shard with their texts; as `words_of_units`."""
+    if unit is PrivacyUnit.EXAMPLE:  # tuples are of BERT's words, whatever else is looked for
+        yield from in_blocks(units_of(read_shard(shard), unit, words_per_unit))
+        return
+    left = None
+    for rows in read_tables(shard):
+        table = rows if left is None else pa.concat_tables([left, rows])
+        starts = _unit_starts(table, unit)
+        yield from _cut(table, starts, unit)
+        left = table.slice(starts[-1])  # the last unit may go on
+    if left is not None:
+        yield from _cut(left, np.array([0, len(left)]), unit)
+
+
+def _unit_starts(table: pa.Table, unit: PrivacyUnit) -> Ints:
+    """Return the rows at which units begin."""
+    columns = ["patient_id"] if unit is PrivacyUnit.PATIENT else ["patient_id", "document_id"]
+    begins = np.ones(len(table), np.bool_)
+    begins[1:] = False
+    for name in columns:
+        column = table[name].combine_chunks()
+        other = pc.not_equal(column[1:], column[:-1])
+        begins[1:] |= other.to_numpy(zero_copy_only=False)
+    return np.flatnonzero(begins)
+
+
+def _cut(table: pa.Table, bounds: Ints, unit: PrivacyUnit) -> Iterator[UnitTexts]:
+    """Yield the units between bounds in blocks of a few megabytes."""
+    ends = np.cumsum(pc.binary_length(table["text"]).to_numpy())
+    before = np.concatenate([[0], ends])[bounds]
+    first = 0
+    while first < len(bounds) - 1:
+        last = int(np.searchsorted(before, before[first] + _TOGETHER))
+        last = min(max(last, first + 1), len(bounds) - 1)
+        begin, end = int(bounds[first]), int(bounds[last])
+        names = table.select(["patient_id", "document_id"]).take(pa.array(bounds[first:last]))
+        patients, documents = (column.to_pylist() for column in names.columns)
+        if unit is PrivacyUnit.PATIENT:
+            if not all(patients):
+                raise nameless()
+            ids = patients
+        else:
+            ids = [_document_id(p, d) for p, d in zip(patients, documents, strict=True)]
+        texts = table["text"].slice(begin, end - begin).combine_chunks()
+        yield UnitTexts(ids, bounds[first : last + 1] - begin, texts)
+        first = last
+
+
+def _words_of_examples(shard: Shard, words_per_unit: int) -> Iterator[HeldItems]:
+    """Yield tuples of running words: each text is cut anew, each document numbers its tuples."""
+    _refuse_no_words(words_per_unit)
+    for block in unit_texts(shard, PrivacyUnit.DOCUMENT, words_per_unit):
+        words = encode_bert_words(block.texts)
+        tuples = -(-np.diff(words.starts) // words_per_unit)
+        numbers = ranges(np.zeros_like(tuples), tuples)
+        bounds = np.append(
+            np.repeat(words.starts[:-1], tuples) + numbers * words_per_unit, words.starts[-1]
+        )
+        of_document = np.diff(np.concatenate([[0], np.cumsum(tuples)])[block.rows])
+        ids = [
+            f"{document}#{number}"
+            for document, count in zip(block.unit_ids, of_document.tolist(), strict=True)
+            for number in range(count)
+        ]
+        yield held_items(ids, words, bounds)
+
+
+def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:
+    """Yield the same units, a thousand at a time."""
+    source = iter(units)
+    while block := list(itertools.islice(source, 1000)):
+        rows = np.concatenate([[0], np.cumsum([len(unit.texts) for unit in block])])
+        texts = arrow_strings([text for unit in block for text in unit.texts])
+        yield UnitTexts([unit.unit_id for unit in block], rows, texts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.hashing import digest64
-from dp_core.data.privacy_units import Unit, bounded_sample
+from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, units_of
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 _VERSION = 2
 _MARK = "store.json"
@@ -113,6 +115,85 @@ class TokenStore:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Rows of some units, as a store holds them. Private.
+
+    Attributes:
+        tokens: `[rows, S]` ids, padded. lengths: `[rows]`.
+        unit_rows: int64 `[units + 1]`, from 0. unit_keys: uint64 `[units]`.
+    """
+
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int32]
+    unit_rows: npt.NDArray[np.int64]
+    unit_keys: npt.NDArray[np.uint64]
+
+
+class RowPacker:
+    """Packs rows, unit by unit, into the arrays of a store.
+
+    Args:
+        sequence_length: S.
+        vocabulary_size: every id must be below it.
+        key: keys the hash of the unit ids; any stable bytes.
+        pad: the id of [PAD].
+    """
+
+    def __init__(
+        self, sequence_length: int, vocabulary_size: int, *, key: bytes = b"", pad: int = 0
+    ) -> None:
+        self._length, self._vocabulary = sequence_length, vocabulary_size
+        self._key, self._pad = key, pad
+        self.dtype = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+        self._tokens, self._lengths = bytearray(), bytearray()
+        self._unit_rows, self._unit_keys = [0], list[int]()
+
+    def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
+        """Append a unit's rows; a unit without rows leaves no trace.
+
+        Raises:
+            BadInput: a row that is empty or too long, or an id outside the vocabulary.
+        """
+        if not rows:
+            return
+        lengths = [len(row) for row in rows]
+        if min(lengths) < 1 or max(lengths) > self._length:
+            raise BadInput(
+                f"a row must have 1 to {self._length} ids", where="token store", fix="Cut rows."
+            )
+        block = np.full((len(rows), self._length), self._pad, np.int64)
+        for i, row in enumerate(rows):
+            block[i, : lengths[i]] = row
+        if block.min() < 0 or block.max() >= self._vocabulary:
+            raise BadInput(
+                f"an id is outside the vocabulary of {self._vocabulary}",
+                where="token store",
+                fix="Use the tokenizer of this vocabulary.",
+            )
+        self._tokens += block.astype(self.dtype).tobytes()
+        self._lengths += np.array(lengths, "<i4").tobytes()
+        self._unit_rows.append(self._unit_rows[-1] + len(rows))
+        self._unit_keys.append(digest64(self._key, "unit", unit_id))
+
+    @property
+    def nbytes(self) -> int:
+        """How much the tokens take."""
+        return len(self._tokens)
+
+    def take(self) -> PackedRows:
+        """Return what was added since the last time."""
+        packed = PackedRows(
+            np.frombuffer(self._tokens, self.dtype).reshape(-1, self._length),
+            np.frombuffer(self._lengths, "<i4"),
+            np.array(self._unit_rows, np.int64),
+            np.array(self._unit_keys, np.uint64),
+        )
+        self._tokens, self._lengths = bytearray(), bytearray()
+        self._unit_rows, self._unit_keys = [0], []
+        return packed
+
+
 class TokenStoreWriter:
     """Writes a store, unit by unit; an older one in the folder is replaced.
 
@@ -137,8 +218,8 @@ class TokenStoreWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / _MARK).unlink(missing_ok=True)
         self._length, self._vocabulary = sequence_length, vocabulary_size
-        self._key, self._pad = key, pad
-        self._dtype = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+        self._packer = RowPacker(sequence_length, vocabulary_size, key=key, pad=pad)
+        self._dtype = self._packer.dtype
         dtypes = {"tokens": self._dtype, **_COLUMNS}
         self._files = {n: _AppendedFile(_file(self._folder, n), t) for n, t in dtypes.items()}
         self._rows = 0
@@ -150,27 +231,14 @@ class TokenStoreWriter:
         Raises:
             BadInput: a row that is empty or too long, or an id outside the vocabulary.
         """
-        if not rows:
-            return
-        lengths = [len(row) for row in rows]
-        if min(lengths) < 1 or max(lengths) > self._length:
-            raise BadInput(
-                f"a row must have 1 to {self._length} ids", where="token store", fix="Cut rows."
-            )
-        block = np.full((len(rows), self._length), self._pad, np.int64)
-        for i, row in enumerate(rows):
-            block[i, : lengths[i]] = row
-        if block.min() < 0 or block.max() >= self._vocabulary:
-            raise BadInput(
-                f"an id is outside the vocabulary of {self._vocabulary}",
-                where="token store",
-                fix="Use the tokenizer of this vocabulary.",
-            )
-        self._rows += len(rows)
-        self._files["tokens"].append(block)
-        self._files["lengths"].append(lengths)
-        self._files["unit_rows"].append([self._rows])
-        self._files["unit_keys"].append([digest64(self._key, "unit", unit_id)])
+        self._packer.add_unit(unit_id, rows)
+        if self._packer.nbytes >= _FLUSH_BYTES:
+            self._append(self._packer.take())
+
+    def add_packed(self, rows: PackedRows) -> None:
+        """Append packed rows, of this sequence length and vocabulary."""
+        self._append(self._packer.take())
+        self._append(rows)
 
     def add_units_of(self, store: TokenStore, first: int, last: int) -> None:
         """Append units `first` to `last` − 1 of another store, with their keys.
@@ -181,11 +249,21 @@ class TokenStoreWriter:
         if (store.sequence_length, store.vocabulary_size) != (self._length, self._vocabulary):
             raise BadInput("the rows of two stores are of unlike kinds", where="token store")
         start, end = int(store.unit_rows[first]), int(store.unit_rows[last])
-        self._files["tokens"].append(store.tokens[start:end])
-        self._files["lengths"].append(store.lengths[start:end])
-        self._files["unit_rows"].append(store.unit_rows[first + 1 : last + 1] - start + self._rows)
-        self._files["unit_keys"].append(store.unit_keys[first:last])
-        self._rows += end - start
+        self.add_packed(
+            PackedRows(
+                store.tokens[start:end],
+                store.lengths[start:end],
+                store.unit_rows[first : last + 1] - start,
+                store.unit_keys[first:last],
+            )
+        )
+
+    def _append(self, rows: PackedRows) -> None:
+        self._files["tokens"].append(rows.tokens)
+        self._files["lengths"].append(rows.lengths)
+        self._files["unit_rows"].append(rows.unit_rows[1:] + self._rows)
+        self._files["unit_keys"].append(rows.unit_keys)
+        self._rows += len(rows.lengths)
 
     def finish(self) -> TokenStore:
         """Complete the store and open it.
@@ -193,6 +271,7 @@ class TokenStoreWriter:
         Raises:
             BadInput: no unit had a row.
         """
+        self._append(self._packer.take())
         if not self._rows:
             raise BadInput("there is no text", where="token store", fix="Check the corpus.")
         for file in self._files.values():
@@ -373,3 +452,74 @@ def _even_parts(ids: list[int], room: int) -> list[list[int]]:
     n = -(-len(ids) // room)
     cuts = [len(ids) * i // n for i in range(n + 1)] if n else []
     return [ids[a:b] for a, b in itertools.pairwise(cuts)]
+
+
+Planted = Callable[[str, list[list[int]]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """From a shard to its units' rows: of units that train, and of those that only measure.
+
+    Attributes:
+        unit: what is protected. words_per_unit: N, for the unit `example`.
+        tokenizer: as JSON, as `Tokenizer.to_str` writes it.
+        sequence_length: S. max_examples_per_unit: most rows of a unit.
+        key: public coins. holdout: share of units that only measure.
+        plant: adds canaries to the rows of a unit that trains, given its id.
+        noted: of so many units that only measure the texts are handed over, too.
+    """
+
+    unit: PrivacyUnit
+    words_per_unit: int
+    tokenizer: str
+    sequence_length: int
+    max_examples_per_unit: int
+    key: bytes
+    holdout: float
+    plant: Planted
+    noted: int = 0
+
+    def __call__(self, shard: Shard) -> CutShard:
+        """Return the rows of the shard's units."""
+        tokenizer = Tokenizer.from_str(self.tokenizer)
+        tokenizer.encode_special_tokens = True  # "[MASK]" in a note is text; JSON does not say so
+        train, held_out = (
+            RowPacker(self.sequence_length, tokenizer.get_vocab_size(), key=self.key)
+            for _ in range(2)
+        )
+        texts: list[list[str]] = []
+        count = 0
+        cut = located_rows_of_units(
+            units_of(read_shard(shard), self.unit, self.words_per_unit),
+            tokenizer,
+            sequence_length=self.sequence_length,
+            max_examples_per_unit=self.max_examples_per_unit,
+            key=self.key,
+        )
+        for unit, located in cut:
+            count += 1
+            rows = [row for _, row in located]
+            if is_held_out(unit.unit_id, self.holdout, self.key):
+                held_out.add_unit(unit.unit_id, rows)
+                if len(texts) < self.noted:
+                    texts.append(unit.texts)
+            else:
+                train.add_unit(unit.unit_id, self.plant(unit.unit_id, rows))
+        return CutShard(count, train.take(), held_out.take(), texts)
+
+
+@dataclass(frozen=True)
+class CutShard:
+    """What `ShardRows` makes of a shard. Private.
+
+    Attributes:
+        units: how many there are, also without rows.
+        train, held_out: the rows.
+        texts: of the first units that only measure.
+    """
+
+    units: int
+    train: PackedRows
+    held_out: PackedRows
+    texts: list[list[str]]

@@ -16,18 +16,26 @@ dominating pairs: Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 10).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dp_core.data.privacy_units import Unit
-from dp_core.data.tokens import split_words
-from dp_core.vocabulary.partition_selection import ItemSets, item_sets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dp_core.data.corpus import Shard
+from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks
+from dp_core.data.word_codes import HeldItems, WordCodes, encode_bert_words
+from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 
 if TYPE_CHECKING:
     from dp_core.phrases.calibration import PhrasePlan
     from dp_core.privacy.seed_store import PrivacySeed
 
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Counts = Mapping[str, int]  # a phrase, its words joined by single spaces -> estimate of its units
 
 
@@ -47,33 +55,103 @@ class Candidates:
 
     def of(self, texts: Iterable[str]) -> set[str]:
         """Return the candidates that a unit's texts hold."""
-        found: set[str] = set()
-        size, parts = self.part_length, self.parts
-        inner = self.length - size + 1  # parts within a phrase
-        for text in texts:
-            words = split_words(text)
-            run = 0  # released parts in a row, up to here
-            for last in range(size, len(words) + 1):
-                run = run + 1 if " ".join(words[last - size : last]) in parts else 0
-                if run >= inner:
-                    found.add(" ".join(words[last - self.length : last]))
-        return found
+        (block,) = in_blocks([Unit("", list(texts))])
+        return set(self.held(block).items.to_pylist())
+
+    def held(self, block: UnitTexts) -> HeldItems:
+        """Return the distinct candidates that each of many units holds."""
+        words = encode_bert_words(block.texts)
+        ends = np.repeat(words.starts[1:], np.diff(words.starts))  # of the text of each word
+        begins = np.flatnonzero(self._released_parts(words, ends))
+        inner = self.length - self.part_length + 1  # parts within a phrase
+        # That many parts in a row, each one word on: then the first and the last one are so far
+        # apart that every part between them is there.
+        last = inner - 1
+        in_a_row = begins[last:] - begins[: len(begins) - last] == last
+        begins = begins[: len(begins) - last][in_a_row]
+        begins = begins[begins + self.length <= ends[begins]]  # and all in one text
+        numbers, phrases = _numbered(words, begins, self.length)
+        owners = np.searchsorted(words.starts[block.rows], begins, "right") - 1
+        pairs = np.unique(owners * max(1, len(phrases)) + numbers)
+        owners, members = np.divmod(pairs, max(1, len(phrases)))
+        starts = np.searchsorted(owners, np.arange(len(block.unit_ids) + 1))
+        return HeldItems(block.unit_ids, phrases, starts, members.astype(np.int32))
+
+    def _released_parts(self, words: WordCodes, ends: Ints) -> Flags:
+        """Return whether a released part begins at each running word."""
+        number = {word: i for i, word in enumerate(words.words.to_pylist())}
+        if self.part_length == 1:
+            known = np.zeros(max(1, len(number)), np.bool_)
+            known[[number[part] for part in self.parts if part in number]] = True
+            return known[words.codes]
+        spelled = [part.split(" ") for part in self.parts]
+        parts = [[number[w] for w in part] for part in spelled if number.keys() >= set(part)]
+        flags = np.zeros(len(words.codes), np.bool_)
+        if not parts:
+            return flags
+        places = np.flatnonzero(np.arange(len(ends)) + self.part_length <= ends)
+        # Word after word: the numbers of the parts' beginnings, and of what stands in the text.
+        table = np.array(parts, np.int64)
+        beginnings, here = table[:, 0], words.codes[places]
+        for k in range(1, self.part_length):
+            known_pairs = beginnings * len(number) + table[:, k]
+            distinct, beginnings = np.unique(known_pairs, return_inverse=True)
+            pairs = here * len(number) + words.codes[places + k]
+            found = np.searchsorted(distinct, pairs)
+            there = distinct[np.minimum(found, len(distinct) - 1)] == pairs
+            places, here = places[there], found[there]
+        flags[places] = True
+        return flags
 
 
-def phrase_sets(
-    units: Iterable[Unit],
-    candidates: Candidates,
-    per_unit: int,
-    key: bytes,
-    declared_units: int | None = None,
-) -> ItemSets:
-    """Return the bounded candidates of one shard's units. Private; arguments as of `item_sets`."""
-    held = ((unit.unit_id, candidates.of(unit.texts)) for unit in units)
-    return item_sets(held, per_unit, key, declared_units=declared_units)
+def _numbered(words: WordCodes, begins: Ints, length: int) -> tuple[Ints, pa.Array]:
+    """Return for the phrase that begins at each place its number, and the distinct phrases."""
+    numbers, first = words.codes[begins], np.arange(len(begins))
+    for k in range(1, length):
+        pairs = numbers * max(1, len(words.words)) + words.codes[begins + k]
+        _, first, numbers = np.unique(pairs, return_index=True, return_inverse=True)
+    columns = [words.words.take(pa.array(words.codes[begins[first] + k])) for k in range(length)]
+    return numbers, pc.binary_join_element_wise(*columns, pa.scalar(" ", pa.large_string()))
+
+
+@dataclass(frozen=True)
+class PhraseSets:
+    """From the units of one shard to the bounded candidates of a round; fields as of `item_sets`.
+
+    Attributes:
+        candidates: of the round.
+    """
+
+    candidates: Candidates
+    items_per_unit: int
+    key: bytes = field(repr=False)
+    declared_units: int | None = None
+
+    def __call__(self, blocks: Iterable[UnitTexts]) -> ItemSets:
+        """Return the sets of the units, each whole in one block."""
+        held = map(self.candidates.held, blocks)
+        return bounded_sets(held, self.items_per_unit, self.key, self.declared_units, ())
+
+
+@dataclass(frozen=True)
+class PhraseSetsOfShard:
+    """From a shard to the bounded candidates of a round.
+
+    Attributes:
+        read: yields the shard's units with their texts.
+        sets: the round.
+    """
+
+    read: Callable[[Shard], Iterable[UnitTexts]]
+    sets: PhraseSets
+
+    def __call__(self, shard: Shard) -> ItemSets:
+        """Return the sets of the shard's units."""
+        return self.sets(self.read(shard))
 
 
 def release_phrases(
-    shards: Callable[[], Iterable[Iterable[Unit]]],
+    gather: Callable[[PhraseSets], Sequence[ItemSets]],
     plan: PhrasePlan,
     words: Collection[str],
     seed: PrivacySeed,
@@ -85,7 +163,8 @@ def release_phrases(
     noise, so that a retry of the same release reveals nothing more.
 
     Args:
-        shards: gives all units anew in every round, each unit once, in any number of shards.
+        gather: gives the sets of every shard, in any number of shards, in which each unit is once:
+            asked anew in every round, for another round's sets.
         plan: rounds and their mechanism.
         words: words that may stand in a phrase; a release or public. They must not come from
             private text in any other way.
@@ -101,10 +180,7 @@ def release_phrases(
     parts, part_length = words, 1
     for length in plan.lengths:
         candidates = Candidates(length, part_length, parts)
-        sets = [
-            phrase_sets(shard, candidates, each.items_per_unit, key, each.declared_units)
-            for shard in shards()
-        ]
+        sets = gather(PhraseSets(candidates, each.items_per_unit, key, each.declared_units))
         bound_to = context + f" phrases of {length} words".encode()
         released[length] = each.release(sets, seed, bound_to)
         parts, part_length = released[length], length

@@ -11,11 +11,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 from tokenizers import Tokenizer, decoders, processors
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.data.word_codes import WordCodes, encode_with
 from dp_core.errors import BadInput
 from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 from dp_core.vocabulary.wordpiece import refuse_no_words
@@ -30,6 +32,11 @@ def split_words(text: str) -> list[str]:
     """Return the words of a text as GPT-2 cuts it, in order, in the characters of `ALPHABET`."""
     safe = text.encode("utf-8", "replace").decode()  # Rust's strings hold no lone surrogates
     return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(safe)]
+
+
+def encode_words(texts: pa.Array) -> WordCodes:
+    """Return the words of many texts, strings of Arrow, as `split_words` gives them."""
+    return encode_with(split_words, texts)
 
 
 def spelt(word: str) -> str:

@@ -17,16 +17,14 @@ What is drawn is what `event()` says, and the accounting reads nothing else.
 from __future__ import annotations
 
 import abc
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.data.hashing import digest64
-from dp_core.data.privacy_units import bounded_sample
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.discrete_gaussian import lattice_gaussian
 from dp_core.privacy.mechanisms import (
@@ -37,6 +35,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.vocabulary.calibration import HistogramPlan, refuse_unearned
 from dp_core.vocabulary.dp_histogram import release as release_counts
+from dp_core.vocabulary.item_sets import ItemSets
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed
@@ -49,94 +48,29 @@ HOPELESS = 2.0  # deviations by which the first round may have been too low (mad
 ABOVE = 2.0  # deviations above the threshold: the level of mad; 3 for policy (Gopi et al.)
 
 
-@dataclass(frozen=True)
-class ItemSets:
-    """One shard: units' sets of items, bounded, each unit once. Private.
+class _Numbered(Sequence[ItemSets]):
+    """Shards whose items have the numbers of one list of all items, renumbered as they are read."""
 
-    Attributes:
-        items: distinct items of the shard. starts: int64 `[units + 1]`; unit u holds the items
-            `members[starts[u]:starts[u + 1]]`, int32.
-        order: uint64 `[units]`, public coins: the order in which a sequential mechanism takes them.
-        items_per_unit: N, most distinct items of a unit. declared_units: most units, if checked.
-    """
+    def __init__(self, shards: Sequence[ItemSets]) -> None:
+        self._shards = shards
+        self.items = sorted(set().union(*(shard.items for shard in shards)))
+        self._number = {item: i for i, item in enumerate(self.items)}
 
-    items: list[str] = field(repr=False)
-    starts: NDArray[np.int64] = field(repr=False)
-    members: NDArray[np.int32] = field(repr=False)
-    order: NDArray[np.uint64] = field(repr=False)
-    items_per_unit: int
-    declared_units: int | None = None
+    def __len__(self) -> int:
+        return len(self._shards)
 
-    @property
-    def units(self) -> int:
-        """How many units the shard holds. Private."""
-        return len(self.order)
+    @overload
+    def __getitem__(self, index: int) -> ItemSets: ...
 
-    @property
-    def owners(self) -> NDArray[np.int64]:
-        """The unit of each of `members`."""
-        return np.repeat(np.arange(self.units), np.diff(self.starts))
+    @overload
+    def __getitem__(self, index: slice) -> list[ItemSets]: ...
 
-
-def item_sets(
-    units: Iterable[tuple[str, Iterable[str]]],
-    items_per_unit: int,
-    key: bytes,
-    *,
-    declared_units: int | None = None,
-    exclude: Collection[str] = frozenset(),
-) -> ItemSets:
-    """Return the units' sets of items, bounded before anything is counted.
-
-    Items of `exclude` are nobody's: they are taken out of a unit before its items are bounded, so
-    that all N of them may be others. **This leaves the sensitivity as it is**: for a list that is
-    fixed before the private text is read, what a unit brings is still a function of that unit alone
-    (its items without the list's, bounded), and still N of them at most. A list that depends on the
-    private text would break both, so it is made of public text, and the release's manifest holds
-    its digest.
-
-    Args:
-        units: (id, items) of every unit of the shard, once.
-        items_per_unit: N; where a unit has more distinct items, N of them are drawn uniformly, by
-            the unit's own coins.
-        key: public coins for that draw, and for the order of units.
-        declared_units: the public upper bound on the number of units (of this shard).
-        exclude: public items, which need no release: they count nowhere.
-
-    Raises:
-        BadInput: more units than declared. (How many there are is private, and not said.)
-    """
-    if items_per_unit < 1:
-        raise BadInput(f"{items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more.")
-    public = frozenset(exclude)
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__  # an item met first gets the next number
-    members: list[int] = []
-    starts, order = [0], []
-    for count, (unit_id, items) in enumerate(units, 1):
-        if declared_units is not None and count > declared_units:
-            raise BadInput(
-                f"the corpus holds more units than the declared bound of {declared_units}",
-                where="declared_units",
-                fix="Declare a higher bound, from public knowledge.",
-            )
-        distinct: Collection[str] = set(items)
-        if public:
-            distinct = {item for item in distinct if item not in public}
-        if len(distinct) > items_per_unit:
-            # Sorted: the order of a set differs between processes.
-            distinct = bounded_sample(sorted(distinct), items_per_unit, unit_id, key)
-        members.extend(map(numbers.__getitem__, distinct))
-        starts.append(len(members))
-        order.append(digest64(key, "order of units", unit_id))
-    return ItemSets(
-        list(numbers),
-        np.array(starts, np.int64),
-        np.array(members, np.int32),
-        np.array(order, np.uint64),
-        items_per_unit,
-        declared_units,
-    )
+    def __getitem__(self, index: int | slice) -> ItemSets | list[ItemSets]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        shard = self._shards[index]
+        numbers = np.array([self._number[item] for item in shard.items], np.int32)
+        return replace(shard, items=self.items, members=numbers[shard.members])
 
 
 @dataclass(frozen=True)
@@ -241,7 +175,7 @@ class _Round:
     """What a round may know when it weighs: nothing that is not noised, but the shard itself."""
 
     number: int
-    live: Flags  # of the shard's items: they still count
+    live: Flags  # of all items: they still count
 
 
 @dataclass(frozen=True)
@@ -281,13 +215,15 @@ class Weighted(PartitionSelection):
         shares: Floats = np.minimum(self.what.largest, 1 / np.sqrt(np.maximum(held, 1)))
         return shares
 
-    def weigh_all(
-        self, shards: Sequence[ItemSets], places: Sequence[Places], now: Sequence[_Round], size: int
-    ) -> Places:
-        """Return the sum over shards, by item: `weigh` of each, merged."""
-        total = np.zeros(size, np.int64)
-        for shard, place, known in zip(shards, places, now, strict=True):
-            total[place] += self.weigh(shard, known)
+    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
+        """Return the sum over shards, by item: `weigh` of each, merged.
+
+        Args:
+            shards: with one list of items. now: the round.
+        """
+        total = np.zeros(len(now.live), np.int64)
+        for shard in shards:
+            total += self.weigh(shard, now)
         return total
 
     def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
@@ -301,11 +237,10 @@ class Weighted(PartitionSelection):
     ) -> dict[str, int]:
         """Return the released items, each with an estimate of how many units hold it."""
         self.check(shards)
-        items = sorted(set().union(*(shard.items for shard in shards)))
+        numbered = _Numbered(shards)
+        items = numbered.items
         if not items:
             return {}
-        index = {item: i for i, item in enumerate(items)}
-        places = [np.array([index[i] for i in s.items], np.int64) for s in shards]
         live = np.ones(len(items), np.bool_)
         passed_in = np.full(len(items), -1)
         evidence: list[Places] = []
@@ -319,8 +254,7 @@ class Weighted(PartitionSelection):
             return out
 
         for number in rounds:
-            now = [_Round(number, live[place]) for place in places]
-            evidence.append(noised(number, self.weigh_all(shards, places, now, len(items))))
+            evidence.append(noised(number, self.weigh_all(numbered, _Round(number, live))))
             for first, until, threshold in self.what.checks:
                 if until == number:
                     total = np.sum(evidence[first : until + 1], axis=0)
@@ -331,9 +265,8 @@ class Weighted(PartitionSelection):
         live = passed_in >= 0
         each = self.what.scales[last] // np.ceil(np.sqrt(self.items_per_unit)).astype(int)
         sums = np.zeros(len(items), np.int64)
-        for shard, place in zip(shards, places, strict=True):
-            ones = np.full(shard.units, each, np.int64)
-            sums[place] += _added(shard, ones, live[place])
+        for shard in numbered:
+            sums += _added(shard, np.full(shard.units, each, np.int64), live)
         counted = noised(last, sums)[live] / each
         total = np.sum(evidence, axis=0)[live]
         units = _estimates(
@@ -408,19 +341,20 @@ class MaxAdaptiveDegree(Weighted):
     and rounded once.
     """
 
-    def weigh_all(
-        self, shards: Sequence[ItemSets], places: Sequence[Places], now: Sequence[_Round], size: int
-    ) -> Places:
-        """Return the rerouted sums: one pass for what is beyond the level, one to give it back."""
-        first = np.zeros(size)
-        for shard, place, known in zip(shards, places, now, strict=True):
-            first[place] += self.first_pass(shard, known)
-        level = self._level(now[0].number)
+    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
+        """Return the rerouted sums: one pass for what is beyond the level, one to give it back.
+
+        Unit after unit is added to one sum: so rounding is the same whatever the shards are.
+        """
+        first = np.zeros(len(now.live))
+        for shard in shards:
+            self.first_pass(shard, now, first)
+        level = self._level(now.number)
         beyond = np.maximum(0.0, 1 - level / np.maximum(first, level))
         total = np.minimum(first, level)
-        for shard, place, known in zip(shards, places, now, strict=True):
-            total[place] += self.second_pass(shard, known, beyond[place])
-        rounded: Places = np.floor(total * self.what.scales[now[0].number]).astype(np.int64)
+        for shard in shards:
+            self.second_pass(shard, now, beyond, total)
+        rounded: Places = np.floor(total * self.what.scales[now.number]).astype(np.int64)
         return rounded
 
     def _level(self, number: int) -> float:
@@ -429,23 +363,24 @@ class MaxAdaptiveDegree(Weighted):
         level = (threshold + ABOVE * self.what.deviation) / self.what.scales[number]
         return float(max(1.0, level))
 
-    def first_pass(self, shard: ItemSets, now: _Round) -> Floats:
-        """Return of each item of the shard the sum of 1/d."""
+    def first_pass(self, shard: ItemSets, now: _Round, total: Floats) -> None:
+        """Add to each item 1/d of each of its units in the shard."""
         held, owners, members = _live(shard, now)
-        return np.bincount(members, 1 / held[owners], minlength=len(shard.items)).astype(np.float64)
+        np.add.at(total, members, 1 / held[owners])
 
-    def second_pass(self, shard: ItemSets, now: _Round, beyond: Floats) -> Floats:
-        """Return of each item what comes back to it, and 1/√d − 1/d of each of its units.
+    def second_pass(self, shard: ItemSets, now: _Round, beyond: Floats, total: Floats) -> None:
+        """Add to each item what comes back to it, and 1/√d − 1/d of each of its units.
 
         Args:
             shard: units. now: the round.
             beyond: share of each item's sum that is beyond the level.
+            total: of each item.
         """
         held, owners, members = _live(shard, now)
         back = np.bincount(owners, beyond[members], minlength=shard.units) / np.maximum(held, 1)
         degree = max(4, self.items_per_unit)
         each = back / degree + 1 / np.sqrt(np.maximum(held, 1)) - 1 / np.maximum(held, 1)
-        return np.bincount(members, each[owners], minlength=len(shard.items)).astype(np.float64)
+        np.add.at(total, members, each[owners])
 
 
 @dataclass(frozen=True)
@@ -472,25 +407,23 @@ class Policy(Weighted):
     A unit moves the weights of its items that are below the level straight towards it, by at most
     1 in l2 norm (a projection, which brings neighbours no further apart): nothing is wasted on
     items that are sure to pass. Each unit sees what those before it did, so the units of all
-    shards are taken one after the other, in the order of coins: sequential, on one machine.
+    shards are taken one after the other, in the order of coins: sequential, on one machine, and
+    all in memory.
     """
 
     spread: ClassVar[float] = 10.0  # weights end at the level, whatever the counts
 
-    def weigh_all(
-        self, shards: Sequence[ItemSets], places: Sequence[Places], now: Sequence[_Round], size: int
-    ) -> Places:
+    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
         """Return the weights after the last unit, rounded."""
         level = (self.what.checks[0][2] + 3 * self.what.deviation) / self.what.scales[0]
-        weights = np.zeros(size)
+        weights = np.zeros(len(now.live))
+        held = list(shards)
         every = sorted(
-            (int(shard.order[u]), s, u)
-            for s, shard in enumerate(shards)
-            for u in range(shard.units)
+            (int(shard.order[u]), s, u) for s, shard in enumerate(held) for u in range(shard.units)
         )
         for _, s, u in every:
-            shard = shards[s]
-            mine = places[s][shard.members[shard.starts[u] : shard.starts[u + 1]]]
+            shard = held[s]
+            mine = shard.members[shard.starts[u] : shard.starts[u + 1]]
             room = np.maximum(0.0, level - weights[mine])
             length = float(np.sqrt(room @ room))
             if length > 0:

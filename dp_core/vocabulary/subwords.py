@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
+from dp_core.data.word_codes import Encoder, encode_bert_words
 from dp_core.vocabulary import byte_level, wordpiece
 
 SubwordKind = Literal["wordpiece", "byte-level-bpe"]
@@ -25,6 +26,7 @@ class Subwords:
 
     Attributes:
         split: from a text to the words that are counted.
+        encode: the same of many texts at once.
         learn: from the words' counts, a size and words to be kept whole to a tokenizer.
         spelt: from a word as `split` gives it to the characters that it stands for.
         save: writes a tokenizer into a folder.
@@ -32,6 +34,7 @@ class Subwords:
     """
 
     split: Callable[[str], list[str]]
+    encode: Encoder
     spelt: Callable[[str], str]
     learn: Callable[[Mapping[str, int], int, Sequence[str]], Tokenizer]
     save: Callable[[Tokenizer, Path], None]
@@ -41,6 +44,7 @@ class Subwords:
 KINDS: Mapping[SubwordKind, Subwords] = {
     "wordpiece": Subwords(
         split_words,
+        encode_bert_words,
         str,
         wordpiece.learn,
         wordpiece.save,
@@ -48,6 +52,7 @@ KINDS: Mapping[SubwordKind, Subwords] = {
     ),
     "byte-level-bpe": Subwords(
         byte_level.split_words,
+        byte_level.encode_words,
         byte_level.spelt,
         byte_level.learn,
         byte_level.save,

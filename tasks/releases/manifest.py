@@ -28,7 +28,7 @@ ENTRIES = {
     "vocabulary": (
         "dp_core.vocabulary.partition_selection",
         "dp_core.data.privacy_units",
-        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
+        "dp_core.vocabulary.shard_words",  # how texts are split into the words that are counted
     ),
     "phrases": (
         "dp_core.phrases.ngram_release",

@@ -12,11 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dp_core.data.corpus import is_corpus, shards_of
+from dp_core.data.engines import DataEngine, data_engine
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
+from dp_core.vocabulary.item_sets import SpilledSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.releases.statements import totals
 from tasks.runtime.deployment import Deployment
@@ -161,8 +164,21 @@ class StepContext:
             )
 
     def content_digest(self, folder: Path) -> str:
-        """Return the keyed digest of an output folder's own files."""
-        return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT})
+        """Return the keyed digest of an output folder's own files.
+
+        Of a corpus's shards by their digests in its mark, to which whoever reads one holds it.
+        """
+        shards = {shard.name for shard in shards_of(folder)} if is_corpus(folder) else set()
+        return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT, *shards})
+
+    @property
+    def engine(self) -> DataEngine:
+        """Return what runs functions of one shard: a matter of the deployment, of no result."""
+        return data_engine(self.deployment.data_engine)
+
+    def spilled_sets(self) -> SpilledSets:
+        """Return a place for sets of items, in the work folder where they are too many."""
+        return SpilledSets(self.durable / "item-sets")
 
     def checkpoints(self, name: str) -> CheckpointPlace:
         """Return where a training keeps its checkpoints until the step is done.

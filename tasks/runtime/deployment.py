@@ -48,6 +48,8 @@ class Deployment:
         tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
         launcher: how Airflow starts steps.
         task_python: the Python that runs `python -m tasks`.
+        data_engine: where functions of a shard run (`dp_core.data.engines`): what comes out is the
+            same.
     """
 
     home: Path
@@ -59,6 +61,7 @@ class Deployment:
     tracking_ui: str
     launcher: Launcher
     task_python: str
+    data_engine: str = "pool"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
@@ -98,6 +101,7 @@ class Deployment:
             launcher=launcher,  # type: ignore[arg-type]  # checked above
             task_python=env.get("CONFIDE_TASK_PYTHON")
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
+            data_engine=env.get("CONFIDE_DATA_ENGINE") or "pool",
         )
 
     def prepare(self) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from dp_core.audit.canaries import Canary, carries
-from dp_core.data.hashing import seed_key
-from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.audit.canaries import Canary, TextsWithCanaries
+from dp_core.data.corpus import shards_of
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Public
-from dp_core.phrases.ngram_release import release_phrases
+from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import SpilledSets
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge
 from tasks.releases.manifest import counts_released, manifest
@@ -61,10 +60,23 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
-    spelled = _spelled(canaries, vocabulary.folder)
-    phrases = release_phrases(
-        lambda: [_units(spec, corpus.folder, spelled)], plan, words, charged.seed, content
+    read = TextsWithCanaries(
+        PrivacyUnit(spec.config.unit),
+        spec.config.words_per_unit,
+        spec.holdout,
+        spec.seed,
+        _spelled(canaries, vocabulary.folder),
     )
+    engine, shards = context.engine, shards_of(corpus.folder)
+    with context.spilled_sets() as spilled:
+
+        def gather(sets: PhraseSets) -> SpilledSets:
+            spilled.clear()  # of the round before
+            for found in engine.map(PhraseSetsOfShard(read, sets), shards):
+                spilled.append(found)
+            return spilled
+
+        phrases = release_phrases(gather, plan, words, charged.seed, content)
     record = charged.settle(
         counts_released({p: count for counts in phrases.values() for p, count in counts.items()})
     )
@@ -128,19 +140,3 @@ def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary,
         for canary in canaries
         if not canary.is_reference
     ]
-
-
-def _units(
-    spec: PhrasesSpec, folder: Path, canaries: Sequence[tuple[Canary, str]]
-) -> Iterator[Unit]:
-    """Yield every unit, with the canaries that it carries as texts of their own.
-
-    Units that are held out bring nothing; they count all the same, as declared units.
-    """
-    units = iter_units(folder, PrivacyUnit(spec.config.unit), spec.config.words_per_unit)
-    for unit in units:
-        if is_held_out(unit.unit_id, spec.holdout, seed_key(spec.seed)):
-            yield replace(unit, texts=[])
-        else:
-            carried = [text for c, text in canaries if carries(c, unit.unit_id, spec.seed)]
-            yield replace(unit, texts=[*unit.texts, *carried])

@@ -9,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from itertools import chain
 from statistics import fmean
 
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, plant, unit_canary_rows
+from dp_core.audit.canaries import Canary, Planting, unit_canary_rows
 from dp_core.audit.exposure import counted_occurrences
+from dp_core.data.corpus import shards_of
 from dp_core.data.hashing import seed_key
-from dp_core.data.privacy_units import Unit, is_held_out, iter_units
-from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
+from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -55,35 +54,39 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     tokenizer = subwords.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
-    key = seed_key(spec.seed)
     writers = {
         part: TokenStoreWriter(
-            context.out / part, spec.rows.sequence_length, tokenizer.get_vocab_size(), key=key
+            context.out / part, spec.rows.sequence_length, tokenizer.get_vocab_size()
         )
         for part in (TRAIN, HELD_OUT)
     }
-    read: list[str] = []  # of units that only measure
-    rows = rows_of_units(
-        _noting_held_out(_units(spec, corpus.folder), spec, read),
-        tokenizer,
-        sequence_length=spec.rows.sequence_length,
-        max_examples_per_unit=spec.rows.max_examples_per_unit,
-        key=key,
+    of_shard = ShardRows(
+        _unit(spec),
+        spec.units.words_per_unit if spec.units else 1,  # of documents, it cuts nothing
+        tokenizer.to_str(),
+        spec.rows.sequence_length,
+        spec.rows.max_examples_per_unit,
+        seed_key(spec.seed),
+        spec.holdout,
+        Planting(canaries, spec.seed, spec.rows.sequence_length),
+        FITTED_UNITS,
     )
-    for number, (unit_id, unit_rows) in enumerate(rows, 1):
-        if spec.role == "public" and number % 500 == 0:  # the size of private data is private
-            context.progress(number, 0)
-        if is_held_out(unit_id, spec.holdout, key):
-            writers[HELD_OUT].add_unit(unit_id, unit_rows)
-        else:
-            carrying = plant(unit_rows, canaries, unit_id, spec.seed, spec.rows.sequence_length)
-            writers[TRAIN].add_unit(unit_id, carrying)
+    units = 0
+    read: list[list[str]] = []  # texts of the first units that only measure
+    for cut in context.engine.map(of_shard, shards_of(corpus.folder)):
+        units += cut.units
+        _refuse_more_than_declared(spec, units)
+        writers[TRAIN].add_packed(cut.train)
+        writers[HELD_OUT].add_packed(cut.held_out)
+        read += cut.texts[: FITTED_UNITS - len(read)]
+        if spec.role == "public":  # the size of private data is private
+            context.progress(units, 0)
     train = writers[TRAIN].finish()
     with suppress(BadInput):  # a corpus so small that no unit is held out
         writers[HELD_OUT].finish()
     audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
     _measure(role, context, train)
-    _measure_fit(role, context, tokenizer, read)
+    _measure_fit(role, context, tokenizer, list(chain.from_iterable(read)))
     if canaries:
         _count_canaries(canaries, context, train)
     return StepOutput(
@@ -176,29 +179,14 @@ def _unit(spec: TokenStoreSpec) -> PrivacyUnit:
     return PrivacyUnit(spec.units.unit) if spec.units else PrivacyUnit.DOCUMENT
 
 
-def _units(spec: TokenStoreSpec, folder: Path) -> Iterator[Unit]:
-    words = spec.units.words_per_unit if spec.units else 1  # of documents, it cuts nothing
-    for number, unit in enumerate(iter_units(folder, _unit(spec), words), 1):
-        if spec.units and number > spec.units.declared_units:
-            bound = spec.units.declared_units
-            raise BadInput(
-                f"the corpus holds more units than the declared bound of {bound}",
-                where="declared_units",
-                fix="Declare a higher bound, from public knowledge.",
-            )
-        yield unit
-
-
-def _noting_held_out(
-    units: Iterator[Unit], spec: TokenStoreSpec, texts: list[str]
-) -> Iterator[Unit]:
-    """Yield the units, and note the texts of the first held-out ones, to see how they are cut."""
-    key, noted = seed_key(spec.seed), 0
-    for unit in units:
-        if noted < FITTED_UNITS and is_held_out(unit.unit_id, spec.holdout, key):
-            noted += 1
-            texts += unit.texts
-        yield unit
+def _refuse_more_than_declared(spec: TokenStoreSpec, units: int) -> None:
+    """Hold the units of all shards so far to the declared bound; how many there are is not said."""
+    if spec.units and units > spec.units.declared_units:
+        raise BadInput(
+            f"the corpus holds more units than the declared bound of {spec.units.declared_units}",
+            where="declared_units",
+            fix="Declare a higher bound, from public knowledge.",
+        )
 
 
 def _measure_fit(role: Role, context: StepContext, tokenizer: Tokenizer, texts: list[str]) -> None:

@@ -11,25 +11,22 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from dp_core.data.corpus import shards_of
 from dp_core.data.hashing import seed_key
-from dp_core.data.privacy_units import Unit, is_held_out, iter_units
 from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.partition_selection import item_sets
+from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 from dp_core.vocabulary.subwords import (
     KINDS,
-    document_counts,
     in_turns,
     load,
     vocabulary_digest,
@@ -124,14 +121,9 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
     """
     corpus = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
     context.refuse_altered(corpus)
-    kind, key = KINDS[spec.subwords], seed_key(spec.seed)
-
-    def counted() -> Iterator[Unit]:
-        for unit in iter_units(corpus.folder, PrivacyUnit.DOCUMENT, 1):
-            if not is_held_out(unit.unit_id, spec.holdout, key):
-                yield unit
-
-    words.counts = document_counts(counted(), kind.split)
+    kind = KINDS[spec.subwords]
+    documents = UnitWords(PrivacyUnit.DOCUMENT, 1, spec.subwords, spec.holdout, seed_key(spec.seed))
+    words.counts = word_counts(context.engine, shards_of(corpus.folder), documents)
     context.measure("words_public", Public(len(words.counts)))
     if spec.config.releases_private_words:
         words.known = whole_words(
@@ -157,19 +149,20 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
-    split = KINDS[spec.subwords].split
-    texts = iter_units(corpus.folder, PrivacyUnit(config.unit), config.words_per_unit)
-    shard = item_sets(
-        ((unit.unit_id, chain.from_iterable(map(split, unit.texts))) for unit in texts),
+    of_shard = WordSets(
+        UnitWords(PrivacyUnit(config.unit), config.words_per_unit, spec.subwords),
         plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
-        declared_units=config.declared_units,
-        exclude=words.known,
+        config.declared_units,
+        words.known,
     )
-    words.released = plan.release([shard], charged.seed, content)
+    with context.spilled_sets() as spilled:
+        sets = word_sets(context.engine, shards_of(corpus.folder), of_shard, spilled)
+        words.released = plan.release(sets, charged.seed, content)
+        distinct = len(set().union(*(shard.items for shard in sets)))
     charged.settle(counts_released(words.released))
     words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
-    context.measure("distinct_words", Operator(len(shard.items)))
+    context.measure("distinct_words", Operator(distinct))
     context.measure("words_released", Dp(len(words.released)))
 
 
@@ -181,9 +174,8 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
     units.refuse_nameless(unit)
     record_operator_use(context, units, reason=EXACT_WORDS)
     context.refuse_altered(corpus)
-    counts = document_counts(
-        iter_units(corpus.folder, unit, spec.config.words_per_unit), KINDS[spec.subwords].split
-    )
+    every = UnitWords(unit, spec.config.words_per_unit, spec.subwords)
+    counts = word_counts(context.engine, shards_of(corpus.folder), every)
     words.released = dict(counts)
     context.measure("distinct_words", Operator(len(counts)))
 

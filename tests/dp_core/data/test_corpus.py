@@ -115,7 +115,10 @@ def test_round_trip_groups_and_keeps_everything(
     back = list(open_corpus(folder))
     as_key = repr
     assert sorted(back, key=as_key) == sorted(docs, key=as_key)
-    for key in (lambda d: d.patient_id, lambda d: (d.patient_id, d.document_id)):
+    for key in (
+        lambda d: d.patient_id or f"of nobody: {d.document_id}",
+        lambda d: (d.patient_id, d.document_id),
+    ):
         groups = [k for k, _ in groupby(back, key=key)]
         assert len(groups) == len(set(groups))
 
@@ -126,7 +129,7 @@ def test_order_of_the_source_leaves_no_trace(tmp_path: Path) -> None:
     random.Random(0).shuffle(docs)
     write_corpus(docs, tmp_path / "b")
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert names == ["corpus.json", "documents.jsonl.gz"]
+    assert names == ["corpus.json", *(f"shard-{i:04d}.parquet" for i in range(16))]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     patients = [d.patient_id for d in open_corpus(tmp_path / "a")]
@@ -135,7 +138,7 @@ def test_order_of_the_source_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_private_text_is_for_the_owner_alone(tmp_path: Path) -> None:
     write_corpus([Document("1", "p", "x")], tmp_path)
-    assert stat.S_IMODE((tmp_path / "documents.jsonl.gz").stat().st_mode) == 0o600
+    assert {stat.S_IMODE(f.stat().st_mode) for f in tmp_path.glob("*.parquet")} == {0o600}
 
 
 def test_an_interrupted_corpus_is_none(tmp_path: Path) -> None:

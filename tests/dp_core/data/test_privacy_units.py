@@ -7,11 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.corpus import Document, write_corpus
-from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, iter_units
+from dp_core.data import privacy_units
+from dp_core.data.corpus import Document, read_tables, shards_of, write_corpus
+from dp_core.data.privacy_units import (
+    Unit,
+    bounded_sample,
+    is_held_out,
+    iter_units,
+    words_of_units,
+)
 from dp_core.data.tokens import split_words
+from dp_core.data.word_codes import encode_bert_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.vocabulary.subwords import KINDS, SubwordKind
 
 WORDS = st.lists(st.sampled_from(["pain", "denies", "120/80", "café", "x-ray", "."]), max_size=12)
 DOCUMENTS = st.lists(
@@ -42,6 +51,55 @@ def test_every_word_is_in_exactly_one_unit(
     assert in_units == sorted(w for d in docs for w in split_words(d.text))
     if unit is PrivacyUnit.EXAMPLE:
         assert all(len(split_words(t)) <= 4 for u in found for t in u.texts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    DOCUMENTS,
+    st.sampled_from(PrivacyUnit),
+    st.sampled_from([1, 2, 16]),
+    st.sampled_from(["wordpiece", "byte-level-bpe"]),
+    st.sampled_from([1, 20, 1 << 22]),
+)
+def test_many_units_at_once_are_the_same_units_with_the_same_words(
+    tmp_path_factory: pytest.TempPathFactory,
+    docs: list[Document],
+    unit: PrivacyUnit,
+    shards: int,
+    kind: SubwordKind,
+    together: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("c")
+    write_corpus(docs, folder, shards)
+    one_by_one = [
+        (u.unit_id, {word for text in u.texts for word in KINDS[kind].split(text)})
+        for u in iter_units(folder, unit, 4)
+    ]
+    at_once = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(privacy_units, "_TOGETHER", together)
+        for shard in shards_of(folder):
+            for block in words_of_units(shard, unit, 4, KINDS[kind].encode):
+                items = block.items.to_pylist()
+                for name, a, b in zip(block.unit_ids, block.starts, block.starts[1:], strict=False):
+                    at_once.append((name, {items[m] for m in block.members[a:b]}))
+    assert at_once == one_by_one
+
+
+def test_a_unit_longer_than_what_is_read_at_once_is_one_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dp_core.data.corpus._ROW_GROUP", 40)
+    docs = [Document(str(i), f"p{i % 3}", f"word{i} pain") for i in range(60)]
+    write_corpus(docs, tmp_path, 1)
+    (shard,) = shards_of(tmp_path)
+    assert sum(1 for _ in read_tables(shard)) > 10
+    found = {
+        name: end - start
+        for block in words_of_units(shard, PrivacyUnit.PATIENT, 1, encode_bert_words)
+        for name, start, end in zip(block.unit_ids, block.starts, block.starts[1:], strict=False)
+    }
+    assert found == {"p0": 21, "p1": 21, "p2": 21}
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,19 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from dp_core.data.privacy_units import Unit
+from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput
 from dp_core.phrases.calibration import PhrasePlan, calibrate
-from dp_core.phrases.ngram_release import Candidates, phrase_sets, release_phrases
+from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
 from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.partition_selection import (
-    Elimination,
-    ItemSets,
-    PartitionSelection,
-    Weighted,
-)
+from dp_core.vocabulary.partition_selection import Elimination, PartitionSelection, Weighted
 
 SEED = PrivacySeed.fixed(7)
 LETTERS = "abcdef"
@@ -70,6 +66,15 @@ def counted(shards: Iterable[ItemSets]) -> Counter[str]:
     return counts
 
 
+def phrase_sets(units: list[Unit], candidates: Candidates, n: int, key: bytes) -> ItemSets:
+    return PhraseSets(candidates, n, key)(in_blocks(units))
+
+
+def gather(*shards: list[Unit]) -> Callable[[PhraseSets], list[ItemSets]]:
+    """What an engine does, in this process."""
+    return lambda sets: [sets(in_blocks(units)) for units in shards]
+
+
 def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
     """Count, by brute force, the units that hold each run of words."""
     counts: Counter[str] = Counter()
@@ -106,12 +111,12 @@ def test_a_unit_moves_at_most_n_counts_by_one_whatever_was_released(
 def test_released_in_shards_or_whole_is_the_same() -> None:
     units = [Unit(str(i), ["a b c d", "b c d"]) for i in range(60)]
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
-    whole = release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
-    parts = release_phrases(lambda: [units[:17], units[17:]], plan, WORDS, SEED, b"x")
+    whole = release_phrases(gather(units), plan, WORDS, SEED, b"x")
+    parts = release_phrases(gather(units[:17], units[17:]), plan, WORDS, SEED, b"x")
     assert whole == parts and whole[2] and whole[3]
-    assert whole == release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
-    assert whole != release_phrases(lambda: [units], plan, WORDS, PrivacySeed.fixed(8), b"x")
-    assert whole != release_phrases(lambda: [units], plan, WORDS, SEED, b"y")
+    assert whole == release_phrases(gather(units), plan, WORDS, SEED, b"x")
+    assert whole != release_phrases(gather(units), plan, WORDS, PrivacySeed.fixed(8), b"x")
+    assert whole != release_phrases(gather(units), plan, WORDS, SEED, b"y")
 
 
 def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
@@ -119,7 +124,7 @@ def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=10)
     for shards in ([units], [units[:6], units[6:]]):
         with pytest.raises(BadInput, match="declared bound of 10"):
-            release_phrases(lambda shards=shards: shards, plan, WORDS, SEED, b"x")  # type: ignore[misc]
+            release_phrases(gather(*shards), plan, WORDS, SEED, b"x")
 
 
 def test_a_candidate_needs_every_part_released() -> None:
@@ -147,7 +152,7 @@ def test_candidates_by_brute_force(
 
 def test_a_round_reads_no_more_than_its_bound_of_a_unit() -> None:
     units = [Unit(str(i), ["a b c d e f"]) for i in range(40)]
-    out = release_phrases(lambda: [units], exact((2, 3), 2), WORDS, SEED, b"x")
+    out = release_phrases(gather(units), exact((2, 3), 2), WORDS, SEED, b"x")
     assert sum(out[2].values()) == 80 and sum(out[3].values()) <= 80
     assert len(out[2]) == 5  # units draw by coins of their own
 
@@ -155,7 +160,7 @@ def test_a_round_reads_no_more_than_its_bound_of_a_unit() -> None:
 def test_later_rounds_see_released_values_and_not_the_counts_behind_them() -> None:
     """A phrase that noise kept back in one round is no part of a candidate in the next."""
     units = [Unit(str(i), ["a b c d"]) for i in range(60)]
-    out = release_phrases(lambda: [units], exact((2, 3), 4, 30, "c d"), WORDS, SEED, b"x")
+    out = release_phrases(gather(units), exact((2, 3), 4, 30, "c d"), WORDS, SEED, b"x")
     assert set(out[2]) == {"a b", "b c"}
     assert set(out[3]) == {"a b c"}
 
@@ -186,7 +191,7 @@ def test_a_phrase_of_one_unit_comes_out_as_often_as_the_coin_says() -> None:
 
     def released(event: NoisedWeights) -> int:
         plan = claiming_nothing(event, draws)
-        return len(release_phrases(lambda: [units], plan, words, SEED, b"x")[2])
+        return len(release_phrases(gather(units), plan, words, SEED, b"x")[2])
 
     assert binom.sf(released(event) - 1, draws, event.coin) > 1e-6
     lower = replace(event, checks=tuple((a, b, c // 2) for a, b, c in event.checks))
@@ -198,7 +203,7 @@ def test_a_phrase_of_one_unit_does_not_come_out_of_a_calibrated_plan() -> None:
     plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
     units = [Unit(str(i), [f"every one says this x{i} y{i} z{i}"]) for i in range(1000)]
     words = {word for u in units for word in u.texts[0].split()}
-    out = release_phrases(lambda: [units], plan, words, SEED, b"x")
+    out = release_phrases(gather(units), plan, words, SEED, b"x")
     assert set(out[2]) == {"every one", "one says", "says this"}
     assert set(out[3]) == {"every one says", "one says this"}
     assert all(abs(n - 1000) < 150 for counts in out.values() for n in counts.values())
@@ -207,7 +212,7 @@ def test_a_phrase_of_one_unit_does_not_come_out_of_a_calibrated_plan() -> None:
 def test_rounds_draw_noise_of_their_own() -> None:
     units = [Unit(str(i), ["a b a b a b"]) for i in range(900)]
     plan = calibrate(0.25, 1e-4, (2, 3, 4), 2, declared_units=1000, mechanism="gaussian")
-    out = release_phrases(lambda: [units], plan, WORDS, SEED, b"x")
+    out = release_phrases(gather(units), plan, WORDS, SEED, b"x")
     noised = {tuple(counts.values()) for counts in out.values()}
     assert len(noised) == 3 and all(len(counts) == 2 for counts in noised)
 
@@ -218,6 +223,6 @@ def test_rounds_draw_noise_of_their_own() -> None:
 )
 def test_hostile_text_is_text(text: str) -> None:
     units = [Unit(str(i), [text, "a b c"]) for i in range(40)]
-    out = release_phrases(lambda: [units], exact((2, 3), 5, 20), WORDS, SEED, b"x")
+    out = release_phrases(gather(units), exact((2, 3), 5, 20), WORDS, SEED, b"x")
     assert {"a b", "b c"} <= set(out[2]) <= {"a b", "b c", "c d"}
     assert all(set(phrase.split(" ")) <= set(WORDS) for c in out.values() for phrase in c)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.vocabulary.partition_selection import item_sets
+from dp_core.vocabulary.item_sets import item_sets
 
 DECLARED = 20
 

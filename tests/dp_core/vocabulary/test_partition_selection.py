@@ -25,14 +25,9 @@ from dp_core.privacy.discrete_gaussian import (
 from dp_core.privacy.mechanisms import MechanismEvent, NoisedWeights, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.hoory2021 import paper_parameters
+from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.mechanism_choice import _SHAPES, _calibrated, selection_plan
-from dp_core.vocabulary.partition_selection import (
-    Counted,
-    ItemSets,
-    Weighted,
-    _Round,
-    item_sets,
-)
+from dp_core.vocabulary.partition_selection import Counted, Weighted, _Round
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]
@@ -71,8 +66,7 @@ def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -
     """The sums of one round, when the items `gone` count no more."""
     shard = shard_of(held, plan.items_per_unit)
     live = np.array([item not in gone for item in shard.items], np.bool_)
-    place = np.arange(len(shard.items))
-    sums = plan.weigh_all([shard], [place], [_Round(number, live)], len(shard.items))
+    sums = plan.weigh_all([shard], _Round(number, live))
     return dict(zip(shard.items, sums.tolist(), strict=True))
 
 

@@ -12,7 +12,7 @@ import pytest
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
 from dp_core.vocabulary import byte_level, subwords, wordpiece
-from dp_core.vocabulary.partition_selection import item_sets
+from dp_core.vocabulary.item_sets import item_sets
 
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 

@@ -1,0 +1,221 @@
+"""Words as numbers: many texts are split at once, by bytes, into codes of a list of distinct words.
+
+The words are exactly those of `tokens.split_words`, which a property test holds these to. Between
+two spaces ASCII is split by classes of bytes (letters and digits, punctuation), as arrays; what
+holds anything else, a control character or a letter beyond ASCII, is one item first, and each
+distinct one is split as `split_words` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dp_core.data.tokens import split_words
+
+Ints = NDArray[np.int64]
+_SPACE, _LETTER, _MARK, _ODD = range(4)
+_SPACES = b"\t\n\r "
+_LOWER = bytes(range(256)).lower()
+_TEXT = pa.large_string()
+
+
+def _class(byte: int) -> int:
+    if byte in _SPACES:
+        return _SPACE
+    if byte < 32 or byte > 126:
+        return _ODD
+    return _LETTER if chr(byte).isalnum() else _MARK
+
+
+_CLASSES = bytes(map(_class, range(256)))
+
+
+@dataclass(frozen=True)
+class WordCodes:
+    """The running words of texts. Private, as the texts are.
+
+    Attributes:
+        words: distinct words, strings of Arrow.
+        codes: int64 `[n]`, of each running word its place among `words`.
+        starts: int64 `[texts + 1]`; text t has the codes `codes[starts[t]:starts[t + 1]]`.
+    """
+
+    words: pa.Array
+    codes: Ints
+    starts: Ints
+
+
+Encoder = Callable[[pa.Array], WordCodes]
+
+
+def encode_bert_words(texts: pa.Array) -> WordCodes:
+    """Return the words of texts as BERT splits them.
+
+    Args:
+        texts: strings of Arrow, without nulls.
+    """
+    data, ends = _bytes_of(texts)
+    if not data:
+        return WordCodes(pa.array([], _TEXT), np.zeros(0, np.int64), np.zeros_like(ends))
+    classes = np.frombuffer(bytearray(data.translate(_CLASSES)), np.uint8)
+    any_odd = _join_odd(classes, ends)
+    letter, mark = classes == _LETTER, classes == _MARK
+    # A run of letters begins where none stands before, or a text does; it ends likewise.
+    before = np.zeros_like(letter)
+    before[1:] = letter[:-1]
+    before[ends[:-1][ends[:-1] < len(letter)]] = False
+    begins = np.flatnonzero((letter & ~before) | mark)
+    after = np.zeros_like(letter)
+    after[:-1] = letter[1:]
+    after[ends[1:][ends[1:] > 0] - 1] = False
+    stops = np.flatnonzero((letter & ~after) | mark) + 1
+    offsets = np.zeros(len(begins) + 1, np.int64)
+    np.cumsum(stops - begins, out=offsets[1:])
+    squeezed = data.translate(_LOWER, _SPACES)
+    found = pa.Array.from_buffers(
+        pa.large_binary(), len(begins), [None, pa.py_buffer(offsets), pa.py_buffer(squeezed)]
+    ).dictionary_encode()
+    codes = found.indices.to_numpy().astype(np.int64)
+    starts = np.searchsorted(begins, ends)
+    if any_odd:
+        return _with_odd_ones_split(found.dictionary, codes, starts)
+    return WordCodes(found.dictionary.cast(_TEXT), codes, starts)
+
+
+def encode_with(split: Callable[[str], Sequence[str]], texts: pa.Array) -> WordCodes:
+    """Return the words of texts by any other splitter, one text after the other."""
+    words = [split(text) for text in texts.to_pylist()]
+    lengths = np.array([len(found) for found in words], np.int64)
+    every = pa.array([word for found in words for word in found], _TEXT).dictionary_encode()
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return WordCodes(every.dictionary, every.indices.to_numpy().astype(np.int64), starts)
+
+
+def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
+    """Return the texts' bytes without a gap, and where each text begins and the last one ends."""
+    texts = texts.cast(_TEXT)
+    if not len(texts):
+        return b"", np.zeros(1, np.int64)
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b"", ends - ends[0]
+
+
+def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> bool:
+    """Make one run of letters of all that stands between spaces and holds an odd byte, in place."""
+    odd = np.flatnonzero(classes == _ODD)
+    if not len(odd):
+        return False
+    breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
+    after = np.searchsorted(breaks, odd)
+    text = np.searchsorted(ends, odd, "right")
+    begins = np.maximum(breaks[after - 1] + 1, ends[text - 1])
+    stops = np.minimum(breaks[after], ends[text])
+    change = np.zeros(len(classes) + 1, np.int8)
+    change[begins], change[stops] = 1, -1
+    # Where one ends and the next begins, text to text, it goes on.
+    change[np.intersect1d(begins, stops)] = 0
+    classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
+    return True
+
+
+def _with_odd_ones_split(items: pa.Array, codes: Ints, starts: Ints) -> WordCodes:
+    """Return the codes with every item that is not ASCII letters alone replaced by its words."""
+    ascii_runs = pc.match_substring_regex(items, "^(?:[a-z0-9]+|[!-/:-@\\[-`{-~])$")
+    odd = np.flatnonzero(~ascii_runs.to_numpy(zero_copy_only=False))
+    split = [split_words(item.decode()) for item in items.take(pa.array(odd)).to_pylist()]
+    number = np.ones(len(items), np.int64)
+    number[odd] = [len(words) for words in split]
+    first = np.concatenate([[0], np.cumsum(number)])
+    # The list of all items' words, of which an odd item has none or more.
+    kept = np.ones(len(items), np.bool_)
+    kept[odd] = False
+    every = np.empty(first[-1], np.int64)
+    every[first[:-1][kept]] = np.arange(kept.sum())
+    more = pa.array([word for words in split for word in words], _TEXT)
+    inner = ranges(first[odd], number[odd])
+    every[inner] = kept.sum() + np.arange(len(inner))
+    words = pa.concat_arrays([items.filter(pa.array(kept)).cast(_TEXT), more]).dictionary_encode()
+    renumbered = words.indices.to_numpy()[every]
+    of_code = number[codes]
+    ends = np.concatenate([[0], np.cumsum(of_code)])
+    new = renumbered[ranges(first[codes], of_code)].astype(np.int64)
+    return WordCodes(words.dictionary, new, ends[starts])
+
+
+def ranges(begins: Ints, lengths: Ints) -> Ints:
+    """Return begin, begin + 1, … of each range, one range after the other."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    found: Ints = np.arange(total) + np.repeat(begins - (ends - lengths), lengths)
+    return found
+
+
+# --- by unit
+
+
+@dataclass(frozen=True)
+class HeldItems:
+    """Which distinct items each of some units holds. Private.
+
+    Attributes:
+        unit_ids: names of the units, each whole in here.
+        items: strings of Arrow, each once.
+        starts: int64 `[units + 1]`; unit u holds `members[starts[u]:starts[u + 1]]`.
+        members: int32, places among `items`; each once in a unit.
+    """
+
+    unit_ids: Sequence[str]
+    items: pa.Array
+    starts: Ints
+    members: NDArray[np.int32]
+
+    def those(self, chosen: NDArray[np.bool_]) -> HeldItems:
+        """Return the same without the units that are not chosen."""
+        lengths = np.diff(self.starts)
+        ids = list(itertools.compress(self.unit_ids, chosen.tolist()))
+        starts = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+        return HeldItems(ids, self.items, starts, self.members[np.repeat(chosen, lengths)])
+
+
+def held_items(unit_ids: Sequence[str], words: WordCodes, bounds: Ints) -> HeldItems:
+    """Return the distinct words of units.
+
+    Args:
+        unit_ids: names of the units.
+        words: running words.
+        bounds: int64 `[units + 1]`; unit u has the codes `codes[bounds[u]:bounds[u + 1]]`.
+    """
+    size, units = max(1, len(words.words)), len(unit_ids)
+    owners = np.repeat(np.arange(units, dtype=np.int64), np.diff(bounds))
+    pairs = owners * size + words.codes[bounds[0] : bounds[-1]]
+    pairs.sort()
+    if len(pairs):
+        pairs = pairs[np.concatenate([[True], pairs[1:] != pairs[:-1]])]
+    owners, members = np.divmod(pairs, size)
+    starts = np.searchsorted(owners, np.arange(units + 1))
+    return HeldItems(unit_ids, words.words, starts, members.astype(np.int32))
+
+
+def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
+    """Return the units of several blocks, with one list of items."""
+    held = list(blocks)
+    if not held:
+        return HeldItems([], pa.array([], _TEXT), np.zeros(1, np.int64), np.zeros(0, np.int32))
+    every = pa.concat_arrays([block.items for block in held]).dictionary_encode()
+    places = np.split(every.indices.to_numpy(), np.cumsum([len(b.items) for b in held])[:-1])
+    members = [place[b.members] for place, b in zip(places, held, strict=True)]
+    lengths = np.concatenate([np.diff(block.starts) for block in held])
+    return HeldItems(
+        [unit_id for block in held for unit_id in block.unit_ids],
+        every.dictionary,
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.concatenate(members),
+    )
