@@ -74,7 +74,7 @@ class Spark:
             `local-cluster[N,CORES,MB]` (N executors, each a process of its own) and `local[N]`.
         secret: by which everybody in a standalone cluster knows each other (`spark.authenticate`);
             for the other kinds one is drawn.
-        withheld: environment variables that executors on this machine are not to inherit.
+        environment: variables that executors on this machine are given in place of its own.
         events: folder for Spark's event logs; None for none.
         home: Spark's own folder, where `pyspark` cannot be imported as it is.
         packages: whose code must be the driver's on every worker.
@@ -91,7 +91,7 @@ class Spark:
         master: str,
         *,
         secret: str = "",
-        withheld: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
         events: Path | None = None,
         home: Path | None = None,
         packages: Sequence[str] = ("dp_core",),
@@ -112,7 +112,7 @@ class Spark:
                 fix="Set CONFIDE_SPARK_SECRET to the cluster's spark.authenticate.secret.",
             )
         self._master, self._secret = master, secret or secrets.token_hex(32)
-        self._withheld, self._events, self._home = tuple(withheld), events, home
+        self._environment, self._events, self._home = dict(environment or {}), events, home
         self._packages, self._settings = tuple(packages), dict(settings or {})
         self._patience, self._debug = patience, debug
         self._context: Any = None
@@ -275,7 +275,8 @@ class Spark:
             roots = {str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(":")}
             settings["spark.executorEnv.PYTHONPATH"] = ":".join(sorted(roots - {""}))
             # Executors here are children of this process, and would inherit what it was told.
-            settings |= {f"spark.executorEnv.{name}": "withheld" for name in self._withheld}
+            for name, value in self._environment.items():
+                settings[f"spark.executorEnv.{name}"] = value
         return settings
 
     def _own_home(self, home: Path) -> Path:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
+CLUSTER = "CONFIDE_SPARK_SECRET"  # who knows it may run code on the cluster's workers
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
@@ -23,6 +24,7 @@ class Need(StrEnum):
     SOURCES = "sources"  # the folders with files that were supplied from outside, read only
     LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
     CHARGING = "charging"  # the ledger's own user, and the secret seeds
+    CLUSTER = "cluster"  # the Spark cluster, where there is one: Spark itself, and its secret
 
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
@@ -30,11 +32,12 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
     "entities": frozenset({Need.SOURCES, Need.LEDGER}),
     "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),
-    "vocabulary": frozenset({Need.CHARGING}),  # of private words; of public ones, see `needs`
+    # Of private words; of public ones, see `needs`.
+    "vocabulary": frozenset({Need.CHARGING, Need.CLUSTER}),
     "canaries": frozenset(),
-    "phrases": frozenset({Need.CHARGING}),
+    "phrases": frozenset({Need.CHARGING, Need.CLUSTER}),
     "written_text": frozenset(),
-    "token_store": frozenset(),
+    "token_store": frozenset({Need.CLUSTER}),
     "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
     "select": frozenset({Need.CHARGING}),
     "finetune": frozenset({Need.CHARGING}),
@@ -58,7 +61,7 @@ def needs(spec: StepSpec) -> frozenset[Need]:
         # A model from elsewhere is parsed, and the ledger asked what is known of it.
         return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
     if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
-        return frozenset()
+        return frozenset({Need.CLUSTER})
     if isinstance(spec, PretrainSpec) and spec.mode == "released":
         return frozenset()  # released text is read, and nothing charged
     return _NEEDS[spec.step]
@@ -66,6 +69,12 @@ def needs(spec: StepSpec) -> frozenset[Need]:
 
 class NoReader(ValueError):
     """A ledger is named, but nobody who may read it without writing."""
+
+
+def for_workers() -> dict[str, str]:
+    """Return what workers of a step on its own machine are told in place of its secrets."""
+    nothing = dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", LEDGER_READER, CLUSTER), "")
+    return nothing | {SEEDS: WITHHELD, LEDGER: f"sqlite:///{WITHHELD}"}
 
 
 def environment_for(
@@ -84,6 +93,8 @@ def environment_for(
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs(spec)
+    if Need.CLUSTER not in held:
+        told.pop(CLUSTER, None)
     if Need.CHARGING in held:
         return told
     told[SEEDS] = WITHHELD

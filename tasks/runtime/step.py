@@ -121,6 +121,8 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             with suppress(OSError):  # a full disk is no reason to answer something else
                 _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
+        finally:
+            context.close()
     last: Target | None = "parent" if spec.step in LAST_STEPS else "model" if run.model else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]

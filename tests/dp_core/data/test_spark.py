@@ -46,14 +46,13 @@ def spark(events: Path) -> Iterator[Spark]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
         patch.setenv("CONFIDE_LEDGER", "postgresql://ledger:planted-password@host/ledger")
-        engine = Spark(
-            MASTER, home=HOME, events=events, withheld=("CONFIDE_LEDGER",), packages=PACKAGES
-        )
+        engine = Spark(MASTER, home=HOME, events=events, environment=WITHHELD, packages=PACKAGES)
         yield engine
         engine.close()
 
 
 PACKAGES = ("dp_core", "tasks")
+WITHHELD = {"CONFIDE_LEDGER": "withheld"}
 
 
 def waited(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
