@@ -13,7 +13,9 @@ from enum import StrEnum
 from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
+ENGINE = "CONFIDE_DATA_ENGINE"  # where data steps run: here, or on a Spark cluster
 CLUSTER = "CONFIDE_SPARK_SECRET"  # who knows it may run code on the cluster's workers
+_HERE = ("", "in-process", "pool")  # engines that are no cluster
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
@@ -24,7 +26,7 @@ class Need(StrEnum):
     SOURCES = "sources"  # the folders with files that were supplied from outside, read only
     LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
     CHARGING = "charging"  # the ledger's own user, and the secret seeds
-    CLUSTER = "cluster"  # the Spark cluster, where there is one: Spark itself, and its secret
+    CLUSTER = "cluster"  # where there is a Spark cluster: its address and its secret
 
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
@@ -71,6 +73,11 @@ class NoReader(ValueError):
     """A ledger is named, but nobody who may read it without writing."""
 
 
+def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
+    """Return whether the step runs its shards on the cluster that an environment names."""
+    return environment.get(ENGINE, "") not in _HERE and Need.CLUSTER in needs(spec)
+
+
 def for_workers() -> dict[str, str]:
     """Return what workers of a step on its own machine are told in place of its secrets."""
     nothing = dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", LEDGER_READER, CLUSTER), "")
@@ -93,8 +100,10 @@ def environment_for(
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs(spec)
-    if Need.CLUSTER not in held:
+    if not uses_cluster(spec, environment):
         told.pop(CLUSTER, None)
+        if environment.get(ENGINE, "") not in _HERE:
+            told.pop(ENGINE)
     if Need.CHARGING in held:
         return told
     told[SEEDS] = WITHHELD
