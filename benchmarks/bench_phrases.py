@@ -35,7 +35,7 @@ from dp_core.config.privacy import MechanismName
 from dp_core.config.training import ArchitectureConfig, TrainingConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.hashing import seed_key
-from dp_core.data.privacy_units import Unit, is_held_out, units_of
+from dp_core.data.privacy_units import Unit, in_blocks, is_held_out, units_of
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
@@ -190,8 +190,10 @@ def main() -> None:
                 float(epsilon), asked.delta, tuple(map(int, lengths.split(","))), asked.per_unit,
                 declared_units=int(own["units"]), mechanism=asked.mechanism,
             )  # fmt: skip
+            units = list(private(held=False))
             phrases = release_phrases(
-                lambda: [private(held=False)], plan, words, PrivacySeed.fixed("phrases"), b"bench"
+                lambda sets, units=units: [sets(in_blocks(units))],
+                *(plan, words, PrivacySeed.fixed("phrases"), b"bench"),
             )
             line = told | {"mechanism of a round": plan.each_round.event().describe()}
             line["common"] = plain_threshold(float(epsilon), asked.delta)

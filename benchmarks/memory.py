@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
-def mebibytes(field: str) -> float:
-    """Return a field of /proc/self/status, as VmHWM or VmRSS."""
-    for line in _STATUS.read_text().splitlines():
+def mebibytes(field: str, process: int | str = "self") -> float:
+    """Return a field of a process's status, as VmHWM or VmRSS."""
+    status = Path(f"/proc/{process}/status")
+    for line in status.read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in {_STATUS}")
+    raise RuntimeError(f"no {field} in {status}")
 
 
 class PeakMemory:

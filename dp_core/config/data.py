@@ -19,6 +19,8 @@ from dp_core.config.fields import (
     setting,
 )
 
+SHARDS = 16  # of a corpus, unless somebody says otherwise
+
 
 class VersionConfig(Config):
     """Which version of the source files is read."""
@@ -49,6 +51,14 @@ class ReaderConfig(VersionConfig):
         "JSONL: fields",
         "Comma-separated names of the fields that hold text, document id and patient id.",
         pattern=THREE_FIELDS,
+    )
+    corpus_shards: int = setting(
+        SHARDS,
+        MORE_DATA,
+        "Shards of a corpus",
+        "Files that a corpus is kept in; each is worked on alone, by one core at a time.",
+        ge=1,
+        le=4096,
     )
 
 

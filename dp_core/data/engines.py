@@ -70,6 +70,7 @@ class ProcessPool:
 
     def __init__(self, processes: int, patience: float = _PATIENCE) -> None:
         self._processes, self._patience = processes, patience
+        self._pool: ProcessPoolExecutor | None = None  # started once, for all that follows
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
         """Yield the function's value of every shard, in their order."""
@@ -78,7 +79,7 @@ class ProcessPool:
         while done < len(shards) and (
             self._processes < 2
             or len(shards) - done < 2
-            or time.monotonic() - begun < self._patience
+            or (self._pool is None and time.monotonic() - begun < self._patience)
         ):
             yield function(shards[done])
             done += 1
@@ -86,30 +87,38 @@ class ProcessPool:
             yield from self._by_processes(function, shards[done:])
 
     def _by_processes(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
-        # Not forked: threads of this process may hold locks that nobody would release there.
-        context = multiprocessing.get_context("spawn")
+        if self._pool is None:
+            # Not forked: threads of this process may hold locks that nobody would release there.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._processes, context, initializer=_use_one_core)
         waiting = iter(shards)
-        processes = min(self._processes, len(shards))
-        with ProcessPoolExecutor(processes, context, initializer=_use_one_core) as pool:
-            ahead: deque[Future[R]] = deque()
-            try:
-                # One more than there are processes: none waits while this one takes a result.
-                for shard in itertools.islice(waiting, processes + 1):
-                    ahead.append(pool.submit(function, shard))
-                while ahead:
-                    result = ahead.popleft().result()
-                    for shard in itertools.islice(waiting, 1):
-                        ahead.append(pool.submit(function, shard))
-                    yield result
-            except BrokenProcessPool:
-                raise ConfideError(
-                    "a worker process ended before its shard was done",
-                    where="data engine",
-                    fix="It may have lacked memory: set CONFIDE_DATA_ENGINE=in-process, or use more"
-                    " shards.",
-                ) from None
-            finally:
-                pool.shutdown(cancel_futures=True)
+        ahead: deque[Future[R]] = deque()
+        try:
+            # One more than there are processes: none waits while this one takes a result.
+            for shard in itertools.islice(waiting, self._processes + 1):
+                ahead.append(self._pool.submit(function, shard))
+            while ahead:
+                result = ahead.popleft().result()
+                for shard in itertools.islice(waiting, 1):
+                    ahead.append(self._pool.submit(function, shard))
+                yield result
+        except BrokenProcessPool:
+            self._pool = None
+            raise ConfideError(
+                "a worker process ended before its shard was done",
+                where="data engine",
+                fix="It may have lacked memory: set CONFIDE_DATA_ENGINE=in-process, or use more"
+                " shards.",
+            ) from None
+        finally:
+            for left in ahead:
+                left.cancel()
+
+    def close(self) -> None:
+        """End the processes, when they have done what they are at."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 def _use_one_core() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dp_core.data.corpus import Document, write_corpus
+from dp_core.data.corpus import MARK, Document, remake_shards, shards_of_mark, write_corpus
 from dp_core.data.readers.jsonl import JsonlFields
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
@@ -15,11 +15,12 @@ from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
-from tasks.protocol import CorpusSpec, EntitiesSpec, StepResult
+from tasks.protocol import CorpusSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.ledger import ledger_for
 from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.log import log
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 
@@ -43,7 +44,7 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
             yield document
 
     with listed(quarantine, context, "quarantine.json"):
-        write_corpus(counted(), context.out)
+        write_corpus(counted(), context.out, spec.corpus_shards)
     count = Operator if spec.role == "private" else Public
     context.measure("documents", count(taken))
     context.measure("documents_quarantined", count(quarantine.rejected))
@@ -59,15 +60,35 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
     )
 
 
-def refuse_if_changed(
-    spec: CorpusSpec | EntitiesSpec, result: StepResult, context: StepContext
-) -> None:
-    """Refuse to answer with what was read from files that have changed since.
+def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse to answer with what was read from files that have changed since; mend what is damaged.
 
     Raises:
-        BadInput: they have, or are no longer what the spec calls them.
+        BadInput: they have, or are no longer what the spec calls them; or more is damaged than
+            shards.
     """
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
+    if damaged := context.store.damaged(spec.output):
+        _remake(spec, context, damaged)
+
+
+def _remake(spec: CorpusSpec, context: StepContext, damaged: list[str]) -> None:
+    """Make missing or damaged shards again, from the source as it was, and put them in place."""
+    mark = context.store.read(f"{spec.output}/{MARK}") or b""
+    shards = {shard.name for shard in shards_of_mark(mark, spec.output)}
+    if not shards.issuperset(damaged):
+        raise BadInput(
+            "more than shards is missing or damaged",
+            where=spec.output,
+            fix="Delete the folder and run the corpus step again.",
+        )
+    context.out.mkdir(parents=True, exist_ok=True)
+    (context.out / MARK).write_bytes(mark)
+    opened = [open_source(source, context) for source in spec.sources]
+    remake_shards(_documents(spec, opened, Quarantine()), context.out, damaged)
+    for name in damaged:
+        context.store.put(context.out / name, f"{spec.output}/{name}")
+        log(f"{context.run.task}: {name} was damaged, and is made again")
 
 
 def _documents(

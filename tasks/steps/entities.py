@@ -12,13 +12,12 @@ from dp_core.data.readers.registry import read_sentences
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
-from tasks.protocol import EntitiesSpec
+from tasks.protocol import EntitiesSpec, StepResult
+from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.ledger import refuse_unregistered
 from tasks.runtime.context import StepContext, StepOutput
-from tasks.steps.corpus import listed, refuse_if_changed
-
-__all__ = ["read_part", "refuse_if_changed", "run", "write_sentences"]
+from tasks.steps.corpus import listed
 
 PARTS = ("train", "test")
 
@@ -93,6 +92,15 @@ def _sentence(row: object) -> Sentence:
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise TypeError("not words")
     return Sentence(tuple(tokens), tuple(tags), document, patient)
+
+
+def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse to answer with what was read from files that have changed since.
+
+    Raises:
+        BadInput: they have, or are no longer what the spec calls them.
+    """
+    declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
 
 def _read(spec: EntitiesSpec, context: StepContext, part: str, path: Path) -> list[Sentence]:

@@ -141,6 +141,27 @@ class Store:
             return folder
         return self._download(key, uri, checksums)
 
+    def damaged(self, uri: str) -> list[str]:
+        """Return which published files are missing or not as they were, sorted.
+
+        A bucket checks contents by itself: there, sizes are looked at.
+
+        Raises:
+            BadInput: there is no complete folder.
+        """
+        key = self.key(uri)
+        sizes = self._backend.sizes(key)
+
+        def whole(name: str, expected: dict[str, Any]) -> bool:
+            if sizes.get(f"{key}/{name}") != expected["bytes"]:
+                return False
+            if not isinstance(self._backend, LocalBackend):
+                return True
+            return bool(sha256_of(self._backend.path(f"{key}/{name}")) == expected["sha256"])
+
+        checksums = self._published(key, uri)
+        return sorted(name for name, expected in checksums.items() if not whole(name, expected))
+
     def published(self, uri: str) -> list[str]:
         """Return the names of the files that a step left in an output folder, sorted.
 
@@ -221,7 +242,10 @@ def _as_os_errors(uri: str) -> Iterator[None]:
 
 def _damaged(uri: str, name: str) -> BadInput:
     return BadInput(
-        f"{name} is missing or damaged", where=uri, fix="Delete the folder and run its step again."
+        f"{name} is missing or damaged",
+        where=uri,
+        fix="Run its step again, which makes shards of a corpus anew; any other folder must be"
+        " deleted first.",
     )
 
 

@@ -49,9 +49,13 @@ class Case:
         self.make, self.read = make, read
 
 
-def corpus(folder: Path) -> Path:
-    write_corpus((Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9)), folder)
-    return folder / "documents.jsonl.gz"
+def corpus(file: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        notes = (Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9))
+        write_corpus(notes, folder, 1)
+        return folder / file
+
+    return make
 
 
 def sentences(folder: Path) -> Path:
@@ -145,7 +149,8 @@ EVENT = SPEC["plan"] and {
 CHECKSUMS = {"a.txt": {"sha256": "0" * 64, "bytes": 3}, "b/c.txt": {"sha256": "1" * 64, "bytes": 1}}
 
 CASES = {
-    "corpus in normal form": Case(corpus, lambda f: list(open_corpus(f))),
+    "a shard of a corpus": Case(corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
+    "a corpus's mark": Case(corpus("corpus.json"), lambda f: list(open_corpus(f))),
     "sentences": Case(sentences, lambda f: entities_step.read_part(f, "train")),
     "vocab.txt": Case(vocabulary, wordpiece.load),
     "canaries.json": Case(canaries, canaries_step.read_canaries),

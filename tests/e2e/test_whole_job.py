@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
@@ -78,6 +79,8 @@ class Finished:
 
 
 def _content(file: Path) -> bytes:
+    if file.suffix == ".parquet":
+        return json.dumps(pq.read_table(file).to_pylist()).encode()
     return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
 

@@ -5,13 +5,13 @@ Every attack here ends with exit code 2, with nothing charged and nothing publis
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from command_line import Confide
 from spec_examples import run, spec_of
@@ -275,9 +275,12 @@ def test_a_file_that_changes_between_the_look_and_the_reading_is_not_read(
 
 def _read_all(spec: StepSpec) -> str:
     folder = Path(spec.output.removeprefix("file://"))
-    found = [f.read_bytes() for f in folder.rglob("*") if f.is_file()]
+    files = [f for f in folder.rglob("*") if f.is_file()]
     return "".join(
-        (gzip.decompress(b) if b[:2] == b"\x1f\x8b" else b).decode(errors="replace") for b in found
+        str(pq.read_table(f).to_pylist())
+        if f.suffix == ".parquet"
+        else f.read_text(errors="replace")
+        for f in files
     )
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 import stat
 import unicodedata
 from itertools import groupby
@@ -12,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.corpus import Document, normalised_id, open_corpus, write_corpus
+from dp_core.data import corpus
+from dp_core.data.corpus import (
+    Document,
+    normalised_id,
+    open_corpus,
+    read_shard,
+    remake_shards,
+    shards_of,
+    write_corpus,
+)
 from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import iter_units
 from dp_core.data.readers.registry import read_corpus
@@ -160,3 +170,131 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(BadInput, match="version 99"):
         open_corpus(tmp_path)
+
+
+# --- shards
+
+
+def many() -> list[Document]:
+    """Patients of several documents, and as many documents of nobody's."""
+    of_patients = [Document(str(i), f"p{i % 70}", f"text {i}", f"a{i % 3}") for i in range(300)]
+    return [*of_patients, *(Document(f"n{i}", "", f"note {i}") for i in range(300))]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 16, 300])
+def test_the_order_does_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int) -> None:
+    write_corpus(many(), tmp_path / "one", 1)
+    write_corpus(many(), tmp_path / "some", shards)
+    assert list(open_corpus(tmp_path / "some")) == list(open_corpus(tmp_path / "one"))
+    assert len(shards_of(tmp_path / "some")) == shards
+
+
+def test_a_patient_lies_whole_in_one_shard_and_notes_of_nobody_in_all(tmp_path: Path) -> None:
+    write_corpus(many(), tmp_path)
+    patients: dict[str, set[str]] = {}
+    nobody: set[str] = set()
+    for shard in shards_of(tmp_path):
+        for document in read_shard(shard):
+            if document.patient_id:
+                patients.setdefault(document.patient_id, set()).add(shard.name)
+            else:
+                nobody.add(shard.name)
+    assert len(patients) == 70 and all(len(where) == 1 for where in patients.values())
+    assert len(nobody) == 16 and len(set.union(*patients.values())) > 10
+
+
+def test_what_is_spilled_makes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same documents in the same order within an id, whatever memory held of them."""
+    twice = [Document("1", "p", f"part {i}") for i in range(50)]
+    write_corpus([*many(), *twice], tmp_path / "held")
+    spilled = []
+
+    def files(self: corpus._Parts) -> None:
+        spill(self)
+        spilled.extend(stat.S_IMODE(f.stat().st_mode) for f in self._scratch.iterdir())
+
+    spill = corpus._Parts._spill
+    monkeypatch.setattr(corpus._Parts, "_spill", files)
+    monkeypatch.setattr(corpus, "_BUFFERED", 5000)
+    write_corpus([*many(), *twice], tmp_path / "spilled")
+    assert len(spilled) > 500 and set(spilled) == {0o600}
+    for file in (tmp_path / "held").iterdir():
+        assert file.read_bytes() == (tmp_path / "spilled" / file.name).read_bytes()
+    texts = [d.text for d in open_corpus(tmp_path / "spilled") if d.text.startswith("part")]
+    assert texts == [d.text for d in twice]
+
+
+def test_fewer_shards_leave_none_of_the_old_ones(tmp_path: Path) -> None:
+    write_corpus(many(), tmp_path, 16)
+    write_corpus(many(), tmp_path, 2)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [damage, Path.unlink, lambda f: f.write_bytes(b"")])
+def test_a_damaged_shard_is_named_and_made_again_alone(tmp_path: Path, harm: object) -> None:
+    write_corpus(many(), tmp_path)
+    before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in tmp_path.iterdir()}
+    name = "shard-0005.parquet"
+    harm(tmp_path / name)  # type: ignore[operator]
+    with pytest.raises(BadInput, match=r"shard-0005\.parquet: a shard .* missing or damaged") as e:
+        list(open_corpus(tmp_path))
+    assert "\n" not in str(e.value) and "text" not in str(e.value)
+    remake_shards(many(), tmp_path, [name])
+    assert {f.name for f in tmp_path.iterdir()} == set(before)
+    for file in tmp_path.iterdir():
+        content, written = before[file.name]
+        assert file.read_bytes() == content
+        assert (file.stat().st_mtime_ns == written) == (file.name != name)
+
+
+def test_a_shard_of_another_source_is_not_put_in_place(tmp_path: Path) -> None:
+    write_corpus(many(), tmp_path)
+    (tmp_path / "shard-0005.parquet").unlink()
+    others = [Document(d.document_id, d.patient_id, d.text + "!") for d in many()]
+    with pytest.raises(BadInput, match="cannot be made again as they were"):
+        remake_shards(others, tmp_path, ["shard-0005.parquet"])
+    assert not (tmp_path / "shard-0005.parquet").exists()
+    assert not list(tmp_path.glob(".partial*"))
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        None,
+        [],
+        {},
+        {"../x": "0"},
+        {"shard-0001.parquet": "0"},
+        {"shard-0000.parquet": "0", "x": "1"},
+    ],
+)
+def test_a_mark_that_names_other_files_is_none(tmp_path: Path, shards: object) -> None:
+    write_corpus(many(), tmp_path, 2)
+    about = json.loads((tmp_path / "corpus.json").read_text())
+    (tmp_path / "corpus.json").write_text(json.dumps(about | {"shards": shards}))
+    with pytest.raises(BadInput, match="not a finished corpus"):
+        open_corpus(tmp_path)
+
+
+def test_a_shard_is_found_where_another_machine_sees_it(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    write_corpus(many(), here, 2)
+    shutil.copytree(here, tmp_path / "mounted there")
+    moved = [
+        shard.at((tmp_path / "mounted there").as_uri()) for shard in shards_of(tmp_path / "here")
+    ]
+    shutil.rmtree(here)
+    assert sum(1 for shard in moved for _ in read_shard(shard)) == len(many())
+
+
+def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:
+    write_corpus([Document("1", "p", "a \ud800 b"), Document("2", "p", "é")], tmp_path)
+    assert [d.text for d in open_corpus(tmp_path)] == ["a ? b", "é"]

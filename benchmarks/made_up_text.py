@@ -1,0 +1,71 @@
+"""Text of any size for benchmarks: `python -m benchmarks.made_up_text FILE --megabytes 5000`.
+
+Words are made up: letters as frequent as in English, lengths as in running English, drawn by Zipf's
+law with exponent 1.07 among half a million; sentences, numbers, a few accents. JSON lines, about
+two thousand characters a note, each of a patient with some twenty notes. The same size and seed
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+_LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
+_FREQUENT = np.array(
+    [12.7, 9.1, 8.2, 7.5, 7.0, 6.7, 6.3, 6.1, 6.0, 4.3, 4.0, 2.8, 2.8, 2.4, 2.4, 2.2, 2.0, 2.0, 1.9,
+     1.5, 1.0, 0.8, 0.15, 0.15, 0.1, 0.07]
+)  # fmt: skip
+_WORDS, _EXPONENT, _NOTES_OF_A_PATIENT = 500_000, 1.07, 20
+
+
+def words(count: int, seed: int) -> list[str]:
+    """Return made-up words, the frequent ones short."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.poisson(2 + 0.55 * np.log(np.arange(count) + 1)), 1, 16)
+    letters = rng.choice(len(_LETTERS), lengths.sum(), p=_FREQUENT / _FREQUENT.sum())
+    every = "".join(_LETTERS[i] for i in letters.tolist())
+    ends = np.cumsum(lengths).tolist()
+    made = [every[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
+    return [w.replace("e", "é", 1) if i % 200 == 199 else w for i, w in enumerate(made)]
+
+
+def notes(characters: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
+    """Yield (patient, document, text), of about so many characters together."""
+    rng = np.random.default_rng(seed)
+    known = np.array(words(_WORDS, seed), object)
+    mass = np.cumsum(1 / (np.arange(_WORDS) + 2.7) ** _EXPONENT)
+    left, number = characters, 0
+    while left > 0:
+        drawn = known[np.searchsorted(mass, rng.random(100_000) * mass[-1])]
+        while len(drawn) > 900 and left > 0:
+            size = int(rng.integers(150, 600))
+            said, drawn = drawn[:size].tolist(), drawn[size:]
+            for start in range(0, size, 14):  # sentences
+                said[start] = said[start].capitalize()
+                said[min(start + 13, size - 1)] += f" {start + 1}.5 mg.\n"
+            text = " ".join(said)
+            left -= len(text)
+            yield f"p{number // _NOTES_OF_A_PATIENT}", str(number), text
+            number += 1
+
+
+def write(file: Path, megabytes: int, seed: int = 0) -> None:
+    """Write JSON lines, as the reader `jsonl` takes them."""
+    with file.open("w", encoding="utf-8") as out:
+        for patient, document, text in notes(megabytes * 1_000_000, seed):
+            row = {"patient_id": patient, "document_id": document, "text": text}
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    write(asked.file, asked.megabytes, asked.seed)

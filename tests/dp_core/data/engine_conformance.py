@@ -1,0 +1,204 @@
+"""What every data engine is held to: an engine's tests inherit `EngineConformance`.
+
+Their module imports the fixtures `corpora` and `expected` from here, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
+from dp_core.data.engines import DataEngine
+from dp_core.data.privacy_units import unit_texts
+from dp_core.data.token_store import PackedRows, ShardRows
+from dp_core.errors import BadInput, ConfideError
+from dp_core.phrases.calibration import calibrate
+from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import ItemSets, SpilledSets
+from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
+
+SEED = PrivacySeed.fixed(3)
+WORDS = [f"w{i}" for i in range(40)]
+UNITS = UnitWords(PrivacyUnit.PATIENT, 1)
+
+
+@dataclass(frozen=True)
+class Squared:
+    """A function of a number; it fails where it is told to, or takes its process with it."""
+
+    wrong: int = -1
+    deadly: int = -1
+    here: int = 0  # the process that must not die
+
+    def __call__(self, number: int) -> int:
+        if number == self.deadly and os.getpid() != self.here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.wrong <= number and self.wrong >= 0:
+            raise BadInput(f"{number} is wrong", where="the number", fix="Take another one.")
+        return number * number
+
+
+def same(unit_id: str, rows: list[list[int]]) -> list[list[int]]:
+    """No canaries."""
+    return rows
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Reads the units of a shard as phrases need them."""
+
+    def __call__(self, shard: Shard) -> Iterator[object]:
+        yield from unit_texts(shard, PrivacyUnit.PATIENT, 1)
+
+
+def documents() -> Iterator[Document]:
+    """Sixty patients, some of one document, and notes of nobody's."""
+    for i in range(240):
+        words = [WORDS[(i * k + k * k) % len(WORDS)] for k in range(1, 20)]
+        yield Document(str(i), f"p{i % 60}", "The common words. " + " ".join(words) + " Café")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Shard]]:
+    """The same corpus in 1, 2 and 16 shards."""
+    found = {}
+    for shards in (1, 2, 16):
+        folder = tmp_path_factory.mktemp(f"in {shards} shards")
+        write_corpus(documents(), folder, shards)
+        found[shards] = shards_of(folder)
+    return found
+
+
+def released_words(
+    engine: DataEngine, shards: list[Shard], mechanism: str, folder: Path
+) -> dict[str, int]:
+    plan = selection_plan(mechanism, 4.0, 1e-3, 12, declared_units=100)  # type: ignore[arg-type]
+    sets = WordSets(UNITS, 12, b"key", 100, frozenset({"the"}))
+    with SpilledSets(folder, limit=0) as spilled:
+        return plan.release(word_sets(engine, shards, sets, spilled), SEED, b"x")
+
+
+def released_phrases(engine: DataEngine, shards: list[Shard]) -> dict[int, dict[str, int]]:
+    def gather(sets: PhraseSets) -> list[ItemSets]:
+        return list(engine.map(PhraseSetsOfShard(Texts(), sets), shards))  # type: ignore[arg-type]
+
+    plan = calibrate(8.0, 1e-3, (2, 3), 6, declared_units=100)
+    return release_phrases(gather, plan, {"the", "common", "words", "."}, SEED, b"x")
+
+
+def rows(engine: DataEngine, shards: list[Shard]) -> list[list[bytes]]:
+    tokenizer = wordpiece.learn(dict.fromkeys([*WORDS, "the", "common"], 9), 200).to_str()
+    of_shard = ShardRows(PrivacyUnit.PATIENT, 1, tokenizer, 16, 3, b"k", 0.2, same, 4)
+    cut = list(engine.map(of_shard, shards))
+
+    def joined(parts: list[PackedRows]) -> list[bytes]:
+        columns = ("tokens", "lengths", "unit_keys")
+        return [b"".join(getattr(part, name).tobytes() for part in parts) for name in columns]
+
+    texts = list(itertools.chain.from_iterable(c.texts for c in cut))[:4]
+    return [
+        joined([c.train for c in cut]),
+        joined([c.held_out for c in cut]),
+        [repr(texts).encode(), str(sum(c.units for c in cut)).encode()],
+    ]
+
+
+class EngineConformance:
+    """What every engine is held to; a class that inherits it gives the engine."""
+
+    kills_no_more_than_itself = True
+
+    @pytest.fixture
+    def engine(self) -> DataEngine:
+        raise NotImplementedError
+
+    def test_values_come_in_the_order_of_the_shards(self, engine: DataEngine) -> None:
+        for count in (0, 1, 2, 17):
+            assert list(engine.map(Squared(), range(count))) == [i * i for i in range(count)]
+
+    def test_an_error_of_a_shard_is_raised_as_it_was(self, engine: DataEngine) -> None:
+        values = engine.map(Squared(wrong=3), range(12))
+        with pytest.raises(BadInput) as caught:
+            list(values)
+        error = caught.value
+        assert type(error) is BadInput
+        assert (error.what, error.where, error.fix) == (
+            "3 is wrong",
+            "the number",
+            "Take another one.",
+        )
+        assert str(error) == "the number: 3 is wrong. Take another one."
+
+    def test_a_lost_worker_is_one_clear_error(self, engine: DataEngine) -> None:
+        if not self.kills_no_more_than_itself:
+            pytest.skip("its function runs in this process")
+        with pytest.raises(ConfideError) as caught:
+            list(engine.map(Squared(deadly=3, here=os.getpid()), range(12)))
+        assert "\n" not in str(caught.value)
+        assert not isinstance(caught.value, BadInput)
+
+    @pytest.mark.parametrize(
+        "mechanism", ["elimination", "mad", "mad2r", "policy", "weighted", "gaussian"]
+    )
+    def test_released_words_are_the_same_in_any_number_of_shards(
+        self,
+        engine: DataEngine,
+        corpora: dict[int, list[Shard]],
+        mechanism: str,
+        expected: Expected,
+        tmp_path: Path,
+    ) -> None:
+        for shards in corpora.values():
+            assert released_words(engine, shards, mechanism, tmp_path) == expected.words[mechanism]
+        assert not list(tmp_path.iterdir())  # what was spilled is gone
+
+    def test_released_phrases_counts_and_rows_are_the_same_in_any_number_of_shards(
+        self, engine: DataEngine, corpora: dict[int, list[Shard]], expected: Expected
+    ) -> None:
+        for shards in corpora.values():
+            assert released_phrases(engine, shards) == expected.phrases
+            assert word_counts(engine, shards, UNITS) == expected.counts
+            assert rows(engine, shards) == expected.rows
+
+
+class Expected:
+    """What one shard gives, by brute force where that is easy."""
+
+    def __init__(self, folder: Path) -> None:
+        write_corpus(documents(), folder / "corpus", 1)
+        shards = shards_of(folder / "corpus")
+
+        class Here:
+            def map(self, function, shards):  # type: ignore[no-untyped-def]
+                return map(function, shards)
+
+        here: DataEngine = Here()
+        mechanisms = ("elimination", "mad", "mad2r", "policy", "weighted", "gaussian")
+        self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
+        assert all(len(found) >= 3 and "the" not in found for found in self.words.values())
+        self.phrases = released_phrases(here, shards)
+        assert self.phrases[3]
+        self.rows = rows(here, shards)
+        assert all(self.rows[0]) and all(self.rows[1])
+        self.counts: dict[str, int] = {}
+        for patient in range(60):
+            said = " ".join(d.text for d in documents() if d.patient_id == f"p{patient}")
+            for word in set(said.lower().replace(".", " .").replace("é", "e").split()):
+                self.counts[word] = self.counts.get(word, 0) + 1
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """What comes out of one shard in this process."""
+    return Expected(tmp_path_factory.mktemp("one shard"))

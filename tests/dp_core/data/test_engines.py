@@ -1,0 +1,91 @@
+"""In this process and in a pool of processes: the same results, the same errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from engine_conformance import EngineConformance, Squared, corpora, expected
+
+from dp_core.data import engines
+from dp_core.data.engines import DataEngine, InProcess, ProcessPool, data_engine
+from dp_core.errors import BadInput
+
+__all__ = ["corpora", "expected"]
+
+
+class TestInProcess(EngineConformance):
+    kills_no_more_than_itself = False
+
+    @pytest.fixture
+    def engine(self) -> DataEngine:
+        return InProcess()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    started = ProcessPool(2, patience=0)
+    yield started
+    started.close()
+
+
+class TestProcessPool(EngineConformance):
+    @pytest.fixture
+    def engine(self, pool: ProcessPool) -> DataEngine:
+        return pool
+
+
+def test_few_results_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of shards without end, one more than there are processes is worked on ahead."""
+    submitted = []
+
+    class Here:
+        """A pool that works at once."""
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def submit(self, function: object, shard: int) -> object:
+            submitted.append(shard)
+            done: engines.Future[int] = engines.Future()
+            done.set_result(shard)
+            return done
+
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", Here)
+    values = ProcessPool(2, patience=0).map(Squared(), range(1000))
+    for number in range(5):
+        assert next(values) == number
+        assert len(submitted) <= number + 4
+    values.close()  # type: ignore[attr-defined]
+
+
+def test_what_takes_a_moment_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a pool was started")
+
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", refuse)
+    assert list(ProcessPool(2, patience=60).map(Squared(), range(100)))[-1] == 99 * 99
+    assert list(ProcessPool(1, patience=0).map(Squared(), range(4))) == [0, 1, 4, 9]
+    assert list(ProcessPool(2, patience=0).map(Squared(), range(1))) == [0]
+    with pytest.raises(AssertionError, match="a pool was started"):
+        list(ProcessPool(2, patience=0).map(Squared(), range(4)))
+
+
+def test_what_nobody_asks_for_any_more_is_not_begun(pool: ProcessPool) -> None:
+    values = pool.map(Squared(), range(10_000))
+    assert next(values) == 0
+    values.close()  # type: ignore[attr-defined]
+    assert list(pool.map(Squared(), range(5))) == [0, 1, 4, 9, 16]
+
+
+def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(data_engine("in-process"), InProcess)
+    assert isinstance(data_engine("pool"), ProcessPool)
+    with pytest.raises(BadInput, match="unknown data engine 'threads'"):
+        data_engine("threads")
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(engines.importlib, "import_module", missing)
+    with pytest.raises(BadInput, match="Spark is not installed"):
+        data_engine("spark://host:7077")

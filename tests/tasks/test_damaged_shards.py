@@ -1,0 +1,89 @@
+"""A corpus of which a shard is damaged: nobody reads on, and its step mends that shard alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Confide
+from spec_examples import run, spec_of
+
+from dp_core.data.corpus import open_corpus
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import CorpusSpec
+from tasks.runtime.deployment import Deployment
+from tasks.steps import corpus as corpus_step
+from tasks.storage import Store
+
+SHARD = "shard-0002.parquet"
+
+
+@pytest.fixture
+def spec(deployment: Deployment, at_home: None, no_mlflow: None, tmp_path: Path) -> CorpusSpec:
+    """A corpus of private notes in four shards, read."""
+    Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    rows = [{"patient_id": f"p{i}", "document_id": str(i), "text": f"note {i}"} for i in range(40)]
+    source = tmp_path / "ward.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = spec_of(
+        CorpusSpec, deployment.store, role="private", format="jsonl", path=str(source),
+        dataset="ward", corpus_shards=4,
+    )  # fmt: skip
+    assert run(made) == 0
+    return made
+
+
+def folder(spec: CorpusSpec) -> Path:
+    return Path(spec.output.removeprefix("file://"))
+
+
+@pytest.mark.parametrize("harm", ["missing", "altered", "of another length"])
+def test_the_step_run_again_makes_that_shard_alone(
+    spec: CorpusSpec, deployment: Deployment, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {f.name: (f.read_bytes(), f.stat().st_ino) for f in folder(spec).iterdir()}
+    shard = folder(spec) / SHARD
+    good = before[SHARD][0]
+    shard.unlink()
+    if harm != "missing":
+        shard.write_bytes(good[:-1] + (b"" if harm == "of another length" else b"!"))
+    assert Store(deployment.store, deployment.cache).damaged(spec.output) == [SHARD]
+    assert run(spec) == 0
+    assert {f.name for f in folder(spec).iterdir()} == set(before)
+    for name, (content, inode) in before.items():
+        assert (folder(spec) / name).read_bytes() == content
+        assert name == SHARD or (folder(spec) / name).stat().st_ino == inode
+    assert len(list(open_corpus(folder(spec)))) == 40
+    monkeypatch.setattr(corpus_step, "remake_shards", None)
+    assert run(spec) == 0  # whole: nothing is made
+
+
+def test_of_a_source_that_changed_no_shard_is_made(
+    spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder(spec) / SHARD).unlink()
+    with Path(spec.path).open("a") as source:
+        source.write("\n")
+    assert run(spec) == 2
+    assert "have changed since" in capsys.readouterr().err
+    assert not (folder(spec) / SHARD).exists()
+
+
+def test_what_is_no_shard_is_not_made_again(
+    spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder(spec) / "corpus.json").write_text("{}")
+    assert run(spec) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_who_reads_the_corpus_names_the_shard(
+    spec: CorpusSpec, deployment: Deployment, confide: Confide
+) -> None:
+    (folder(spec) / SHARD).unlink()
+    store = Store(deployment.store, deployment.cache)
+    with pytest.raises(Exception, match=f"{SHARD} is missing or damaged") as caught:
+        store.local_copy(spec.output)
+    assert "Run its step again" in str(caught.value)
