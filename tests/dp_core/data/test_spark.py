@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_conformance import EngineConformance, corpora, expected
 from spark_functions import Echo, Gate, broken, environment, processes, refused, squared
 
+from dp_core.data.engines import DataEngine
 from dp_core.data.spark import Spark
 from dp_core.errors import BadInput, ConfideError
+
+__all__ = ["corpora", "expected"]
 
 ROOT = Path(__file__).parents[3]
 HOME = Path(
@@ -46,7 +50,14 @@ def spark(events: Path) -> Iterator[Spark]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
         patch.setenv("CONFIDE_LEDGER", "postgresql://ledger:planted-password@host/ledger")
-        engine = Spark(MASTER, home=HOME, events=events, environment=WITHHELD, packages=PACKAGES)
+        engine = Spark(
+            MASTER,
+            home=HOME,
+            events=events,
+            environment=WITHHELD,
+            packages=PACKAGES,
+            settings={"spark.eventLog.compress": "false"},  # to be searched as it is
+        )
         yield engine
         engine.close()
 
@@ -70,6 +81,14 @@ def runs(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+class TestConformance(EngineConformance):
+    """The same bytes and errors as every other engine."""
+
+    @pytest.fixture
+    def engine(self, spark: Spark) -> DataEngine:
+        return spark
 
 
 def test_values_come_in_order_from_processes_of_others(spark: Spark, tmp_path: Path) -> None:

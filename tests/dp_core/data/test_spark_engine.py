@@ -246,3 +246,12 @@ def test_a_cluster_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfideError, match="nobody answers") as caught:
         list(Spark("spark://127.0.0.1:9", secret="s").map(squared, [1]))
     assert not isinstance(caught.value, BadInput)
+
+
+def nothing(shard: int) -> int | None:
+    return None if shard % 2 else shard
+
+
+def test_a_function_may_have_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(engine(Cluster(), monkeypatch).map(nothing, range(5)))
+    assert found == [0, None, 2, None, 4]
