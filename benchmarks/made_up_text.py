@@ -1,7 +1,7 @@
 """Text of any size for benchmarks: `python -m benchmarks.made_up_text FILE --megabytes 5000`.
 
 Words are made up: letters as frequent as in English, lengths as in running English, drawn by Zipf's
-law with exponent 1.07 among half a million; sentences, numbers, a few accents. JSON lines, about
+law with exponent 1.15 among 300,000; sentences, numbers, a few accents. JSON lines, about
 two thousand characters a note, each of a patient with some twenty notes. The same size and seed
 give the same bytes.
 """
@@ -20,7 +20,7 @@ _FREQUENT = np.array(
     [12.7, 9.1, 8.2, 7.5, 7.0, 6.7, 6.3, 6.1, 6.0, 4.3, 4.0, 2.8, 2.8, 2.4, 2.4, 2.2, 2.0, 2.0, 1.9,
      1.5, 1.0, 0.8, 0.15, 0.15, 0.1, 0.07]
 )  # fmt: skip
-_WORDS, _EXPONENT, _NOTES_OF_A_PATIENT = 500_000, 1.07, 20
+_WORDS, _EXPONENT, _NOTES_OF_A_PATIENT = 300_000, 1.15, 20
 
 
 def words(count: int, seed: int) -> list[str]:

@@ -48,6 +48,7 @@ def seed_key(seed: int) -> bytes:
 
 
 U64 = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -80,6 +81,18 @@ def fold(keys: U64, *numbers: int) -> U64:
     for number in numbers:
         keys = mix(keys ^ mix(np.array([number], np.uint64) + _GAMMA))
     return keys
+
+
+def drawn(size: int, number: int, key: bytes, purpose: str, *parts: str) -> Places:
+    """Return places drawn uniformly without replacement, by public coins, in ascending order.
+
+    Args:
+        size: of how many. number: how many, at most `size`.
+        key: as for `digest64`. purpose, parts: what the coins belong to.
+    """
+    coins = bits(np.array([digest64(key, purpose, *parts)], np.uint64), 0, size)[0]
+    # The smallest coins win: every set of places is as likely as any other.
+    return np.sort(np.argsort(coins, kind="stable")[:number])
 
 
 _ROUNDS = 10  # four would do for large halves; small ones mix slowly

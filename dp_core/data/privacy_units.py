@@ -25,7 +25,7 @@ from dp_core.data.corpus import (
     read_shard,
     read_tables,
 )
-from dp_core.data.hashing import coin, generator
+from dp_core.data.hashing import coin, drawn
 from dp_core.data.tokens import word_starts
 from dp_core.data.word_codes import Encoder, HeldItems, encode_bert_words, held_items, ranges
 from dp_core.errors import BadInput
@@ -47,8 +47,8 @@ def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> 
     """
     if len(items) <= limit:
         return list(items)
-    rng = generator(key, "contribution", unit_id)
-    return [items[i] for i in sorted(rng.sample(range(len(items)), limit))]
+    places = drawn(len(items), limit, key, "contribution", unit_id)
+    return [items[i] for i in places.tolist()]
 
 
 def is_held_out(unit_id: str, share: float, key: bytes) -> bool:

@@ -9,12 +9,11 @@ distinct one is split as `split_words` does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dp_core.data.tokens import split_words
@@ -24,6 +23,7 @@ _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
 _LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
+_MANY = 1 << 22  # items that are put together at once
 
 
 def _class(byte: int) -> int:
@@ -42,7 +42,7 @@ class WordCodes:
     """The running words of texts. Private, as the texts are.
 
     Attributes:
-        words: distinct words, strings of Arrow.
+        words: distinct words, strings of Arrow; not every one of them need occur.
         codes: int64 `[n]`, of each running word its place among `words`.
         starts: int64 `[texts + 1]`; text t has the codes `codes[starts[t]:starts[t + 1]]`.
     """
@@ -64,8 +64,13 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     data, ends = _bytes_of(texts)
     if not data:
         return WordCodes(pa.array([], _TEXT), np.zeros(0, np.int64), np.zeros_like(ends))
-    classes = np.frombuffer(bytearray(data.translate(_CLASSES)), np.uint8)
-    any_odd = _join_odd(classes, ends)
+    translated = data.translate(_CLASSES)
+    odd = np.zeros(0, np.int64)
+    if bytes([_ODD]) in translated:
+        classes = np.frombuffer(bytearray(translated), np.uint8)
+        odd = _join_odd(classes, ends)
+    else:
+        classes = np.frombuffer(translated, np.uint8)
     letter, mark = classes == _LETTER, classes == _MARK
     # A run of letters begins where none stands before, or a text does; it ends likewise.
     before = np.zeros_like(letter)
@@ -84,9 +89,8 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     ).dictionary_encode()
     codes = found.indices.to_numpy().astype(np.int64)
     starts = np.searchsorted(begins, ends)
-    if any_odd:
-        return _with_odd_ones_split(found.dictionary, codes, starts)
-    return WordCodes(found.dictionary.cast(_TEXT), codes, starts)
+    words = WordCodes(found.dictionary.cast(_TEXT), codes, starts)
+    return _split_odd(words, np.searchsorted(begins, odd)) if len(odd) else words
 
 
 def encode_with(split: Callable[[str], Sequence[str]], texts: pa.Array) -> WordCodes:
@@ -108,11 +112,13 @@ def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
     return bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b"", ends - ends[0]
 
 
-def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> bool:
-    """Make one run of letters of all that stands between spaces and holds an odd byte, in place."""
+def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
+    """Make one run of letters of all that stands between spaces and holds an odd byte, in place.
+
+    Returns:
+        Where these runs begin.
+    """
     odd = np.flatnonzero(classes == _ODD)
-    if not len(odd):
-        return False
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
     after = np.searchsorted(breaks, odd)
     text = np.searchsorted(ends, odd, "right")
@@ -123,31 +129,28 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> bool:
     # Where one ends and the next begins, text to text, it goes on.
     change[np.intersect1d(begins, stops)] = 0
     classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
-    return True
+    first: Ints = np.unique(begins)
+    return first
 
 
-def _with_odd_ones_split(items: pa.Array, codes: Ints, starts: Ints) -> WordCodes:
-    """Return the codes with every item that is not ASCII letters alone replaced by its words."""
-    ascii_runs = pc.match_substring_regex(items, "^(?:[a-z0-9]+|[!-/:-@\\[-`{-~])$")
-    odd = np.flatnonzero(~ascii_runs.to_numpy(zero_copy_only=False))
-    split = [split_words(item.decode()) for item in items.take(pa.array(odd)).to_pylist()]
-    number = np.ones(len(items), np.int64)
-    number[odd] = [len(words) for words in split]
-    first = np.concatenate([[0], np.cumsum(number)])
-    # The list of all items' words, of which an odd item has none or more.
-    kept = np.ones(len(items), np.bool_)
-    kept[odd] = False
-    every = np.empty(first[-1], np.int64)
-    every[first[:-1][kept]] = np.arange(kept.sum())
-    more = pa.array([word for words in split for word in words], _TEXT)
-    inner = ranges(first[odd], number[odd])
-    every[inner] = kept.sum() + np.arange(len(inner))
-    words = pa.concat_arrays([items.filter(pa.array(kept)).cast(_TEXT), more]).dictionary_encode()
-    renumbered = words.indices.to_numpy()[every]
-    of_code = number[codes]
-    ends = np.concatenate([[0], np.cumsum(of_code)])
-    new = renumbered[ranges(first[codes], of_code)].astype(np.int64)
-    return WordCodes(words.dictionary, new, ends[starts])
+def _split_odd(words: WordCodes, odd: Ints) -> WordCodes:
+    """Return the codes with the runs at these places replaced by their words, none or more."""
+    items, which = np.unique(words.codes[odd], return_inverse=True)
+    split = [split_words(item) for item in words.words.take(pa.array(items)).to_pylist()]
+    more = pa.array([word for found in split for word in found], _TEXT)
+    every = pa.concat_arrays([words.words, more]).dictionary_encode()
+    # The words that were there keep their numbers.
+    of_item = every.indices.to_numpy()[len(words.words) :]
+    lengths = np.array([len(found) for found in split], np.int64)
+    number = lengths[which]
+    times = np.ones(len(words.codes), np.int64)
+    times[odd] = number
+    codes = np.repeat(words.codes, times)
+    shift = np.concatenate([[0], np.cumsum(number - 1)])  # of what stands behind so many odd ones
+    first = np.cumsum(lengths) - lengths
+    codes[ranges(odd + shift[:-1], number)] = of_item[ranges(first[which], number)]
+    starts = words.starts + shift[np.searchsorted(odd, words.starts)]
+    return WordCodes(every.dictionary, codes, starts)
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:
@@ -219,3 +222,25 @@ def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.concatenate(members),
     )
+
+
+def added_counts(
+    parts: Iterable[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return all items of several lists, each once, and the sums of their counts."""
+    total = pa.array([], _TEXT), np.zeros(0, np.int64)
+    waiting: list[tuple[pa.Array, NDArray[np.int64]]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(len(items) for items, _ in waiting) > _MANY + len(total[0]):
+            total, waiting = _added([total, *waiting]), []
+    return _added([total, *waiting])
+
+
+def _added(
+    parts: list[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    every = pa.concat_arrays([items for items, _ in parts]).dictionary_encode()
+    total = np.zeros(len(every.dictionary), np.int64)
+    np.add.at(total, every.indices.to_numpy(), np.concatenate([counts for _, counts in parts]))
+    return every.dictionary, total

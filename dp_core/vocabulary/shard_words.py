@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import is_held_out, words_of_units
-from dp_core.data.word_codes import HeldItems
+from dp_core.data.word_codes import HeldItems, added_counts
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary.item_sets import ItemSets, SpilledSets, bounded_sets
 from dp_core.vocabulary.subwords import KINDS, SubwordKind
@@ -78,18 +78,15 @@ class WordCounts:
 
     words: UnitWords
 
-    def __call__(self, shard: Shard) -> tuple[list[str], NDArray[np.int64]]:
-        """Return words and counts."""
-        items, counts = [pa.array([], pa.large_string())], [np.zeros(0, np.int64)]
-        for block in self.words.of(shard):
-            held = np.bincount(block.members, minlength=len(block.items))
-            present = np.flatnonzero(held)  # words of units that are left out are not
-            items.append(block.items.take(pa.array(present)))
-            counts.append(held[present])
-        every = pa.concat_arrays(items).dictionary_encode()
-        total = np.zeros(len(every.dictionary), np.int64)
-        np.add.at(total, every.indices.to_numpy(), np.concatenate(counts))
-        return every.dictionary.to_pylist(), total
+    def __call__(self, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
+        """Return words, strings of Arrow, and counts."""
+        return added_counts(map(_counted, self.words.of(shard)))
+
+
+def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
+    held = np.bincount(block.members, minlength=len(block.items))
+    present = np.flatnonzero(held)  # words of units that are left out are not
+    return block.items.take(pa.array(present)), held[present]
 
 
 def word_sets(
@@ -103,7 +100,5 @@ def word_sets(
 
 def word_counts(engine: DataEngine, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
     """Return the number of units that hold each word, nothing bounded: of public text only."""
-    total: Counter[str] = Counter()
-    for items, counts in engine.map(WordCounts(words), shards):
-        total.update(dict(zip(items, counts.tolist(), strict=True)))
-    return total
+    items, counts = added_counts(engine.map(WordCounts(words), shards))
+    return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))

@@ -237,6 +237,16 @@ def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
     assert context.counted == []
 
 
+def test_rows_of_more_units_than_declared_are_refused_over_all_shards(chain: Chain) -> None:
+    """No shard holds more units than this, all together do."""
+    units = chain.cut().units
+    assert units is not None
+    few = units.model_copy(update={"declared_units": PATIENTS // 2})
+    with pytest.raises(BadInput, match=f"declared bound of {PATIENTS // 2}") as caught:
+        token_store.run(chain.cut().model_copy(update={"units": few}), chain.context("few rows"))
+    assert str(PATIENTS) not in str(caught.value)
+
+
 def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
     parts = [
         chain.inputs["rows"].folder / part for part in (token_store.TRAIN, token_store.HELD_OUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -89,3 +90,11 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.importlib, "import_module", missing)
     with pytest.raises(BadInput, match="Spark is not installed"):
         data_engine("spark://host:7077")
+
+
+def test_errors_keep_what_where_and_fix_on_their_way() -> None:
+    """By `copy`, which asks for the same as a pickle does."""
+    for error in (BadInput("what", where="where", fix="fix"), BadInput("what")):
+        back = copy.copy(error)
+        assert type(back) is BadInput and str(back) == str(error)
+        assert (back.what, back.where, back.fix) == (error.what, error.where, error.fix)

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_core.data import token_store
-from dp_core.data.privacy_units import Unit
+from dp_core.data.corpus import Document, shards_of, write_corpus
+from dp_core.data.privacy_units import Unit, is_held_out, iter_units
 from dp_core.data.token_store import (
+    ShardRows,
     TokenStore,
     TokenStoreWriter,
     rows_of_units,
@@ -20,6 +22,7 @@ from dp_core.data.token_store import (
 from dp_core.errors import BadInput
 from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
+from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import OrdinaryBatches, PrivateBatches
 from dp_core.vocabulary import wordpiece
@@ -216,3 +219,35 @@ def test_opening_and_feeding_take_no_more_for_a_corpus_eight_times_as_large(corp
     monkeypatch.setattr(sampling, "_CHUNK", 1 << 9)
     small, large = (peak(lambda n=n: feed(corpora[0] / str(n))) for n in (4000, 32_000))
     assert large < 1.2 * small
+
+
+def test_rows_of_a_shard_are_those_of_its_units(tmp_path: Path) -> None:
+    """A store of one pass over all units is that of all shards, one after the other."""
+    notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
+    write_corpus(
+        (Document(str(i), f"p{i % 30}", t) for i, t in enumerate(notes)), tmp_path / "c", 4
+    )
+    once = {part: TokenStoreWriter(tmp_path / f"once {part}", 8, 200, key=b"k") for part in "tm"}
+    shards = {part: TokenStoreWriter(tmp_path / f"shards {part}", 8, 200) for part in "tm"}
+    units = list(iter_units(tmp_path / "c", PrivacyUnit.PATIENT, 1))
+    measuring = [unit for unit in units if is_held_out(unit.unit_id, 0.3, b"k")]
+    for unit in units:
+        rows = rows_made([unit], limit=3)[unit.unit_id]
+        once["m" if unit in measuring else "t"].add_unit(unit.unit_id, rows)
+
+    def same(unit_id: str, rows: list[list[int]]) -> list[list[int]]:
+        assert unit_id not in {unit.unit_id for unit in measuring}
+        return rows
+
+    of_shard = ShardRows(PrivacyUnit.PATIENT, 1, TOKENIZER.to_str(), 8, 3, b"k", 0.3, same, 3)
+    cut = [of_shard(shard) for shard in shards_of(tmp_path / "c")]
+    for made in cut:
+        shards["t"].add_packed(made.train)
+        shards["m"].add_packed(made.held_out)
+    for part in "tm":
+        assert once[part].finish().digest == shards[part].finish().digest
+    assert sum(made.units for made in cut) == len(units)
+    noted = [texts for made in cut for texts in made.texts]
+    assert noted[: len(cut[0].texts)] == [unit.texts for unit in measuring][: len(cut[0].texts)]
+    assert all(len(made.texts) <= 3 for made in cut)
+    assert 4 not in {int(i) for made in cut for i in np.unique(made.train.tokens)}  # [MASK]
