@@ -1,6 +1,6 @@
 """Writes the software bill of materials of an image, while it is built: CycloneDX 1.5, as JSON.
 
-    sbom.py NAME --lock LOCK --base IMAGE >sbom.cdx.json     (in an image's own build)
+    sbom.py NAME --lock LOCK… --base IMAGE >sbom.cdx.json    (in an image's own build)
     sbom.py NAME --base IMAGE --dpkg STATUS >sbom.cdx.json   (of an image that others built)
 
 What stands in it: every package of the hash-pinned lock with the digests that pip accepts for it,
@@ -36,12 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--base", required=True, help="the image's base, NAME or NAME@sha256:…")
-    parser.add_argument("--lock", type=Path, help="hash-pinned requirements of its environment")
+    parser.add_argument(
+        "--lock",
+        type=Path,
+        action="append",
+        default=[],
+        help="hash-pinned requirements of its environment; several make one environment together",
+    )
     parser.add_argument("--dpkg", type=Path, default=DPKG, help="dpkg's status file")
     asked = parser.parse_args(arguments)
     components = list(debian(asked.dpkg.read_text(encoding="utf-8")))
     if asked.lock:
-        locked = list(python(asked.lock.read_text(encoding="utf-8")))
+        locked = [one for lock in asked.lock for one in python(lock.read_text(encoding="utf-8"))]
         if wrong := differences(locked, dict(installed())):
             print("\n".join(f"sbom: {line}" for line in wrong), file=sys.stderr)
             return 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+_CODE = Path(__file__).resolve().parents[1]
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z0-9+.-]+:/{2})"
     r"(?:[^@/?#]*@)?"  # user and password
@@ -64,6 +68,21 @@ class Unfinished(ConfideError):
     """
 
     exit_code = 75
+
+
+def kind_and_place(error: BaseException) -> str:
+    """Return an unexpected error's kind and the place in our code, never its message.
+
+    A library's message may quote what it read, and what it read may be private.
+    """
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        if file.is_relative_to(_CODE) and "site-packages" not in file.parts:
+            place = f" at {file.relative_to(_CODE)}:{frame.lineno}"
+    number = error.errno if isinstance(error, OSError) else None
+    reason = f" ({os.strerror(number)})" if number else ""
+    return f"{type(error).__name__}{reason}{place}"
 
 
 def without_password(url: str) -> str:

@@ -3,6 +3,8 @@
 What the containers are given comes from the scheduler's own environment:
 
 `CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
+`CONFIDE_SPARK_IMAGE`     the same with Spark in it: for steps that use the cluster, where
+                          `CONFIDE_DATA_ENGINE` names one
 `CONFIDE_DOCKER_NETWORK`  the network that they join
 `CONFIDE_DOCKER_MOUNTS`   `SOURCE:TARGET` or `SOURCE:TARGET:ro`, separated by spaces; a source
                           that begins with `/` is a folder of the host, any other a volume
@@ -38,7 +40,7 @@ from dags.launcher.step_operator import (
     Work,
     forwarded_environment,
 )
-from tasks.protocol import Need, needs
+from tasks.protocol import Need, needs, uses_cluster
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 
@@ -69,6 +71,7 @@ class DockerStep(StepOperator, DockerOperator):
             auto_remove="force",
             **options,
         )
+        self.spark_image = os.environ.get("CONFIDE_SPARK_IMAGE") or self.image
         self.granted = {
             Need.CHARGING: mounts("CONFIDE_DOCKER_SEEDS"),
             Need.SOURCES: mounts("CONFIDE_DOCKER_SOURCES", read_only=True),
@@ -88,8 +91,9 @@ class DockerStep(StepOperator, DockerOperator):
             self.on_kill()
 
     def _run(self, work: Work) -> tuple[int, Follower]:
-        if not self.cli.images(name=self.image):
-            raise AirflowException(f"no image {self.image} on this engine: build or pull it")
+        image = self.image_for(work)
+        if not self.cli.images(name=image):
+            raise AirflowException(f"no image {image} on this engine: build or pull it")
         self.container = self.create(work)
         identifier = self.container["Id"]
         told = Follower()
@@ -107,6 +111,10 @@ class DockerStep(StepOperator, DockerOperator):
             told.failed = Failed(exit_code=exit_code, reason=OUT_OF_MEMORY)
         return exit_code, told
 
+    def image_for(self, work: Work) -> str:
+        """Return the image that the step runs in: with Spark, where the step uses a cluster."""
+        return str(self.spark_image if uses_cluster(work.spec, os.environ) else self.image)
+
     def create(self, work: Work) -> dict[str, Any]:
         """Create the step's container, with what it needs and nothing else."""
         words = work.arguments()
@@ -117,7 +125,7 @@ class DockerStep(StepOperator, DockerOperator):
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
         granted = [mount for need in needs(work.spec) for mount in self.granted.get(need, [])]
         container: dict[str, Any] = self.cli.create_container(
-            image=self.image,
+            image=self.image_for(work),
             command=[*words[:-1], SPEC_FILE] if long else words,
             environment=environment,
             labels=self.labels,

@@ -45,6 +45,7 @@ _OPERATORS = {
 # Which of a scheduler's variables its containers and pods are given: these, and no others.
 PLACES = (
     "CONFIDE_STORE",
+    "CONFIDE_DATA_ENGINE",
     "CONFIDE_TRACKING",
     "CONFIDE_TRACKING_UI",
     "CONFIDE_DEBUG",
@@ -55,6 +56,7 @@ PLACES = (
 SECRETS = (  # of these, a step gets what `tasks/protocol/least_privilege.py` says that it needs
     "CONFIDE_LEDGER",  # a database URL, with its password
     "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
+    "CONFIDE_SPARK_SECRET",  # by which the machines of a Spark cluster know each other
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )

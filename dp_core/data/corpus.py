@@ -19,14 +19,15 @@ import tempfile
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from dp_core.config.data import SHARDS
 from dp_core.data.hashing import digest64
@@ -90,7 +91,6 @@ _KEY = b"shards of a corpus"
 _PARTS = 256  # of the range of hashes at least: memory holds one of them at a time to sort it
 _BUFFERED = 1 << 26  # characters in memory before they are spilled
 _ROW_GROUP = 1 << 24  # bytes of text that a reader has in memory together
-_BLOCK = 1 << 20
 _TEXT = pa.large_string()
 COLUMNS = pa.schema(
     [(name, _TEXT) for name in ("patient_id", "document_id", "admission_id", "text")]
@@ -103,8 +103,10 @@ _DAMAGED = (*UNREADABLE, pa.ArrowException, ValueError, KeyError, TypeError)
 class Shard:
     """Where one shard of a corpus lies: all that whoever reads it is told.
 
+    One that lies elsewhere than on a disk of whoever reads it says in `open` how it gets there.
+
     Attributes:
-        uri: of its file: `file://`, or a bucket that pyarrow reads by itself (`gs://`).
+        uri: of its file: `file://`, and for other kinds of shards what they can open.
         sha256: of the file, in hex, as the corpus's mark has it.
     """
 
@@ -116,13 +118,9 @@ class Shard:
         """The name of the file."""
         return self.uri.rpartition("/")[2]
 
-    def at(self, folder: str) -> Shard:
-        """Return the same shard where another machine sees it.
-
-        Args:
-            folder: URI of the corpus's folder there.
-        """
-        return Shard(f"{folder.rstrip('/')}/{self.name}", self.sha256)
+    def open(self) -> BufferedReader:
+        """Open its file, which can be read from any place of it."""
+        return Path(unquote(self.uri.removeprefix("file://"))).open("rb")
 
 
 def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHARDS) -> None:
@@ -251,16 +249,13 @@ def read_tables(shard: Shard) -> Iterator[pa.Table]:
         BadInput: as `read_shard`.
     """
     try:
-        files, path = fs.FileSystem.from_uri(shard.uri)
-        digest = hashlib.sha256()
-        with files.open_input_stream(path) as stream:
-            while block := stream.read(_BLOCK):
-                digest.update(block)
-        if digest.hexdigest() != shard.sha256:
-            raise ValueError("another digest")
-        with files.open_input_file(path) as source, pq.ParquetFile(source) as file:
-            for number in range(file.num_row_groups):
-                yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
+        with shard.open() as source:
+            if hashlib.file_digest(source, "sha256").hexdigest() != shard.sha256:
+                raise ValueError("another digest")
+            source.seek(0)
+            with pq.ParquetFile(source) as file:
+                for number in range(file.num_row_groups):
+                    yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
     except _DAMAGED:
         # `from None`: the cause may quote what it read, which is private
         raise BadInput(

@@ -17,13 +17,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dp_core.errors import BadInput, ConfideError
 
+CLUSTERS = ("spark://", "local-cluster[", "local[", "k8s://", "yarn")  # masters of Spark
 ENGINES = "in-process, pool, or spark://… (any master that Spark knows)"
 _PATIENCE = 5.0  # seconds of work before processes are started, which takes about as long
 T = TypeVar("T")
@@ -134,31 +135,24 @@ def _end_with_parent() -> None:
         os._exit(1)  # with the private text that it holds
 
 
-def data_engine(name: str) -> DataEngine:
+def data_engine(name: str, spark: Mapping[str, Any] | None = None) -> DataEngine:
     """Return the engine of a name, as CONFIDE_DATA_ENGINE has it.
 
     Args:
         name: `in-process`; `pool`, all cores that this process may use; or a Spark master.
+        spark: what else a Spark engine is told (`dp_core.data.spark.Spark`).
 
     Raises:
-        BadInput: no such engine, or Spark is not installed.
+        BadInput: no such engine, or a cluster that may not be used.
     """
     if name == "in-process":
         return InProcess()
     if name == "pool":
         return ProcessPool(len(os.sched_getaffinity(0)))
-    if not name.startswith(("spark://", "local-cluster[", "local[", "k8s://", "yarn")):
+    if not name.startswith(CLUSTERS):
         raise BadInput(
             f"unknown data engine {name!r}", where="CONFIDE_DATA_ENGINE", fix=f"Use {ENGINES}."
         )
-    try:
-        # By name: only who asks for Spark needs it, and no release depends on its version.
-        spark = importlib.import_module("dp_core.data.spark")
-    except ImportError:
-        raise BadInput(
-            "Spark is not installed",
-            where="CONFIDE_DATA_ENGINE",
-            fix="Install pyspark where the steps run, or use pool.",
-        ) from None
-    engine: DataEngine = spark.Spark(name)
+    # By name: no release depends on the version of what only moves its shards.
+    engine: DataEngine = importlib.import_module("dp_core.data.spark").Spark(name, **(spark or {}))
     return engine

@@ -17,7 +17,13 @@ from tasks.protocol.job import (
     sweep_steps,
     sweep_training,
 )
-from tasks.protocol.least_privilege import Need, NoReader, environment_for, needs
+from tasks.protocol.least_privilege import (
+    Need,
+    NoReader,
+    environment_for,
+    needs,
+    uses_cluster,
+)
 from tasks.protocol.promotion import Promotion, promotion
 from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
@@ -102,4 +108,5 @@ __all__ = [
     "sweep_report",
     "sweep_steps",
     "sweep_training",
+    "uses_cluster",
 ]

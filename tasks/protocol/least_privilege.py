@@ -13,6 +13,9 @@ from enum import StrEnum
 from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
+ENGINE = "CONFIDE_DATA_ENGINE"  # where data steps run: here, or on a Spark cluster
+CLUSTER = "CONFIDE_SPARK_SECRET"  # who knows it may run code on the cluster's workers
+_HERE = ("", "in-process", "pool")  # engines that are no cluster
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
@@ -23,6 +26,7 @@ class Need(StrEnum):
     SOURCES = "sources"  # the folders with files that were supplied from outside, read only
     LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
     CHARGING = "charging"  # the ledger's own user, and the secret seeds
+    CLUSTER = "cluster"  # where there is a Spark cluster: its address and its secret
 
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
@@ -30,11 +34,12 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
     "entities": frozenset({Need.SOURCES, Need.LEDGER}),
     "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),
-    "vocabulary": frozenset({Need.CHARGING}),  # of private words; of public ones, see `needs`
+    # Of private words; of public ones, see `needs`.
+    "vocabulary": frozenset({Need.CHARGING, Need.CLUSTER}),
     "canaries": frozenset(),
-    "phrases": frozenset({Need.CHARGING}),
+    "phrases": frozenset({Need.CHARGING, Need.CLUSTER}),
     "written_text": frozenset(),
-    "token_store": frozenset(),
+    "token_store": frozenset({Need.CLUSTER}),
     "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
     "select": frozenset({Need.CHARGING}),
     "finetune": frozenset({Need.CHARGING}),
@@ -58,7 +63,7 @@ def needs(spec: StepSpec) -> frozenset[Need]:
         # A model from elsewhere is parsed, and the ledger asked what is known of it.
         return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
     if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
-        return frozenset()
+        return frozenset({Need.CLUSTER})
     if isinstance(spec, PretrainSpec) and spec.mode == "released":
         return frozenset()  # released text is read, and nothing charged
     return _NEEDS[spec.step]
@@ -66,6 +71,17 @@ def needs(spec: StepSpec) -> frozenset[Need]:
 
 class NoReader(ValueError):
     """A ledger is named, but nobody who may read it without writing."""
+
+
+def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
+    """Return whether the step runs its shards on the cluster that an environment names."""
+    return environment.get(ENGINE, "") not in _HERE and Need.CLUSTER in needs(spec)
+
+
+def for_workers() -> dict[str, str]:
+    """Return what workers of a step on its own machine are told in place of its secrets."""
+    nothing = dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", LEDGER_READER, CLUSTER), "")
+    return nothing | {SEEDS: WITHHELD, LEDGER: f"sqlite:///{WITHHELD}"}
 
 
 def environment_for(
@@ -84,6 +100,10 @@ def environment_for(
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs(spec)
+    if not uses_cluster(spec, environment):
+        told.pop(CLUSTER, None)
+        if environment.get(ENGINE, "") not in _HERE:
+            told.pop(ENGINE)
     if Need.CHARGING in held:
         return told
     told[SEEDS] = WITHHELD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dp_core.data.corpus import is_corpus, shards_of
-from dp_core.data.engines import DataEngine, data_engine
+from dp_core.data.corpus import Shard, is_corpus, shards_of
+from dp_core.data.engines import CLUSTERS, DataEngine, data_engine
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
@@ -22,19 +23,30 @@ from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.item_sets import SpilledSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
+from tasks.protocol.least_privilege import for_workers
 from tasks.releases.statements import totals
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.runtime.log import ProgressReporter
+from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracking.mlflow import Tracker
+
+SPARK_HOME = ".venv/spark/lib/python3.11/site-packages/pyspark"  # of `make setup-spark`
 
 
 @dataclass(frozen=True)
 class Input:
-    """An earlier step's output: what it answered, and its files on local disk."""
+    """An earlier step's output: what it answered, and its files on local disk.
+
+    Attributes:
+        result: what it answered.
+        folder: its files.
+        uri: where in the store they lie.
+    """
 
     result: StepResult
     folder: Path
+    uri: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -149,7 +161,7 @@ class StepContext:
                 fix="Set made_up to false.",
             )
         self.descends_from(*result.releases)
-        return Input(result, self.store.local_copy(uri))
+        return Input(result, self.store.local_copy(uri), uri)
 
     def refuse_altered(self, source: Input) -> None:
         """Check that an input's files are those that its step wrote: the noise is bound to them.
@@ -175,7 +187,33 @@ class StepContext:
     @cached_property
     def engine(self) -> DataEngine:
         """Return what runs functions of one shard: a matter of the deployment, of no result."""
-        return data_engine(self.deployment.data_engine)
+        at = self.deployment
+        home = CHECKOUT / SPARK_HOME
+        spark = {
+            "secret": at.spark_secret,
+            "environment": for_workers(),
+            "events": at.spark_events,
+            "home": home if home.is_dir() and not os.environ.get("SPARK_HOME") else None,
+            "packages": ("dp_core", "tasks"),
+            "debug": bool(os.environ.get("CONFIDE_DEBUG")),
+        }
+        return data_engine(at.data_engine, spark)
+
+    def close(self) -> None:
+        """End what runs beside the step: a Spark session, if it had one."""
+        if close := getattr(self.__dict__.get("engine"), "close", None):
+            close()
+
+    def shards(self, corpus: Input) -> list[Shard]:
+        """Return the shards of a corpus, as whoever works on them can open them.
+
+        On the machines of a cluster they come from the store, where that is a bucket; where it is
+        a folder, all machines must see it at the same path.
+        """
+        shards = shards_of(corpus.folder)
+        if not (is_remote(corpus.uri) and self.deployment.data_engine.startswith(CLUSTERS)):
+            return shards
+        return [StoredShard(f"{corpus.uri}/{shard.name}", shard.sha256) for shard in shards]
 
     def spilled_sets(self) -> SpilledSets:
         """Return a place for sets of items, in the work folder where they are too many."""

@@ -6,12 +6,12 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from dp_core.errors import BadInput, without_password
-from tasks.protocol.least_privilege import WITHHELD
+from tasks.protocol.least_privilege import CLUSTER, WITHHELD
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
@@ -23,6 +23,7 @@ _CONFIDE_FILES = (
     "work",
     "cache",
     "events",
+    "spark-events",
     "messages",
     "specs",
     "logs",
@@ -50,6 +51,7 @@ class Deployment:
         task_python: the Python that runs `python -m tasks`.
         data_engine: where functions of a shard run (`dp_core.data.engines`): what comes out is the
             same.
+        spark_secret: by which the machines of a Spark cluster know each other.
     """
 
     home: Path
@@ -62,6 +64,7 @@ class Deployment:
     launcher: Launcher
     task_python: str
     data_engine: str = "pool"
+    spark_secret: str = field(default="", repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
@@ -102,6 +105,7 @@ class Deployment:
             task_python=env.get("CONFIDE_TASK_PYTHON")
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
             data_engine=env.get("CONFIDE_DATA_ENGINE") or "pool",
+            spark_secret=env.get(CLUSTER) or "",
         )
 
     def prepare(self) -> None:
@@ -156,6 +160,11 @@ class Deployment:
     def events(self) -> Path:
         """Event logs of the steps: of unfinished work, and what MLflow has still to be told."""
         return self.home / "events"
+
+    @property
+    def spark_events(self) -> Path:
+        """Spark's event logs: when which task ran where, and how much it read."""
+        return self.home / "spark-events"
 
     @property
     def artifacts(self) -> Path:

@@ -25,13 +25,13 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished
+from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, kind_and_place
 from dp_core.labels import Label
 from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
-from tasks.runtime.deployment import CHECKOUT, Deployment, is_full_disk
+from tasks.runtime.deployment import Deployment, is_full_disk
 from tasks.runtime.log import ProgressReporter, configure, log, send
 from tasks.storage import RESULT, Store, read_spec
 from tasks.storage.journal import exclusive
@@ -121,6 +121,8 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             with suppress(OSError):  # a full disk is no reason to answer something else
                 _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
+        finally:
+            context.close()
     last: Target | None = "parent" if spec.step in LAST_STEPS else "model" if run.model else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
@@ -149,21 +151,13 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
 
 
 def fault_line(error: BaseException) -> str:
-    """Return an unexpected error as one line: its kind and place, never its message.
-
-    A library's message may quote what it read, and what it read may be private.
-    """
+    """Return an unexpected error as one line: its kind and place, never its message."""
     if isinstance(error, OSError) and is_full_disk(error):
         return (
             f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
             "CONFIDE_STORE are, and try again: what is done stays done."
         )
-    line = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename).is_relative_to(CHECKOUT) and ".venv" not in frame.filename:
-            line = f" at {Path(frame.filename).relative_to(CHECKOUT)}:{frame.lineno}"
-    reason = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
-    return f"{type(error).__name__}{reason}{line}. Set CONFIDE_DEBUG=1 to see the traceback."
+    return f"{kind_and_place(error)}. Set CONFIDE_DEBUG=1 to see the traceback."
 
 
 def _module(spec: StepSpec) -> StepModule:

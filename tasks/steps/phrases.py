@@ -9,7 +9,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, TextsWithCanaries
-from dp_core.data.corpus import shards_of
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Public
 from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
@@ -67,7 +66,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         spec.seed,
         _spelled(canaries, vocabulary.folder),
     )
-    engine, shards = context.engine, shards_of(corpus.folder)
+    engine, shards = context.engine, context.shards(corpus)
     with context.spilled_sets() as spilled:
 
         def gather(sets: PhraseSets) -> SpilledSets:

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from dp_core.audit.canaries import Canary, Planting, unit_canary_rows
 from dp_core.audit.exposure import counted_occurrences
-from dp_core.data.corpus import shards_of
 from dp_core.data.hashing import seed_key
 from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
@@ -73,7 +72,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     )
     units = 0
     read: list[list[str]] = []  # texts of the first units that only measure
-    for cut in context.engine.map(of_shard, shards_of(corpus.folder)):
+    for cut in context.engine.map(of_shard, context.shards(corpus)):
         units += cut.units
         _refuse_more_than_declared(spec, units)
         writers[TRAIN].add_packed(cut.train)

@@ -17,7 +17,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dp_core.data.corpus import shards_of
 from dp_core.data.hashing import seed_key
 from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
@@ -124,7 +123,7 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
     context.refuse_altered(corpus)
     kind = KINDS[spec.subwords]
     documents = UnitWords(PrivacyUnit.DOCUMENT, 1, spec.subwords, spec.holdout, seed_key(spec.seed))
-    words.counts = word_counts(context.engine, shards_of(corpus.folder), documents)
+    words.counts = word_counts(context.engine, context.shards(corpus), documents)
     context.measure("words_public", Public(len(words.counts)))
     if spec.config.releases_private_words:
         words.known = whole_words(
@@ -158,7 +157,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         words.known,
     )
     with context.spilled_sets() as spilled:
-        sets = word_sets(context.engine, shards_of(corpus.folder), of_shard, spilled)
+        sets = word_sets(context.engine, context.shards(corpus), of_shard, spilled)
         words.released = plan.release(sets, charged.seed, content)
         distinct = len(all_items(sets))
     charged.settle(counts_released(words.released))
@@ -176,7 +175,7 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
     record_operator_use(context, units, reason=EXACT_WORDS)
     context.refuse_altered(corpus)
     every = UnitWords(unit, spec.config.words_per_unit, spec.subwords)
-    counts = word_counts(context.engine, shards_of(corpus.folder), every)
+    counts = word_counts(context.engine, context.shards(corpus), every)
     words.released = dict(counts)
     context.measure("distinct_words", Operator(len(counts)))
 

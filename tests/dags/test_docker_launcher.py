@@ -172,6 +172,23 @@ class TestDocker(LauncherConformance):
         if DATA in by_source:
             assert by_source[DATA]["ReadOnly"]  # whatever the word said
 
+    @pytest.mark.parametrize(
+        ("engine", "task", "image"),
+        [
+            ("spark://spark-master:7077", "vocabulary", "with-spark"),
+            ("spark://spark-master:7077", "private_corpus", "plain"),
+            ("pool", "vocabulary", "plain"),
+            ("", "vocabulary", "plain"),
+        ],
+    )
+    def test_spark_is_in_the_image_of_a_step_that_uses_it_and_of_no_other(
+        self, engine: str, task: str, image: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CONFIDE_TASK_IMAGE", "plain")
+        monkeypatch.setenv("CONFIDE_SPARK_IMAGE", "with-spark")
+        monkeypatch.setenv("CONFIDE_DATA_ENGINE", engine)
+        assert self.started(work(JOB[task]), monkeypatch)["image"] == image
+
     @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings(), ROOT)])
     def test_a_report_may_look_at_the_account_and_has_nothing_else(
         self, spec: StepSpec, monkeypatch: pytest.MonkeyPatch

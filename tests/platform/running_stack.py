@@ -40,7 +40,59 @@ def on_the_stack(what: str, asked: str = "") -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow, pytest.mark.skipif(missing, reason=reason)]
 
 
-class Stack:
+class Services:
+    """The services of a compose stack that are up, whichever they are."""
+
+    def compose(self, *words: str) -> str:
+        answer = subprocess.run(
+            ["docker", "compose", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    def ledger(self, query: str, database: str = "ledger") -> list[list[str]]:
+        words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", database, "-AtqF", "\t"]
+        return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
+
+    def storage(self, program: str) -> str:
+        """Return what a Python program prints inside the object store's container.
+
+        It finds `call(path, method="GET")`: no port of the store is published.
+        """
+        start = (
+            "import json, urllib.request as u; from urllib.parse import quote\n"
+            "def call(path, method='GET'):\n"
+            "    asked = u.Request('http://127.0.0.1:9023' + path, method=method)\n"
+            "    return u.urlopen(asked).read()\n"
+            "def names(prefix):\n"
+            "    found = json.loads(call(f'/storage/v1/b/confide/o?prefix={quote(prefix)}'))\n"
+            "    return {o['name']: int(o['size']) for o in found.get('items', [])}\n"
+        )
+        return self.compose("exec", "-T", "storage", "python", "-c", start + program)
+
+    def objects(self, prefix: str) -> dict[str, int]:
+        """Return the store's objects below a prefix, with their sizes."""
+        sizes: dict[str, int] = json.loads(self.storage(f"print(json.dumps(names({prefix!r})))"))
+        return sizes
+
+    def read(self, *names: str) -> list[Any]:
+        """Return objects of the store that hold JSON."""
+        program = (
+            f"for name in {list(names)!r}:\n"
+            "    path = '/download/storage/v1/b/confide/o/' + quote(name, '') + '?alt=media'\n"
+            "    print(json.dumps(json.loads(call(path))))"
+        )
+        return [json.loads(line) for line in self.storage(program).splitlines()]
+
+    def empty_store(self) -> None:
+        """Take every result away: steps will do their work again."""
+        self.storage(
+            "for name in names('store/'):\n"
+            "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
+        )
+
+
+class Stack(Services):
     """A compose stack that is up, with the secrets in `.env`."""
 
     def __init__(self) -> None:
@@ -143,54 +195,6 @@ class Stack:
     def log(self, dag: str, run: str, task: str, attempt: int = 1) -> str:
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
         return "\n".join(str(line.get("event")) for line in self.airflow_api(path)["content"])
-
-    def compose(self, *words: str) -> str:
-        answer = subprocess.run(
-            ["docker", "compose", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert answer.returncode == 0, answer.stderr
-        return answer.stdout
-
-    def ledger(self, query: str, database: str = "ledger") -> list[list[str]]:
-        words = ["exec", "-T", "postgres", "psql", "-U", "postgres", "-d", database, "-AtqF", "\t"]
-        return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
-
-    def storage(self, program: str) -> str:
-        """Return what a Python program prints inside the object store's container.
-
-        It finds `call(path, method="GET")`: no port of the store is published.
-        """
-        start = (
-            "import json, urllib.request as u; from urllib.parse import quote\n"
-            "def call(path, method='GET'):\n"
-            "    asked = u.Request('http://127.0.0.1:9023' + path, method=method)\n"
-            "    return u.urlopen(asked).read()\n"
-            "def names(prefix):\n"
-            "    found = json.loads(call(f'/storage/v1/b/confide/o?prefix={quote(prefix)}'))\n"
-            "    return {o['name']: int(o['size']) for o in found.get('items', [])}\n"
-        )
-        return self.compose("exec", "-T", "storage", "python", "-c", start + program)
-
-    def objects(self, prefix: str) -> dict[str, int]:
-        """Return the store's objects below a prefix, with their sizes."""
-        sizes: dict[str, int] = json.loads(self.storage(f"print(json.dumps(names({prefix!r})))"))
-        return sizes
-
-    def read(self, *names: str) -> list[Any]:
-        """Return objects of the store that hold JSON."""
-        program = (
-            f"for name in {list(names)!r}:\n"
-            "    path = '/download/storage/v1/b/confide/o/' + quote(name, '') + '?alt=media'\n"
-            "    print(json.dumps(json.loads(call(path))))"
-        )
-        return [json.loads(line) for line in self.storage(program).splitlines()]
-
-    def empty_store(self) -> None:
-        """Take every result away: steps will do their work again."""
-        self.storage(
-            "for name in names('store/'):\n"
-            "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
-        )
 
     def outputs(self, dag: str, run: str) -> dict[str, str]:
         """Return where the steps of a run put their output, by task, as names in the bucket."""

@@ -75,7 +75,7 @@ def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> 
     first, second = made(tmp_path / "a"), made(tmp_path / "b")
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
-    assert len(secrets) == 12
+    assert len(secrets) == 13
     for name in secrets:
         assert len(first[name]) >= 44
         assert first[name] != second[name]
@@ -159,10 +159,27 @@ def test_seeds_and_sources_are_no_mount_of_every_step() -> None:
 
 def test_every_image_may_be_named_by_its_digest() -> None:
     built = [s["build"] for s in SERVICES.values() if "build" in s]
-    assert len(built) == len(DOCKERFILES)
+    assert {build["dockerfile"] for build in built} == {f"docker/{f.name}" for f in DOCKERFILES}
     for build in built:
-        assert build["args"] == {"BASE": "${CONFIDE_PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
+        base = {"BASE": "${CONFIDE_PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
+        assert build["args"] in (base, base | {"ENGINE": "spark"})
     assert SERVICES["postgres"]["image"] == "${CONFIDE_POSTGRES_IMAGE:-postgres:15-bookworm}"
+
+
+def test_the_spark_cluster_is_for_who_asks_for_it_and_reaches_nobody_outside() -> None:
+    cluster = {n: s for n, s in SERVICES.items() if n.startswith("spark-")}
+    assert len(cluster) == 2
+    for service in cluster.values():
+        assert service["profiles"] == ["spark"]
+        assert service["networks"] == ["steps"]
+        assert not service.get("ports")
+        assert not service.get("volumes")
+        told = " ".join(service["environment"])
+        assert not re.search("LEDGER|PASSWORD|SEED", told)
+    others = [n for n, s in SERVICES.items() if "profiles" in s and n not in cluster]
+    assert others == []
+    users = {s for s, n, _ in environments() if n == "CONFIDE_SPARK_SECRET"}
+    assert users == {*cluster, "scheduler"}
 
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -193,21 +210,29 @@ def test_the_steps_network_leads_nowhere() -> None:
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
 def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> None:
     text = file.read_text()
-    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.M))
+    chosen = set(re.findall(r"^ARG ENGINE=(.*)$", text, re.M))
+    assert chosen <= stages
+    froms = set(re.findall(r"^FROM (\S+)", text, re.M))
+    assert froms - stages - ({"${ENGINE}"} if chosen else set()) == {"${BASE}"}
     assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["python:3.11-slim-bookworm"]
-    (lock,) = set(re.findall(r"requirements/([\w.-]+\.txt)", text)) - {"installer.txt"}
-    pinned = (ROOT / "requirements" / lock).read_text()
-    packages = re.findall(r"^[a-z0-9][^\s#]*==\S+ \\$", pinned, re.M)
-    assert packages
-    assert len(packages) == len(re.findall(r"^\S+.*==", pinned, re.M))
-    assert "--hash=sha256:" in pinned
+    locks = set(re.findall(r"requirements/([\w.-]+\.txt)", text)) - {"installer.txt"}
+    assert locks
+    for lock in locks:
+        pinned = (ROOT / "requirements" / lock).read_text()
+        packages = re.findall(r"^[a-z0-9][^\s#]*==\S+ \\$", pinned, re.M)
+        assert packages
+        assert len(packages) == len(re.findall(r"^\S+.*==", pinned, re.M))
+        assert "--hash=sha256:" in pinned
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
 def test_dependencies_come_before_code(file: Path) -> None:
-    final = file.read_text().rpartition("\nFROM ")[2]
-    code = [m.start() for m in re.finditer(r"^COPY (?!--from)", final, re.M)]
-    assert all(final.index("COPY --from=environment") < start for start in code)
+    text = file.read_text()
+    code = [m.start() for m in re.finditer(r"^COPY (?:dp_core|tasks|dags|docker)\S* ", text, re.M)]
+    own = [start for start in code if "install-lock" not in text[start:].partition("\n")[0]]
+    assert own
+    assert all(text.rindex("COPY --from=environment") < start for start in own)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from engine_conformance import EngineConformance, Squared, corpora, expected
 
 from dp_core.data import engines
 from dp_core.data.engines import DataEngine, InProcess, ProcessPool, data_engine
+from dp_core.data.spark import Spark
 from dp_core.errors import BadInput
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -83,17 +84,13 @@ def test_what_nobody_asks_for_any_more_is_not_begun(pool: ProcessPool) -> None:
     assert list(pool.map(Squared(), range(5))) == [0, 1, 4, 9, 16]
 
 
-def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_by_name() -> None:
     assert isinstance(data_engine("in-process"), InProcess)
     assert isinstance(data_engine("pool"), ProcessPool)
     with pytest.raises(BadInput, match="unknown data engine 'threads'"):
         data_engine("threads")
-
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(engines.importlib, "import_module", missing)
-    with pytest.raises(BadInput, match="Spark is not installed"):
+    assert isinstance(data_engine("spark://host:7077", {"secret": "s"}), Spark)
+    with pytest.raises(BadInput, match="without a secret"):
         data_engine("spark://host:7077")
 
 

@@ -1,0 +1,65 @@
+"""Shards in a bucket, for whoever works on one: a worker on another machine, most of all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from dp_core.data.corpus import Shard
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+from tasks.storage.journal import exclusive
+
+CACHE_LIMIT = 4 << 30  # bytes of shards on one machine: phrases read them once a round
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard(Shard):
+    """A shard in the store's bucket; it is opened through a cache of the machine's own.
+
+    Where the cache is, and by which right the bucket is read, the machine's own environment says:
+    neither travels with the shard.
+    """
+
+    def open(self) -> BufferedReader:
+        """Open a local copy, fetched if there is none.
+
+        Raises:
+            FileNotFoundError: the bucket has no such object.
+            OSError: the bucket does not answer, or the disk is full.
+        """
+        folder, _, name = self.uri.rpartition("/")
+        cache = Deployment.from_environment().cache / "shards"
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        copy = cache / f"{self.sha256}.shard"
+        with exclusive(copy.with_suffix(".lock")):
+            while True:
+                with suppress(FileNotFoundError):
+                    opened = copy.open("rb")  # whoever removes it from here on, it stays readable
+                    os.utime(opened.fileno())
+                    return opened
+                partial = copy.with_suffix(".partial")
+                Store(folder, cache).get(f"{folder}/{name}", partial)
+                partial.rename(copy)
+                remove_oldest(cache, CACHE_LIMIT, but=copy)
+
+
+def remove_oldest(cache: Path, limit: int, *, but: Path) -> None:
+    """Remove the copies that were used the longest ago, until the others fit the limit (bytes).
+
+    Args:
+        cache: the folder.
+        limit: what they may take together.
+        but: a copy that stays, whatever its size.
+    """
+    found, kept = [], but.stat().st_size
+    for file in cache.glob("*.shard"):
+        with suppress(FileNotFoundError):  # another process has removed it
+            found.append((file.stat(), file))
+    for status, file in sorted(found, key=lambda one: one[0].st_mtime_ns, reverse=True):
+        kept += status.st_size if file != but else 0
+        if kept > limit and file != but:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""How a worker of a cluster gets at shards in a bucket, and what it is not told."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+
+from dp_core.data.corpus import Document, Shard, read_shard, shards_of, write_corpus
+from dp_core.data.spark import Spark
+from dp_core.errors import BadInput
+from tasks.protocol import JobSettings, dp_bert_steps, environment_for
+from tasks.protocol.least_privilege import for_workers
+from tasks.runtime import stored_shard
+from tasks.runtime.context import Input, StepContext
+from tasks.runtime.deployment import Deployment
+from tasks.runtime.stored_shard import StoredShard, remove_oldest
+from tasks.storage import Store
+
+MASTER = "spark://spark-master:7077"
+
+
+@pytest.fixture
+def published(bucket: str, tmp_path: Path) -> tuple[str, list[Shard]]:
+    """A corpus in a bucket: the URI of its folder, and its shards on this disk."""
+    written = [Document(str(i), f"p{i}", f"note {i} of nobody's") for i in range(40)]
+    write_corpus(written, tmp_path / "corpus", 4)
+    root = f"gs://{bucket}/{uuid.uuid4().hex}"
+    Store(root, tmp_path / "cache").publish(tmp_path / "corpus", f"{root}/corpus/x")
+    return f"{root}/corpus/x", shards_of(tmp_path / "corpus")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The worker's own."""
+    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "worker"))
+    return tmp_path / "worker"
+
+
+def of_bucket(published: tuple[str, list[Shard]]) -> list[StoredShard]:
+    uri, shards = published
+    return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
+
+
+def test_a_shard_that_travelled_is_read_from_the_bucket(
+    published: tuple[str, list[Shard]], home: Path
+) -> None:
+    for here, there in zip(published[1], of_bucket(published), strict=True):
+        arrived = ForkingPickler.loads(bytes(ForkingPickler.dumps(there)))
+        assert list(read_shard(arrived)) == list(read_shard(here))
+    copies = [file for file in home.rglob("*.shard") if file.is_file()]
+    assert len(copies) == 4
+    assert {file.stat().st_mode & 0o077 for file in (home / "cache").iterdir()} == {0}
+
+
+def test_a_second_look_costs_no_download(
+    published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shard, *_) = of_bucket(published)
+    first = list(read_shard(shard))
+    monkeypatch.setattr(stored_shard, "Store", None)
+    assert list(read_shard(shard)) == first
+
+
+def test_a_copy_that_was_damaged_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
+    (shard, *_) = of_bucket(published)
+    list(read_shard(shard))
+    (copy,) = home.rglob("*.shard")
+    copy.write_bytes(copy.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadInput, match="damaged"):
+        list(read_shard(shard))
+
+
+def test_a_shard_that_is_not_there_is_refused(
+    published: tuple[str, list[Shard]], home: Path
+) -> None:
+    uri, (shard, *_) = published
+    with pytest.raises(BadInput, match="missing or damaged"):
+        list(read_shard(StoredShard(f"{uri}/shard-9999.parquet", shard.sha256)))
+
+
+def test_a_machine_keeps_no_more_than_its_limit_of_the_latest(
+    published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = of_bucket(published)
+    largest = max(Path(shard.uri.removeprefix("file://")).stat().st_size for shard in published[1])
+    monkeypatch.setattr(stored_shard, "CACHE_LIMIT", 2 * largest + 1)
+    for shard in shards:
+        list(read_shard(shard))
+    left = {file.stem for file in home.rglob("*.shard")}
+    assert shards[-1].sha256 in left
+    assert sum(file.stat().st_size for file in home.rglob("*.shard")) <= 2 * largest + 1
+    assert list(read_shard(shards[0]))  # and is fetched again
+
+
+def test_the_one_that_was_just_fetched_stays_whatever_its_size(tmp_path: Path) -> None:
+    for number, name in enumerate(("old", "middle", "new")):
+        (tmp_path / f"{name}.shard").write_bytes(b"x" * 10)
+        os.utime(tmp_path / f"{name}.shard", (number, number))
+    remove_oldest(tmp_path, 5, but=tmp_path / "old.shard")
+    assert [file.name for file in tmp_path.iterdir()] == ["old.shard"]
+
+
+class Bench(StepContext):
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+
+
+def deployment(home: Path, **told: str) -> Deployment:
+    return Deployment.from_environment({"CONFIDE_HOME": str(home), **told})
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("pool", Shard), ("in-process", Shard), (MASTER, StoredShard)]
+)
+def test_who_works_elsewhere_gets_shards_of_the_bucket(
+    published: tuple[str, list[Shard]], tmp_path: Path, engine: str, kind: type
+) -> None:
+    uri, shards = published
+    context = Bench(deployment(tmp_path, CONFIDE_DATA_ENGINE=engine))
+    corpus = Input(None, tmp_path / "corpus", uri)  # type: ignore[arg-type]  # no result is asked
+    found = context.shards(corpus)
+    assert {type(shard) for shard in found} == {kind}
+    assert [shard.sha256 for shard in found] == [shard.sha256 for shard in shards]
+
+
+def test_a_step_has_one_session_and_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(Spark, "close", lambda self: closed.append(self))
+    told = {"CONFIDE_DATA_ENGINE": MASTER, "CONFIDE_SPARK_SECRET": "s"}
+    context = Bench(deployment(tmp_path, **told))
+    context.close()
+    assert closed == [], "none was asked for"
+    engine = context.engine
+    assert context.engine is engine
+    context.close()
+    assert closed == [engine]
+
+
+def test_workers_on_the_step_s_own_machine_are_not_told_its_secrets(tmp_path: Path) -> None:
+    told = {
+        "CONFIDE_LEDGER": "postgresql://ledger:password@host/ledger",
+        "CONFIDE_LEDGER_READER": "postgresql://reader:password@host/ledger",
+        "CONFIDE_SEEDS": str(tmp_path / "seeds"),
+        "CONFIDE_SPARK_SECRET": "the secret",
+        "MLFLOW_TRACKING_PASSWORD": "password",
+    }
+    assert told.keys() == for_workers().keys()
+    as_a_worker = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path)} | for_workers())
+    assert not as_a_worker.holds_seeds
+    assert "password" not in str(for_workers())
+
+
+def test_only_who_needs_the_cluster_is_told_of_it() -> None:
+    told = {"CONFIDE_DATA_ENGINE": MASTER, "CONFIDE_SPARK_SECRET": "the secret"}
+    steps = dp_bert_steps(JobSettings(), "gs://confide/store")
+    for name in ("vocabulary", "private_store"):
+        assert environment_for(steps[name], told, apart=True).items() >= told.items()
+    for name in ("budget", "private_corpus", "dp_pretraining", "report"):
+        assert environment_for(steps[name], told, apart=True).keys().isdisjoint(told)
+
+
+def test_the_secret_does_not_show(tmp_path: Path) -> None:
+    shown = repr(deployment(tmp_path, CONFIDE_SPARK_SECRET="the secret"))
+    assert "the secret" not in shown
