@@ -105,6 +105,11 @@ class Stack:
         url = f"{self.airflow}/api/v2/dags/{dag}/dagRuns/{run}"
         self.call(url, {"state": "failed"}, self._token, "PATCH")
 
+    def train_together(self, models: int) -> None:
+        """Let so many models be trained at the same time, as CONFIDE_TRAINING_SLOTS does."""
+        url = f"{self.airflow}/api/v2/pools/training?update_mask=slots"
+        self.call(url, {"slots": models}, self._token, "PATCH")
+
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """Return a DAG's runs: identifier, state and conf, the oldest first."""
         found = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]

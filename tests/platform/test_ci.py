@@ -25,6 +25,16 @@ def test_without_an_engine_continuous_integration_does_not_pass(
     assert "was NOT tried" in answer.stderr
 
 
+def test_every_file_that_needs_the_stack_or_the_images_is_run_on_them() -> None:
+    """`make test` skips these; `docker/ci` names each."""
+    files = Path(__file__).parent.glob("test_*.py")
+    needing = [f.name for f in files if "\nfrom running_stack import " in f.read_text()]
+    assert len(needing) >= 4
+    script = SCRIPT.read_text()
+    for name in (*needing, "test_images.py"):
+        assert f" tests/platform/{name} " in script, name
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_vulnerability_check_that_did_not_run_stands_in_the_summary(
     tmp_path: Path, answered: bool
