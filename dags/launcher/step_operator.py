@@ -45,6 +45,7 @@ _OPERATORS = {
 # Which of a scheduler's variables its containers and pods are given: these, and no others.
 PLACES = (
     "CONFIDE_STORE",
+    "CONFIDE_CACHE_BYTES",
     "CONFIDE_TRACKING",
     "CONFIDE_TRACKING_UI",
     "CONFIDE_DEBUG",
