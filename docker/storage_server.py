@@ -32,8 +32,17 @@ _path_of = storage._FileStore._disk_path
 _read_index = storage.Storage._read_config_from_file
 
 
-def write_whole(store: storage._FileStore, name: str, content: bytes) -> None:
-    """Write a complete, synced file beside the old one, and rename it over."""
+class Mapped(mmap.mmap):
+    """The content of a file, which stays on the disk until it is asked for."""
+
+    file: Path
+
+
+def write_whole(store: storage._FileStore, name: str, content: bytes | Mapped) -> None:
+    """Write a complete, synced file beside the old one, and rename it over.
+
+    What is a file already gets one more name: no file is ever changed but an upload under way.
+    """
     if store._use_memory:
         _in_place(store, name, content)
         return
@@ -42,8 +51,12 @@ def write_whole(store: storage._FileStore, name: str, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=store._root, prefix=_PARTIAL)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
+            if not isinstance(content, Mapped):
+                stream.write(content)
+        if isinstance(content, Mapped):
+            Path(temporary).unlink()
+            os.link(content.file, temporary)
+        with open(temporary, "rb") as stream:  # noqa: PTH123 - a name, not a path
             os.fsync(stream.fileno())
         os.replace(temporary, path)  # noqa: PTH105 - a name, not a path
     except BaseException:
@@ -51,13 +64,15 @@ def write_whole(store: storage._FileStore, name: str, content: bytes) -> None:
         raise
 
 
-def read_mapped(store: storage._FileStore, name: str) -> bytes | mmap.mmap:
+def read_mapped(store: storage._FileStore, name: str) -> bytes | Mapped:
     """Return a file's content, of which a large one's stays on the disk until it is asked for."""
     path: Path | None = None if store._use_memory else _path_of(store, name)
     if path is None or not path.is_file() or path.stat().st_size < _MAPPED:
         return bytes(_read(store, name))
     with path.open("rb") as stream:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        content = Mapped(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    content.file = path
+    return content
 
 
 def append(
@@ -66,7 +81,7 @@ def append(
     content: bytes,
     total_size: int | None = None,
     expected_start: int | None = None,
-) -> bytes | mmap.mmap | None:
+) -> bytes | Mapped | None:
     """Append a part to an upload; return the whole object with its last part."""
     name = kept._object_path(storage.RESUMABLE_DIR, kept.safe_id(upload))
     path: Path = _path_of(kept._store, name)
@@ -79,7 +94,7 @@ def append(
     return None if total_size is None or size < total_size else read_mapped(kept._store, name)
 
 
-def crc32c(content: str | bytes | mmap.mmap) -> str:
+def crc32c(content: str | bytes | Mapped) -> str:
     """Return the checksum of a content, block by block."""
     given = content.encode() if isinstance(content, str) else content
     checksum = google_crc32c.Checksum()

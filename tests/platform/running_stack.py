@@ -107,8 +107,9 @@ class Stack:
 
     def train_together(self, models: int) -> None:
         """Let so many models be trained at the same time, as CONFIDE_TRAINING_SLOTS does."""
+        pool = {"pool": "training", "slots": models, "include_deferred": False}
         url = f"{self.airflow}/api/v2/pools/training?update_mask=slots"
-        self.call(url, {"slots": models}, self._token, "PATCH")
+        self.call(url, pool, self._token, "PATCH")
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """Return a DAG's runs: identifier, state and conf, the oldest first."""
