@@ -13,6 +13,7 @@ from tasks.storage.local import Missing
 CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 RANGE = 32 << 20  # bytes; of larger objects, ranges of this size are read side by side
 CONNECTIONS = 4
+PATIENCE = 300.0  # seconds: an emulator answers the last part when it has read the whole object
 
 
 def _client() -> Any:
@@ -102,7 +103,7 @@ class GoogleStorageBackend:
         """Upload the file, in parts when it is large."""
         large = source.stat().st_size > CHUNK
         blob = self._bucket.blob(self._name(key), chunk_size=CHUNK if large else None)
-        blob.upload_from_filename(str(source), checksum="crc32c")
+        blob.upload_from_filename(str(source), checksum="crc32c", timeout=PATIENCE)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the objects below a folder."""
