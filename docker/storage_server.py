@@ -1,29 +1,48 @@
-"""The storage emulator, made to survive `kill -9`, and to keep nothing that was deleted.
+"""The storage emulator, made to survive `kill -9`, to keep nothing deleted, and for large objects.
 
 It writes in place, its index of all objects too: killed at the wrong moment, it would forget them
 all. Everything that it writes goes through one method, which this replaces before it starts.
 
 What is deleted it would set aside for seven days, and then not remove either: private text would
 stay, and the disk fill up.
+
+For each part of an upload it would write all parts before it anew, and for each range of an object
+read the whole of it into memory: an object of 5 GB would take a day, and more memory than there is.
 """
 
+import base64
+import mmap
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+import google_crc32c
 from gcp_storage_emulator import storage
 from gcp_storage_emulator.__main__ import main
+from gcp_storage_emulator.exceptions import BadRequest
+from gcp_storage_emulator.handlers import objects
 
 _PARTIAL = ".partial-"
+_MAPPED = 1 << 20  # bytes: of what is larger, the asked part is read and not the whole
 _in_place = storage._FileStore.write_bytes
+_read = storage._FileStore.read_bytes
 _path_of = storage._FileStore._disk_path
 _read_index = storage.Storage._read_config_from_file
 
 
-def write_whole(store: storage._FileStore, name: str, content: bytes) -> None:
-    """Write a complete, synced file beside the old one, and rename it over."""
+class Mapped(mmap.mmap):
+    """The content of a file, which stays on the disk until it is asked for."""
+
+    file: Path
+
+
+def write_whole(store: storage._FileStore, name: str, content: bytes | Mapped) -> None:
+    """Write a complete, synced file beside the old one, and rename it over.
+
+    What is a file already gets one more name: no file is ever changed but an upload under way.
+    """
     if store._use_memory:
         _in_place(store, name, content)
         return
@@ -32,13 +51,56 @@ def write_whole(store: storage._FileStore, name: str, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=store._root, prefix=_PARTIAL)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
+            if not isinstance(content, Mapped):
+                stream.write(content)
+        if isinstance(content, Mapped):
+            Path(temporary).unlink()
+            os.link(content.file, temporary)
+        with open(temporary, "rb") as stream:  # noqa: PTH123 - a name, not a path
             os.fsync(stream.fileno())
         os.replace(temporary, path)  # noqa: PTH105 - a name, not a path
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_mapped(store: storage._FileStore, name: str) -> bytes | Mapped:
+    """Return a file's content, of which a large one's stays on the disk until it is asked for."""
+    path: Path | None = None if store._use_memory else _path_of(store, name)
+    if path is None or not path.is_file() or path.stat().st_size < _MAPPED:
+        return bytes(_read(store, name))
+    with path.open("rb") as stream:
+        content = Mapped(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    content.file = path
+    return content
+
+
+def append(
+    kept: storage.Storage,
+    upload: str,
+    content: bytes,
+    total_size: int | None = None,
+    expected_start: int | None = None,
+) -> bytes | Mapped | None:
+    """Append a part to an upload; return the whole object with its last part."""
+    name = kept._object_path(storage.RESUMABLE_DIR, kept.safe_id(upload))
+    path: Path = _path_of(kept._store, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as stream:  # what a kill leaves of a part is a beginning: it goes on there
+        if expected_start not in (None, stream.tell()):
+            raise BadRequest(f"a part begins at {expected_start}, not at {stream.tell()}")
+        stream.write(content or b"")
+        size = stream.tell()
+    return None if total_size is None or size < total_size else read_mapped(kept._store, name)
+
+
+def crc32c(content: str | bytes | Mapped) -> str:
+    """Return the checksum of a content, block by block."""
+    given = content.encode() if isinstance(content, str) else content
+    checksum = google_crc32c.Checksum()
+    for start in range(0, len(given), _MAPPED):
+        checksum.update(given[start : start + _MAPPED])
+    return base64.b64encode(checksum.digest()).decode()
 
 
 def read_index(kept: storage.Storage) -> None:
@@ -54,6 +116,9 @@ def read_index(kept: storage.Storage) -> None:
 
 if __name__ == "__main__":
     storage._FileStore.write_bytes = write_whole
+    storage._FileStore.read_bytes = read_mapped
+    storage.Storage.add_to_resumable_upload = append
     storage.Storage._read_config_from_file = read_index
+    objects._crc32c = crc32c
     storage.Storage._bucket_soft_delete_retention_seconds = lambda *_: 0
     main(["start", "--quiet", *sys.argv[1:]])

@@ -20,6 +20,15 @@ if importlib.util.find_spec("hypothesis"):  # not everywhere that tests run
     settings.load_profile("confide")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let files with long tests come first: of several processes, none is left with one at the end.
+
+    (`scripts/test` gives files to processes in this order.)
+    """
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(autouse=True)
 def _libraries_are_heard_as_before() -> Iterator[None]:
     """A step that a test runs in this process silences libraries for good, as a process may."""

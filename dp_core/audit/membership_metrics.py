@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from dp_core.privacy.accounting import PrivacyProfile
 
@@ -140,6 +139,8 @@ def area(scored: Scored) -> Share:
     Where one side lies wholly above the other it has no width. Clopper and Pearson's of the smaller
     side stands for it, for an AUC varies no more than such a share (Birnbaum and Klose 1957).
     """
+    from sklearn.metrics import roc_auc_score  # every step imports this file, and few need it
+
     value = float(roc_auc_score(scored.members, scored.scores))
     (positive, p_clusters), (negative, n_clusters) = scored.side(True), scored.side(False)
     variance = _placement_variance(positive, negative, p_clusters, value)

@@ -15,7 +15,6 @@ from tasks.commands.report import given
 from tasks.protocol import StepResult
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
 
 if TYPE_CHECKING:
     from dp_core.audit.record import AuditRecord
@@ -67,7 +66,7 @@ def command(
     from tasks.evidence.gate import claim_of, records_of
 
     deployment = Deployment.from_environment()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     if model is None:
         uri = given(store, uri) if uri else latest_model(store, "audit")
     else:

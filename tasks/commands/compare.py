@@ -49,7 +49,7 @@ def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
     from tasks.report.comparison import differences, read_run, settings_that_differ
 
     deployment = Deployment.from_environment()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     edition = "operator_report" if operator else "report"
     found = [read_run(store, uri, edition) for uri in _uris(store, runs)]
     changed, compared = settings_that_differ(found), differences(store, found)

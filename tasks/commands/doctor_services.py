@@ -115,11 +115,10 @@ def launcher(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _store(deployment: Deployment) -> str:
-    from tasks.storage import Store
 
     deployment.prepare()
     probe, content = f"{deployment.store}/doctor/probe-{os.getpid()}", os.urandom(64)
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     store.write(probe, content)
     try:
         if store.read(probe) != content:
@@ -141,13 +140,12 @@ def _ledger(deployment: Deployment) -> str:
 def _integrity(deployment: Deployment) -> str:
     from dp_core.privacy.seed_store import SeedStore
     from tasks.releases.ledger import confirm_store, open_ledger
-    from tasks.storage import Store
 
     ledger = open_ledger(deployment)
     if faults := ledger.faults(SeedStore(deployment.seeds)):
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ConfideError(f"{faults[0]}{more}")
-    confirm_store(Store(deployment.store, deployment.cache), ledger.identity())
+    confirm_store(deployment.open_store(), ledger.identity())
     return "every entry can be read; seeds and store belong to it"
 
 

@@ -13,7 +13,7 @@ from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store, sha256_of
+from tasks.storage import sha256_of
 
 if TYPE_CHECKING:
     from tasks.evidence.model import OperatorWords
@@ -68,7 +68,7 @@ def command(
         raise BadInput("two models are named", where="evidence", fix="Give MODEL or --uri.")
     said = _operator_words(words)
     deployment = Deployment.from_environment()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     if model is not None:
         uri = origin_of_export(store, model)
     else:

@@ -39,7 +39,7 @@ def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
     guarantee is refused, and one whose guarantee an audit contradicts.
     """
     deployment = Deployment.from_environment()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     uri = given(store, uri) if uri else latest_model(store, "export")
     names = _of_form(_released_files(store, uri), adapter, uri)
     with new_folder(folder) as partial:

@@ -22,7 +22,7 @@ _STEPS = ("report", "sweep_report")
 def command(uri: str, as_json: bool) -> None:
     """Show the closing table of the latest report (or another), and where the page is."""
     deployment = Deployment.from_environment()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     uri = given(store, uri) if uri else latest(store)[0]
     if as_json:
         write_json(_content(store, uri))
@@ -37,7 +37,7 @@ def show(uri: str) -> None:
     from tasks.report.tables import Table, rich_table, side_by_side
 
     deployment = Deployment.from_environment()
-    content = _content(Store(deployment.store, deployment.cache), uri)
+    content = _content(deployment.open_store(), uri)
     table = Table.from_json(content["table"])
     console = Console()
     console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))

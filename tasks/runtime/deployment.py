@@ -12,6 +12,8 @@ from typing import Literal
 
 from dp_core.errors import BadInput, without_password
 from tasks.protocol.least_privilege import CLUSTER, WITHHELD
+from tasks.storage import Store
+from tasks.storage.copies import BOUND, bytes_from
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
@@ -48,6 +50,7 @@ class Deployment:
         tracking: MLflow tracking URI.
         tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
         launcher: how Airflow starts steps.
+        cache_bytes: bound on local copies of a remote store; None for half of the free disk.
         task_python: the Python that runs `python -m tasks`.
         data_engine: where functions of a shard run (`dp_core.data.engines`): what comes out is the
             same.
@@ -65,6 +68,7 @@ class Deployment:
     task_python: str
     data_engine: str = "pool"
     spark_secret: str = field(default="", repr=False)
+    cache_bytes: int | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
@@ -106,7 +110,12 @@ class Deployment:
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
             data_engine=env.get("CONFIDE_DATA_ENGINE") or "pool",
             spark_secret=env.get(CLUSTER) or "",
+            cache_bytes=bytes_from(env.get(BOUND, "")),
         )
+
+    def open_store(self) -> Store:
+        """Return the store, with the cache of this machine."""
+        return Store(self.store, self.cache, self.cache_bytes)
 
     def prepare(self) -> None:
         """Make the home folder, for its owner alone: it will hold private text.

@@ -16,7 +16,6 @@ from tasks.protocol import RunContext, StepResult, StepSpec, environment_for, su
 from tasks.protocol.messages import CHANNEL, Follower, Progress
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import Store
 
 _LOOK = 0.2  # seconds between looks at a step's progress
 
@@ -78,7 +77,7 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     outcome = Outcome(job, folder)
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     for number, (point, task, spec) in enumerate(job.steps):
         name = f"{task} · {point}" if point else task
         files = folder / f"{number:03d}-{task}"

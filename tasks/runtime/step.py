@@ -33,7 +33,7 @@ from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
 from tasks.runtime.deployment import Deployment, is_full_disk
 from tasks.runtime.log import ProgressReporter, configure, log, send
-from tasks.storage import RESULT, Store, read_spec
+from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
 from tasks.tracking.event_log import Identity, Target
 from tasks.tracking.mlflow import LAST_STEPS, Tracker
@@ -93,7 +93,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
         Contradicted: an audit refutes the claim of a model; all is written, the result too.
     """
     deployment.prepare()
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     store.key(spec.output)  # refuses a root that is not this deployment's
     spec_hash = spec.digest()
     durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"

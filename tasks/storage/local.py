@@ -27,8 +27,14 @@ class Backend(Protocol):
     def write(self, key: str, content: bytes) -> None:
         """Replace the object at once: a reader sees the old or the new content, never a part."""
 
-    def get(self, key: str, destination: Path) -> None:
-        """Copy the object to a local file, streaming; raise `Missing` if there is none."""
+    def get(self, key: str, destination: Path, size: int | None = None) -> None:
+        """Copy the object to a local file, streaming; raise `Missing` if there is none.
+
+        Args:
+            key: of the object.
+            destination: where a failed copy may leave a part.
+            size: of the object in bytes, where the caller knows it.
+        """
 
     def put(self, source: Path, key: str) -> None:
         """Copy a local file into the object, streaming, visible only when complete."""
@@ -73,7 +79,7 @@ class LocalBackend:
                 os.fsync(stream.fileno())
             temporary.replace(self.path(key))
 
-    def get(self, key: str, destination: Path) -> None:
+    def get(self, key: str, destination: Path, size: int | None = None) -> None:
         """Copy the file."""
         try:
             shutil.copyfile(self.path(key), destination)

@@ -60,7 +60,8 @@ def _downloaded(uri: str, folder: Path, field: str) -> Path:
     folder.mkdir(parents=True)
     parent, _, name = uri.rstrip("/").rpartition("/")
     backend = backend_for(parent)
-    for key in backend.sizes(name) or [name]:
+    sizes: dict[str, int | None] = {**backend.sizes(name)}
+    for key, size in (sizes or {name: None}).items():
         if key.endswith("/"):
             continue  # what Google's console writes for an empty folder
         target = (folder / key).resolve()
@@ -68,7 +69,7 @@ def _downloaded(uri: str, folder: Path, field: str) -> Path:
             raise BadInput("an object's name leaves its folder", where=field)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            backend.get(key, target)
+            backend.get(key, target, size)
         except Missing as error:
             raise BadInput("no such object", where=field, fix="Check the URI.") from error
         except OSError as error:

@@ -7,24 +7,24 @@ the step contract then writes `result.json` last, and only that makes it count.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
-from tasks.storage.journal import exclusive
+from tasks.storage.copies import Copies
 from tasks.storage.local import LocalBackend, Missing, backend_for, is_remote, local_path
 
 CHECKSUMS = "checksums.json"
 RESULT = "result.json"
 _BLOCK = 1 << 20
+
+Published = dict[str, dict[str, Any]]  # by name: `sha256`, in hex, and `bytes`
 
 
 def sha256_of(file: Path) -> str:
@@ -42,11 +42,12 @@ class Store:
     Args:
         root: a path, `file://` or `gs://` URI.
         cache: local folder for copies of remote files.
+        cache_bytes: bound on what they take; None for what `Copies` takes by itself.
     """
 
-    def __init__(self, root: str, cache: Path) -> None:
+    def __init__(self, root: str, cache: Path, cache_bytes: int | None = None) -> None:
         self.root = root.rstrip("/")
-        self._copies = Copies(cache)
+        self._copies = Copies(cache, cache_bytes)
         self._backend = backend_for(self.root)
 
     def key(self, uri: str) -> str:
@@ -127,19 +128,35 @@ class Store:
     def local_copy(self, uri: str) -> Path:
         """Return a published folder as a local path: itself, or a checked copy in the cache.
 
+        The copy stays while this process lives.
+
         Raises:
             BadInput: the folder is missing, incomplete or damaged.
         """
-        key = self.key(uri)
-        checksums = self._published(key, uri)
+        files = self._published(self.key(uri), uri)
         if isinstance(self._backend, LocalBackend):
-            folder = self._backend.path(key)
-            for name, expected in checksums.items():
-                file = self._backend.path(f"{key}/{name}")
-                if not file.is_file() or sha256_of(file) != expected["sha256"]:
-                    raise _damaged(uri, name)
-            return folder
-        return self._download(key, uri, checksums)
+            return self._checked(uri, files)
+        return self._copies.copy(*self._download(uri, files))
+
+    @contextmanager
+    def local_file(self, uri: str, name: str) -> Iterator[Path]:
+        """Give one file of a published folder as a local path: itself, or a checked copy.
+
+        Nothing else of the folder is fetched. The copy stays while the context lasts; the cache
+        may take it away after that, when its bound asks for room.
+
+        Raises:
+            BadInput: the folder is incomplete, has no such file, or the file is damaged.
+        """
+        published = self._published(self.key(uri), uri)
+        if name not in published:
+            raise BadInput(f"no file {name} was published there", where=uri)
+        files = {name: published[name]}
+        if isinstance(self._backend, LocalBackend):
+            yield self._checked(uri, files) / name
+        else:
+            with self._copies.held(*self._download(uri, files)) as folder:
+                yield folder / name
 
     def damaged(self, uri: str) -> list[str]:
         """Return which published files are missing or not as they were, sorted.
@@ -187,7 +204,7 @@ class Store:
         keys = [k.split("/") for k in self._backend.sizes(step)]
         return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
 
-    def _published(self, key: str, uri: str) -> dict[str, dict[str, Any]]:
+    def _published(self, key: str, uri: str) -> Published:
         try:
             return _checksums(self._backend.read(f"{key}/{CHECKSUMS}"))
         except (Missing, ValueError, TypeError) as error:
@@ -195,24 +212,41 @@ class Store:
                 error
             )
 
-    def _download(self, key: str, uri: str, checksums: dict[str, dict[str, Any]]) -> Path:
-        mark = hashlib.sha256(json.dumps([uri, checksums], sort_keys=True).encode()).hexdigest()
+    def _checked(self, uri: str, files: Published) -> Path:
+        """Return a folder on this machine's disk, of which these files are whole."""
+        folder = LocalBackend(local_path(uri))
+        for name, expected in files.items():
+            if not _is_whole(folder.path(name), expected):
+                raise _damaged(uri, name)
+        return folder.root
+
+    def _download(self, uri: str, files: Published) -> tuple[str, int, Callable[[Path], None]]:
+        """Return what `Copies` must know of these files: a mark, their bytes, how to fetch them."""
+        key = self.key(uri)
+        mark = hashlib.sha256(json.dumps([uri, files], sort_keys=True).encode()).hexdigest()
 
         def fill(folder: Path) -> None:
-            for name, expected in checksums.items():
+            for name, expected in files.items():
                 file = LocalBackend(folder).path(name)
+                if _is_whole(file, expected):
+                    continue  # a download that was killed had come so far
                 file.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    self._backend.get(f"{key}/{name}", file)
-                except Missing as error:
+                    with _as_os_errors(f"{uri}/{name}"):
+                        self._backend.get(f"{key}/{name}", file, int(expected["bytes"]))
+                except FileNotFoundError as error:
                     raise _damaged(uri, name) from error
-                if sha256_of(file) != expected["sha256"]:
+                if not _is_whole(file, expected):
                     raise _damaged(uri, name)
 
-        return self._copies.copy(mark[:32], fill)
+        return mark[:32], sum(int(expected["bytes"]) for expected in files.values()), fill
 
 
-def _checksums(content: bytes) -> dict[str, dict[str, Any]]:
+def _is_whole(file: Path, expected: dict[str, Any]) -> bool:
+    return file.is_file() and sha256_of(file) == expected["sha256"]
+
+
+def _checksums(content: bytes) -> Published:
     """Return what `checksums.json` says: for each file its digest and size.
 
     Raises:
@@ -298,79 +332,3 @@ class StoredCheckpoints:
             yield self._scratch
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job is tried again
-
-
-class Copies:
-    """The copies below one folder; any number of processes of this machine may share it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._used: dict[str, int] = {}  # held, as long as this process lives, by these descriptors
-
-    def copy(self, mark: str, fill: Callable[[Path], None]) -> Path:
-        """Return the copy of that mark, which stays while this process lives.
-
-        Args:
-            mark: a name that stands for the content.
-            fill: writes the content into a folder, where there is no copy yet.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._remove_unused()
-        copy = self._folder / mark
-        with exclusive(copy.with_suffix(".lock")) as lock:
-            os.utime(lock)  # its time is that of the last use
-            if not copy.is_dir():
-                partial = _emptied(copy.with_suffix(".partial"))
-                fill(partial)
-                partial.rename(copy)
-            if mark not in self._used:
-                self._used[mark] = os.open(copy, os.O_RDONLY)
-                fcntl.flock(self._used[mark], fcntl.LOCK_SH)
-        return copy
-
-    def _remove_unused(self) -> None:
-        for lock in self._folder.glob("*.lock"):
-            if _is_old(lock):
-                with exclusive(lock):
-                    if _is_old(lock) and not _is_used(lock.with_suffix("")):
-                        _remove(lock.with_suffix(""))
-                        lock.unlink()
-
-
-def _is_old(lock: Path) -> bool:
-    try:
-        return time.time() - lock.stat().st_mtime > UNUSED
-    except FileNotFoundError:  # another process has removed it
-        return False
-
-
-def _is_used(copy: Path) -> bool:
-    """Return whether a process that lives has asked for the copy, however long ago."""
-    try:
-        descriptor = os.open(copy, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _remove(copy: Path) -> None:
-    partial = _emptied(copy.with_suffix(".partial"))
-    if copy.is_dir():
-        partial.rmdir()
-        copy.rename(partial)  # a kill from here on leaves no half of a copy under its name
-    shutil.rmtree(partial)
-
-
-def _emptied(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder

@@ -82,6 +82,7 @@ class LauncherConformance:
             "CONFIDE_LEDGER": LEDGER,
             "CONFIDE_LEDGER_READER": LEDGER_READER,
             "CONFIDE_STORE": ROOT,
+            "CONFIDE_CACHE_BYTES": "5g",
             "CONFIDE_DOCKER_MOUNTS": "home:/var/lib/confide confide_keys:/var/lib/confide/keys:ro",
             "CONFIDE_DOCKER_SEEDS": f"{SEEDS}:/var/lib/confide-seeds",
             "CONFIDE_DOCKER_SOURCES": f"{DATA}:/data",
@@ -198,6 +199,7 @@ class LauncherConformance:
         spec = JOB[task]
         held, (_, variables) = needs(spec), self.asked(work(spec), monkeypatch)
         assert variables["CONFIDE_MESSAGES"]
+        assert variables["CONFIDE_CACHE_BYTES"] == "5g"
         assert RunContext.model_validate_json(variables["CONFIDE_RUN_CONTEXT"]).task == "task"
         assert not [name for name in variables if name.startswith("AIRFLOW")]
         assert "CONFIDE_LEDGER_READER" not in variables

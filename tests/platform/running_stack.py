@@ -157,6 +157,12 @@ class Stack(Services):
         url = f"{self.airflow}/api/v2/dags/{dag}/dagRuns/{run}"
         self.call(url, {"state": "failed"}, self._token, "PATCH")
 
+    def train_together(self, models: int) -> None:
+        """Let so many models be trained at the same time, as CONFIDE_TRAINING_SLOTS does."""
+        pool = {"pool": "training", "slots": models, "include_deferred": False}
+        url = f"{self.airflow}/api/v2/pools/training?update_mask=slots"
+        self.call(url, pool, self._token, "PATCH")
+
     def runs(self, dag: str) -> list[dict[str, Any]]:
         """Return a DAG's runs: identifier, state and conf, the oldest first."""
         found = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]

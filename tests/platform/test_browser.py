@@ -114,7 +114,8 @@ def person(stack: Stack) -> Iterator[Person]:
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, person: Person) -> str:
-    """Return a run that was started by the form and has succeeded."""
+    """Return a run that was started by the form and has succeeded, training two at a time."""
+    stack.train_together(2)
     before = {r["dag_run_id"] for r in stack.runs("dp_bert")}
     dialog = person.open_form()
     person.fill(dialog, TINY)

@@ -25,29 +25,58 @@ def test_without_an_engine_continuous_integration_does_not_pass(
     assert "was NOT tried" in answer.stderr
 
 
+def test_every_file_that_needs_the_stack_or_the_images_is_run_on_them() -> None:
+    """`make test` skips these; `docker/ci` names each."""
+    files = Path(__file__).parent.glob("test_*.py")
+    needing = [f.name for f in files if "\nfrom running_stack import " in f.read_text()]
+    assert len(needing) >= 4
+    script = SCRIPT.read_text()
+    for name in (*needing, "test_images.py"):
+        assert f" tests/platform/{name} " in script, name
+
+
+def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run where `make` does what is given, and no engine answers."""
+    (folder / "repository" / ".ci").mkdir(parents=True)
+    script = folder / "repository" / ".ci" / "run"
+    shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
+    commands = folder / "bin"
+    commands.mkdir()
+    for name, body in {"make": make, "docker": "exit 1", "apt-get": "exit 0"}.items():
+        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
+        (commands / name).chmod(0o755)
+    told = os.environ | {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "CONFIDE_ENGINE_FILES": str(folder / "no-engine"),
+    }
+    words = ["bash", str(script)]
+    return subprocess.run(words, env=told, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_vulnerability_check_that_did_not_run_stands_in_the_summary(
     tmp_path: Path, answered: bool
 ) -> None:
     """`make check` passes where nobody can be asked; its word must not be lost above the rest."""
-    (tmp_path / "repository" / ".ci").mkdir(parents=True)
-    script = tmp_path / "repository" / ".ci" / "run"
-    shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
-    commands = tmp_path / "bin"
-    commands.mkdir()
     says = "Audited every lock" if answered else "NOT AUDITED: no vulnerability service answers"
-    for name, body in {
-        "make": f'[ "$1" != check ] || echo "{says}" >&2',
-        "docker": "exit 1",
-        "apt-get": "exit 0",
-    }.items():
-        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
-        (commands / name).chmod(0o755)
-    told = os.environ | {
-        "PATH": f"{commands}:{os.environ['PATH']}",
-        "CONFIDE_ENGINE_FILES": str(tmp_path / "no-engine"),
-    }
-    answer = subprocess.run(["bash", script], env=told, capture_output=True, text=True, check=True)
+    answer = continuous_integration(tmp_path, f'[ "$1" != check ] || echo "{says}" >&2')
+    assert answer.returncode == 0
     summary = answer.stdout.partition("== CI, in short")[2]
     assert "make check: passed" in summary
     assert ("known vulnerabilities: NOT AUDITED" in summary) is not answered
+
+
+@pytest.mark.parametrize("target", ["check", "test", "mutants", "test-transformers"])
+def test_every_part_runs_and_each_can_fail_the_whole(tmp_path: Path, target: str) -> None:
+    """Those, too, that run beside the stack."""
+    make = f'echo "words of $1"; [ "$1" != {target} ] || exit 3'
+    answer = continuous_integration(tmp_path, make)
+    assert answer.returncode == 3
+    summary = answer.stdout.partition("== CI, in short")[2]
+    lines = [line for line in summary.splitlines() if line.startswith("make ")]
+    assert len(lines) == 6
+    (failed,) = (line for line in lines if "FAILED (3)" in line)
+    assert failed.startswith((f"make {target}:", f"make {target},"))
+    assert all(": passed, " in line for line in lines if line != failed)
+    assert "compose: SKIPPED, NOT TRIED" in summary
+    assert "words of test-newest-tensorflow" in answer.stdout

@@ -41,16 +41,78 @@ def before(stack: Stack) -> list[list[str]]:
     return stack.ledger("select * from entries order by 1")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def started(stack: Stack, before: list[list[str]]) -> str:
+    """Return a run of dp_bert, at work while the first tests ask what needs no run."""
+    stack.train_together(2)
+    return stack.trigger("dp_bert", TINY)
+
+
 @pytest.fixture(scope="module")
-def run(stack: Stack, before: list[list[str]]) -> str:
-    """Return a run of dp_bert that has succeeded, in task containers."""
-    run = stack.trigger("dp_bert", TINY)
-    state = stack.wait("dp_bert", run, LONGEST)
-    tasks = stack.tasks("dp_bert", run)
+def run(stack: Stack, started: str) -> str:
+    """Return this run when it has succeeded, in task containers."""
+    state = stack.wait("dp_bert", started, LONGEST)
+    tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
-    logs = "\n".join(stack.log("dp_bert", run, n, tasks[n]["try_number"]) for n in bad)
+    logs = "\n".join(stack.log("dp_bert", started, n, tasks[n]["try_number"]) for n in bad)
     assert state == "success", f"{state}: {bad}\n{logs}"
-    return run
+    return started
+
+
+# --- while the run is at work
+
+
+def test_nobody_gets_in_without_a_password(stack: Stack) -> None:
+    assert refused(lambda: stack.call(f"{stack.airflow}/api/v2/dags"))[0] == 401
+    search = f"{stack.mlflow}/api/2.0/mlflow/experiments/search"
+    assert refused(lambda: stack.call(search, {"max_results": 1}))[0] == 401
+
+
+def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
+    request = urllib.request.Request(stack.mlflow, headers={"Host": "evil.example"})  # noqa: S310
+    assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
+)
+def test_a_bad_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
+    status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
+    assert status == 400
+    assert setting in words
+
+
+def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
+    program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
+    words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
+    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert "OSError" in answer.stderr or "timed out" in answer.stderr
+
+
+def test_a_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
+    program = """
+import os, socket, sqlalchemy
+try:
+    socket.create_connection(("api-server", 8080), timeout=3)
+    print("reached the API")
+except OSError:
+    pass
+url = sqlalchemy.make_url(os.environ["CONFIDE_LEDGER"])
+for database in ("airflow", "mlflow"):
+    try:
+        sqlalchemy.create_engine(url.set(database=database)).connect()
+        print("reached", database)
+    except sqlalchemy.exc.OperationalError as error:
+        assert "permission denied" in str(error), error
+sqlalchemy.create_engine(url).connect()
+print("reached the ledger")
+"""
+    answer = stack.compose("run", "--rm", "--no-deps", "-T", "prepare", "-c", program)
+    assert answer.split("\n")[:-1] == ["reached the ledger"]
+
+
+# --- what the run did
 
 
 def test_an_undisturbed_job_gives_the_same_and_costs_nothing(
@@ -142,70 +204,6 @@ def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
 
 
-def by_name(findings: str) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in json.loads(findings)["findings"]}
-
-
-def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
-    words = ("-m", "tasks.cli", "doctor", "--json")
-    return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
-
-
-def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) -> None:
-    as_a_step = doctor_as_a_step(stack)
-    until = time.monotonic() + 3 * COURIER
-    while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
-        time.sleep(5)  # what the cancelled run left is the MLflow sync's, once a minute
-        as_a_step = doctor_as_a_step(stack)
-    told = {
-        "CONFIDE_HOME": str(tmp_path),
-        "CONFIDE_AIRFLOW_API": stack.airflow,
-        "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
-    }
-    from_outside = subprocess.run(
-        [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
-        cwd=ROOT,
-        env=os.environ | told,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for found, expected in (
-        (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
-        (by_name(from_outside), {"Airflow", "pool training"}),
-    ):
-        assert found.keys() >= expected
-        assert [one for one in found.values() if not one["ok"]] == []
-
-
-def test_nobody_gets_in_without_a_password(stack: Stack) -> None:
-    assert refused(lambda: stack.call(f"{stack.airflow}/api/v2/dags"))[0] == 401
-    search = f"{stack.mlflow}/api/2.0/mlflow/experiments/search"
-    assert refused(lambda: stack.call(search, {"max_results": 1}))[0] == 401
-
-
-def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
-    request = urllib.request.Request(stack.mlflow, headers={"Host": "evil.example"})  # noqa: S310
-    assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
-)
-def test_a_bad_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
-    status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
-    assert status == 400
-    assert setting in words
-
-
-def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
-    program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
-    words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
-    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
-    assert answer.returncode == 1
-    assert "OSError" in answer.stderr or "timed out" in answer.stderr
-
-
 # What the scheduler would start for a step, with a look round in place of the step's work.
 AS_STEP = """
 import os, sys
@@ -293,23 +291,40 @@ def test_the_look_round_finds_what_is_there(stack: Stack, run: str) -> None:
     assert found["users"] == "refused HTTPError"  # no step is an admin of MLflow
 
 
-def test_a_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
-    program = """
-import os, socket, sqlalchemy
-try:
-    socket.create_connection(("api-server", 8080), timeout=3)
-    print("reached the API")
-except OSError:
-    pass
-url = sqlalchemy.make_url(os.environ["CONFIDE_LEDGER"])
-for database in ("airflow", "mlflow"):
-    try:
-        sqlalchemy.create_engine(url.set(database=database)).connect()
-        print("reached", database)
-    except sqlalchemy.exc.OperationalError as error:
-        assert "permission denied" in str(error), error
-sqlalchemy.create_engine(url).connect()
-print("reached the ledger")
-"""
-    answer = stack.compose("run", "--rm", "--no-deps", "-T", "prepare", "-c", program)
-    assert answer.split("\n")[:-1] == ["reached the ledger"]
+# --- last: what the cancelled run left has been delivered meanwhile
+
+
+def by_name(findings: str) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in json.loads(findings)["findings"]}
+
+
+def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
+    words = ("-m", "tasks.cli", "doctor", "--json")
+    return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
+
+
+def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) -> None:
+    as_a_step = doctor_as_a_step(stack)
+    until = time.monotonic() + 3 * COURIER
+    while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
+        time.sleep(5)  # what the cancelled run left is the MLflow sync's, once a minute
+        as_a_step = doctor_as_a_step(stack)
+    told = {
+        "CONFIDE_HOME": str(tmp_path),
+        "CONFIDE_AIRFLOW_API": stack.airflow,
+        "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
+    }
+    from_outside = subprocess.run(
+        [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
+        cwd=ROOT,
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for found, expected in (
+        (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
+        (by_name(from_outside), {"Airflow", "pool training"}),
+    ):
+        assert found.keys() >= expected
+        assert [one for one in found.values() if not one["ok"]] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tasks.storage.gcs import RANGE
+from tasks.storage.local import backend_for
 
 SERVER = Path(__file__).parents[2] / "docker" / "storage_server.py"
 NOTE = b"The patient was seen in clinic."
@@ -68,6 +72,30 @@ def test_a_deleted_object_frees_its_file(tmp_path: Path) -> None:
             assert len(_holding(tmp_path)) == 1
         _call(f"{address}/storage/v1/b/notes/o/a.txt", "DELETE")
         assert _holding(tmp_path) == []
+
+
+def test_a_large_object_passes_in_parts_and_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the real client. Each part is written once, and of each range no more is read than it."""
+    large, copy = tmp_path / "large", tmp_path / "copy"
+    with large.open("wb") as stream:
+        for number in range(3 * RANGE >> 20):
+            stream.write(number.to_bytes(4, "big") * (1 << 18))
+        stream.write(b"end")
+    with serving(tmp_path / "served") as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        backend = backend_for("gs://notes/x")
+        backend.put(large, "large")
+        backend.get("large", copy)
+        assert filecmp.cmp(large, copy, shallow=False)
+        backend.put(copy, "large")  # the second time in place of the first
+        assert backend.sizes("") == {"large": large.stat().st_size}
+        backend.delete("large")
+        kept = [
+            f for f in (tmp_path / "served").rglob("*") if f.is_file() and f.stat().st_size > 1e6
+        ]
+        assert kept == []
 
 
 def test_what_was_set_aside_goes_at_the_next_start(tmp_path: Path) -> None:

@@ -351,14 +351,26 @@ def test_no_password_is_shown(
     assert "hunter2" not in out + err
 
 
+HEAVY = (
+    "{'tensorflow', 'mlflow', 'scipy', 'sklearn', 'sqlalchemy', 'matplotlib'} & set(sys.modules)"
+)
+
+
+def test_a_step_that_finds_its_result_imports_little() -> None:
+    """Every task of a run is a process: what they all import is paid for by each."""
+    script = f"import sys, tasks.runtime.step; print(sorted({HEAVY}))"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
+    assert set(ast.literal_eval(done.stdout)) <= {"scipy", "sqlalchemy"}
+
+
 def test_asking_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
         "from tasks import cli\n"
         "sys.argv = ['confide'] + sys.argv[1:]\n"
         "cli.main()\n"
-        "heavy = {'tensorflow', 'mlflow', 'scipy', 'sqlalchemy', 'matplotlib'} & set(sys.modules)\n"
-        "print(sorted(heavy), file=sys.stderr)\n"
+        f"print(sorted({HEAVY}), file=sys.stderr)\n"
     )
 
     def heavy(*words: str) -> list[str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dp_core.errors import BadInput
 from tasks.storage import Store, encode_data, keyed_digest, read_spec, stage_source
-from tasks.storage.store import CHECKSUMS, UNUSED, Copies
+from tasks.storage.gcs import GoogleStorageBackend
+from tasks.storage.store import CHECKSUMS
 
 
 @pytest.fixture(params=["path", "file", "gs"])
@@ -51,6 +49,48 @@ def test_a_published_folder_comes_back_whole(store: Store, root: str, tmp_path: 
     store.publish(_folder(tmp_path / "made", files), f"{root}/step/one")
     copy = store.local_copy(f"{root}/step/one")
     assert {n: (copy / n).read_bytes() for n in files} == files
+
+
+def test_one_file_of_a_published_folder_is_fetched_alone(
+    store: Store, root: str, tmp_path: Path
+) -> None:
+    uri, files = f"{root}/step/shards", {"a/one": b"1" * 1000, "a/two": b"2", "three": b"3"}
+    store.publish(_folder(tmp_path / "made", files), uri)
+    store.write(f"{uri}/three", b"damaged")  # which is nothing to who asks for another one
+    for name in ("a/one", "a/two"):
+        with store.local_file(uri, name) as file:
+            assert file.read_bytes() == files[name]
+    if root.startswith("gs"):
+        copied = [f.name for f in (tmp_path / "cache").rglob("*") if f.is_file()]
+        assert sorted(f for f in copied if not f.endswith((".lock", ".room"))) == ["one", "two"]
+    for name, words in (("three", "three is missing or damaged"), ("a", "no file a was published")):
+        with pytest.raises(BadInput, match=words), store.local_file(uri, name):
+            pytest.fail("it was given away")
+
+
+def test_a_download_that_was_cut_short_goes_on(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had arrived whole is not fetched again; what had arrived in part is."""
+    root = f"gs://{bucket}/{tmp_path.name}"
+    store, uri = Store(root, tmp_path / "cache"), f"{root}/step/one"
+    files = {"a": b"a" * 100, "b": b"b" * 100, "c": b"c" * 100}
+    store.publish(_folder(tmp_path / "made", files), uri)
+    get, asked = GoogleStorageBackend.get, []
+
+    def breaks(self: GoogleStorageBackend, key: str, to: Path, size: int | None = None) -> None:
+        asked.append(to.name)
+        if asked == ["a", "b"]:
+            to.write_bytes(b"b" * 50 + bytes(50))
+            raise OSError("the connection was lost")
+        get(self, key, to, size)
+
+    monkeypatch.setattr(GoogleStorageBackend, "get", breaks)
+    with pytest.raises(OSError, match="lost"):
+        store.local_copy(uri)
+    copy = Store(root, tmp_path / "cache").local_copy(uri)
+    assert {name: (copy / name).read_bytes() for name in files} == files
+    assert asked == ["a", "b", "b", "c"]
 
 
 def test_publishing_again_leaves_nothing_of_before(store: Store, root: str, tmp_path: Path) -> None:
@@ -152,83 +192,3 @@ def test_a_digest_needs_its_key_and_follows_the_content(tmp_path: Path) -> None:
     (folder / "b").write_bytes(b"2")
     (folder / "b").rename(folder / "c")
     assert keyed_digest(folder, b"key") != first
-
-
-# --- copies of a bucket's folders: made once, kept while somebody uses them, then gone
-
-
-def filled(words: str) -> Callable[[Path], None]:
-    def fill(folder: Path) -> None:
-        (folder / "text").write_text(words)
-
-    return fill
-
-
-def never(folder: Path) -> None:
-    pytest.fail("it was there already")
-
-
-def later(cache: Path) -> None:
-    """Let everything here have been used last so long ago that it may go."""
-    before = time.time() - UNUSED - 60
-    for lock in cache.glob("*.lock"):
-        os.utime(lock, (before, before))
-
-
-def ended(copies: Copies) -> None:
-    """Let go of what a process holds, as the kernel does at its end."""
-    for descriptor in copies._used.values():
-        os.close(descriptor)
-
-
-def test_a_copy_is_made_once_and_used_again(tmp_path: Path) -> None:
-    folder = Copies(tmp_path).copy("a", filled("note"))
-    assert (folder / "text").read_text() == "note"
-    assert Copies(tmp_path).copy("a", never) == folder
-
-
-def test_a_copy_that_nobody_uses_goes(tmp_path: Path) -> None:
-    process = Copies(tmp_path)
-    process.copy("a", filled("note"))
-    ended(process)
-    Copies(tmp_path).copy("b", filled("other"))
-    assert (tmp_path / "a").exists()  # a week has not passed
-    later(tmp_path)
-    (tmp_path / "c.partial").mkdir()  # of a download that was killed
-    (tmp_path / "c.lock").touch()
-    later(tmp_path)
-    Copies(tmp_path).copy("b", never)  # in use by a process that lives
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["b", "b.lock"]
-
-
-def test_a_copy_stays_as_long_as_the_process_that_asked_for_it(tmp_path: Path) -> None:
-    training = Copies(tmp_path)
-    folder = training.copy("a", filled("note"))
-    later(tmp_path)
-    Copies(tmp_path).copy("b", filled("other"))
-    assert (folder / "text").read_text() == "note"
-    ended(training)
-    Copies(tmp_path).copy("b", never)
-    assert not folder.exists()
-
-
-def test_use_keeps_a_copy(tmp_path: Path) -> None:
-    first, second = Copies(tmp_path), Copies(tmp_path)
-    first.copy("a", filled("note"))
-    later(tmp_path)
-    second.copy("a", never)  # the first one holds it still
-    ended(first)
-    ended(second)
-    Copies(tmp_path).copy("b", filled("other"))
-    assert (tmp_path / "a").exists()
-
-
-def test_a_copy_that_could_not_be_made_is_not_there(tmp_path: Path) -> None:
-    def breaks(folder: Path) -> None:
-        (folder / "text").write_text("half")
-        raise OSError("the bucket went away")
-
-    with pytest.raises(OSError, match="went away"):
-        Copies(tmp_path).copy("a", breaks)
-    folder = Copies(tmp_path).copy("a", filled("note"))
-    assert (folder / "text").read_text() == "note"

@@ -5,11 +5,13 @@ The `gs` half is the real google-cloud-storage client against an emulator in a p
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,8 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
-from tasks.storage.gcs import CHUNK
+from tasks.storage import Store
+from tasks.storage.gcs import CHUNK, RANGE
 from tasks.storage.local import Backend, Missing, backend_for
 
 CHECKOUT = Path(__file__).parents[2]
@@ -115,6 +118,18 @@ class BackendConformance:
         grown = int(answer.stdout)
         assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
 
+    def test_a_large_file_comes_back_the_same(self, backend: Backend, tmp_path: Path) -> None:
+        """In ranges, from a bucket; the last one is short."""
+        large = large_file(tmp_path, 3 * RANGE - MIB)
+        with large.open("ab") as stream:
+            stream.write(b"end")
+        backend.put(large, "x")
+        for size in (None, large.stat().st_size):
+            backend.get("x", tmp_path / "copy", size)
+            assert filecmp.cmp(large, tmp_path / "copy", shallow=False)
+        with pytest.raises(Missing):
+            backend.get("y", tmp_path / "copy", 3 * RANGE)
+
     def test_an_upload_that_is_killed_leaves_what_was_there(
         self, backend: Backend, root: str, tmp_path: Path
     ) -> None:
@@ -152,6 +167,39 @@ class TestGoogleStorage(BackendConformance):
     @pytest.fixture
     def root(self, tmp_path: Path, bucket: str) -> str:
         return f"gs://{bucket}/{tmp_path.name}"
+
+
+def test_ranges_of_two_versions_of_an_object_are_no_copy(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is replaced while it is read: an error, and nothing in the cache."""
+    root = f"gs://{bucket}/{tmp_path.name}"
+    store, made = Store(root, tmp_path / "cache"), tmp_path / "made"
+    from google.cloud.storage.blob import Blob  # announces things until the store has hushed it
+
+    made.mkdir()
+    large_file(made, 2 * RANGE)
+    store.publish(made, f"{root}/step/one")
+    other = tmp_path / "other"
+    other.write_bytes(bytes(2 * RANGE))
+    generations, download, first = [], Blob._prep_and_do_download, threading.Lock()
+
+    def replaced(blob: Blob, *words: object, **options: object) -> None:
+        if options.get("start") is not None:
+            with first:
+                if not generations:
+                    store.put(other, f"{root}/step/one/large")
+                generations.append(options["if_generation_match"])
+        download(blob, *words, **options)
+
+    monkeypatch.setattr(Blob, "_prep_and_do_download", replaced)
+    with pytest.raises(OSError, match="the bucket answered"):
+        store.local_copy(f"{root}/step/one")
+    assert len(generations) == 2 and len(set(generations)) == 1 and generations[0]
+    monkeypatch.undo()
+    with pytest.raises(BadInput, match="damaged"):
+        store.local_copy(f"{root}/step/one")
+    assert not [f for f in (tmp_path / "cache").iterdir() if f.is_dir() and not f.suffix]
 
 
 # --- credentials

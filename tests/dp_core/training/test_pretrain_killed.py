@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
-    import hashlib, json, os, signal, sys
+    import hashlib, json, os, signal, sys, traceback
     from pathlib import Path
     from dp_core.models.config import (BertConfig)
     from dp_core.data.token_store import (TokenStoreWriter)
@@ -30,9 +30,9 @@ SCRIPT = """
     from dp_core.config.training import (TrainingConfig)
     from dp_core.training.trainer import (Trainer)
 
-    folder, name, place, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    folder = Path(sys.argv[1])
 
-    def dying(owner, attribute, *, halve=False):
+    def dying(owner, attribute, when, *, halve=False):
         original, calls = getattr(owner, attribute), 0
 
         def die(*arguments, **named):
@@ -47,66 +47,81 @@ SCRIPT = """
 
         setattr(owner, attribute, die)
 
-    match place:
-        case "before the weights move": dying(Trainer, "apply_update")
-        case "half a checkpoint": dying(checkpoint, "save_file", halve=True)
-        case "before its name": dying(checkpoint_places, "_sync")
-        case "before the old one goes": dying(checkpoint.Checkpoints, "_drop")
+    def train(name, place, when):
+        match place:
+            case "before the weights move": dying(Trainer, "apply_update", when)
+            case "half a checkpoint": dying(checkpoint, "save_file", when, halve=True)
+            case "before its name": dying(checkpoint_places, "_sync", when)
+            case "before the old one goes": dying(checkpoint.Checkpoints, "_drop", when)
 
-    writer = TokenStoreWriter(folder / f"store-{name}", 8, 20)
-    for unit in range(12):
-        writer.add_unit(str(unit), [[2, 5 + unit % 9, 6 + unit % 7, 7, 3]] * 2)
-    plan = ExecutionPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=30,
-                                noise_multiplier=1.0, clip_norm=0.5, delta=1e-3,
-                                adaptive=AdaptiveClipping(0.5, 1.0))
-    progress.REPORT_SECONDS, progress.CURVE_POINTS = 0.0, 7  # points lie between checkpoints
-    model = pretrain(
-        model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
-                         max_positions=8),
-        store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
-        config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4), init_seed=0,
-        checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
-        progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
-                                 flush=True))
-    content = b"".join(model.parameters[n].tobytes() for n in sorted(model.parameters))
-    print(json.dumps(hashlib.sha256(content).hexdigest()))
+        writer = TokenStoreWriter(folder / f"store-{name}", 8, 20)
+        for unit in range(12):
+            writer.add_unit(str(unit), [[2, 5 + unit % 9, 6 + unit % 7, 7, 3]] * 2)
+        plan = ExecutionPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=30,
+                                    noise_multiplier=1.0, clip_norm=0.5, delta=1e-3,
+                                    adaptive=AdaptiveClipping(0.5, 1.0))
+        progress.REPORT_SECONDS, progress.CURVE_POINTS = 0.0, 7  # points lie between checkpoints
+        model = pretrain(
+            model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
+                             max_positions=8),
+            store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
+            config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4),
+            init_seed=0, checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
+            progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
+                                     flush=True))
+        content = b"".join(model.parameters[n].tobytes() for n in sorted(model.parameters))
+        print(json.dumps(hashlib.sha256(content).hexdigest()), flush=True)
+
+    for number, case in enumerate(json.loads(sys.argv[2])):
+        child = os.fork()  # TensorFlow is imported, and has not begun to work
+        if not child:
+            sys.stdout = (folder / f"told-{number}").open("w")
+            try:
+                train(*case)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+DEATHS = (
+    ("before its name", 1),  # the very first checkpoint: nothing is left, it begins anew
+    ("half a checkpoint", 2),
+    ("before the old one goes", 1),
+    ("before the weights move", 8),
+)
 
 
-def run_script(folder, name, place="nowhere", when=0):
-    """Run the script to its end, or until it is killed; return what it told."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), name, place, str(when)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    assert done.returncode == (-signal.SIGKILL if when else 0), done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def told_by(folder, *cases):
+    """Run each case in a process of its own, to its end or until it is killed; return its lines."""
+    words = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), json.dumps(cases)]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    codes = [int(line) for line in done.stdout.splitlines()]
+    expected = [-signal.SIGKILL if when else 0 for _, _, when in cases]
+    assert codes == expected, done.stderr[-2000:]
+    files = [folder / f"told-{number}" for number in range(len(cases))]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 @pytest.mark.slow
 def test_killed_anywhere_and_resumed_equals_undisturbed_bit_for_bit(tmp_path):
-    *undisturbed, weights = run_script(tmp_path, "undisturbed")
+    killed = [("killed", place, when) for place, when in DEATHS]
+    (*undisturbed, weights), *lives, (*last, resumed) = told_by(
+        tmp_path, ("undisturbed", "nowhere", 0), *killed, ("killed", "nowhere", 0)
+    )
     assert [point[0] for point in undisturbed] == list(range(1, 31))
     done, kept, curve = 0, 0, []
-    for place, when in (
-        ("before its name", 1),  # the very first checkpoint: nothing is left, it begins anew
-        ("half a checkpoint", 2),
-        ("before the old one goes", 1),
-        ("before the weights move", 8),
-    ):
-        told = run_script(tmp_path, "killed", place, when)
+    for (place, _), told in zip(DEATHS, lives, strict=True):
         first = told[0][0] if told else done + 1
         # On from a checkpoint at most 3 updates back, whose update it tells once more.
         assert kept <= first <= done + 1, place
         done = told[-1][0] if told else done
         kept = (done // 3 - 1) * 3 if done >= 3 else 0
         curve += told
-    *told, resumed = run_script(tmp_path, "killed")
-    assert told[0][0] > 3
+    assert last[0][0] > 3
     assert resumed == weights
     # What it says of its losses is what the undisturbed run says, whatever it had to do twice.
-    assert all(point in undisturbed for point in curve + told)
-    assert {point[0] for point in curve + told} == set(range(1, 31))
+    assert all(point in undisturbed for point in curve + last)
+    assert {point[0] for point in curve + last} == set(range(1, 31))
