@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dp_core.errors import BadInput, without_password
-from tasks.protocol.least_privilege import WITHHELD
+from tasks.protocol.least_privilege import HOSTS, HOSTS_AT, WITHHELD
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
@@ -29,6 +30,7 @@ _CONFIDE_FILES = (
     "mlflow.db",
     "airflow",
 )
+MOST_HOSTS = 4096
 LAUNCHERS = ("process", "docker", "kubernetes")
 
 Launcher = Literal["process", "docker", "kubernetes"]
@@ -48,6 +50,9 @@ class Deployment:
         tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
         launcher: how Airflow starts steps.
         task_python: the Python that runs `python -m tasks`.
+        hosts: over how many hosts a pre-training is spread. No part of a spec: what is trained,
+            charged and released is the same.
+        hosts_at: `NAME:PORT` of the hosts, `{}` for the number; empty: all are on this machine.
     """
 
     home: Path
@@ -59,6 +64,8 @@ class Deployment:
     tracking_ui: str
     launcher: Launcher
     task_python: str
+    hosts: int
+    hosts_at: str
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Deployment:
@@ -98,6 +105,8 @@ class Deployment:
             launcher=launcher,  # type: ignore[arg-type]  # checked above
             task_python=env.get("CONFIDE_TASK_PYTHON")
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
+            hosts=_hosts(env.get(HOSTS) or "1"),
+            hosts_at=_hosts_at(env.get(HOSTS_AT) or ""),
         )
 
     def prepare(self) -> None:
@@ -162,6 +171,22 @@ class Deployment:
     def logs(self) -> Path:
         """Logs of the steps that the CLI started."""
         return self.home / "logs"
+
+
+def _hosts(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_HOSTS):
+        raise BadInput(
+            f"{text!r} is no number of hosts", where=HOSTS, fix=f"Use 1 to {MOST_HOSTS}."
+        )
+    return int(text)
+
+
+def _hosts_at(text: str) -> str:
+    if text and not re.fullmatch(r"[^\s:]*\{\}[^\s:]*:[0-9]{1,5}", text):
+        raise BadInput(
+            f"{text!r} is no address of hosts", where=HOSTS_AT, fix="Write NAME-{}:PORT."
+        )
+    return text
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
