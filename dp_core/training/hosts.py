@@ -203,7 +203,8 @@ class Helper:
     def __init__(self, number: int, count: int, before: Link, behind: Link | None) -> None:
         self.number, self.count = number, count
         self._before, self._behind = before, behind
-        self._inbox = _Inbox((_ASSIGNMENT, _DRAWN, _WEIGHTS, _SUMS))
+        kinds = (_ASSIGNMENT, _DRAWN, _WEIGHTS, _SUMS)
+        self._inbox = _Inbox(kinds, broken=self._close_links)
         if behind is not None:
             self._inbox.read_from(behind, give_up=lambda body: before.send(_FAILED, body))
         self._inbox.read_from(before, pass_on=None if behind is None else behind.send)
@@ -253,6 +254,9 @@ class Helper:
     def close(self) -> None:
         """Close the links: the others end too, unless it is over."""
         self._inbox.fail(LinkBroken("this host has ended", where="hosts"))
+        self._close_links()
+
+    def _close_links(self) -> None:
         for link in (self._before, self._behind):
             if link is not None:
                 link.close()
@@ -367,9 +371,14 @@ class _Inbox:
 
     Each link is read by a thread of its own: that it broke is known at once, and wakes whoever
     waits.
+
+    Args:
+        kinds: of frames that may come.
+        broken: called at once when a link breaks, from the thread that reads it.
     """
 
-    def __init__(self, kinds: Iterable[int]) -> None:
+    def __init__(self, kinds: Iterable[int], broken: Callable[[], None] | None = None) -> None:
+        self._broken = broken
         self._frames: dict[int, queue.SimpleQueue[bytes | None]] = {
             kind: queue.SimpleQueue() for kind in kinds
         }
@@ -457,6 +466,8 @@ class _Inbox:
             if self._over:
                 return
             self._failure, self._over = error, True
+        if error is not None and self._broken is not None:
+            self._broken()  # the next host is not to wait until we have time to look
         for frames in self._frames.values():
             frames.put(None)
 

@@ -120,9 +120,9 @@ def connect(
     Raises:
         LinkBroken: the other end does not know the secret, is another, or does not answer.
     """
-    if len(secret) < LEAST_SECRET:
-        raise ConfideError(f"a secret of fewer than {LEAST_SECRET} bytes", where="hosts")
     try:
+        if len(secret) < LEAST_SECRET:
+            raise LinkBroken(f"a secret of fewer than {LEAST_SECRET} bytes", where="hosts")
         connection.settimeout(patience)
         _watch(connection)
         own = secrets.token_bytes(_RANDOM)

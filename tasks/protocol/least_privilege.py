@@ -15,7 +15,7 @@ from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
 # How a training is told of its hosts; see tasks/steps/training_hosts.py.
-HOSTS, HOST = "CONFIDE_HOSTS", "CONFIDE_HOST"
+HOSTS, HELPER = "CONFIDE_HOSTS", "CONFIDE_HELPER"
 HOSTS_AT, HOSTS_SECRET = "CONFIDE_HOSTS_AT", "CONFIDE_HOSTS_SECRET"
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"

@@ -52,7 +52,8 @@ class Deployment:
         task_python: the Python that runs `python -m tasks`.
         hosts: over how many hosts a pre-training is spread. No part of a spec: what is trained,
             charged and released is the same.
-        hosts_at: `NAME:PORT` of the hosts, `{}` for the number; empty: all are on this machine.
+        hosts_at: `NAME:PORT` of the step and of its helpers, `{}` in place of a helper's number;
+            empty: all are on this machine.
     """
 
     home: Path
@@ -182,9 +183,9 @@ def _hosts(text: str) -> int:
 
 
 def _hosts_at(text: str) -> str:
-    if text and not re.fullmatch(r"[^\s:]*\{\}[^\s:]*:[0-9]{1,5}", text):
+    if text and not re.fullmatch(r"[^\s:{}]+:[0-9]{1,5} [^\s:]*\{\}[^\s:]*:[0-9]{1,5}", text):
         raise BadInput(
-            f"{text!r} is no address of hosts", where=HOSTS_AT, fix="Write NAME-{}:PORT."
+            f"{text!r} is no address of hosts", where=HOSTS_AT, fix="Write NAME:PORT NAME-{}:PORT."
         )
     return text
 

@@ -5,8 +5,8 @@ each a process at the other end of a socket pair, which has no address. They end
 
 On several machines a launcher starts this module on each of them:
 
-`CONFIDE_HOST`          number of this host, from 1; the step itself is host 0
-`CONFIDE_HOSTS_AT`      `NAME:PORT` of every host, `{}` in place of its number
+`CONFIDE_HELPER`        number of this helper, from 0: it is host 1 of the chain, behind the step
+`CONFIDE_HOSTS_AT`      `NAME:PORT NAME-{}:PORT`: the step, and the helpers by number
 `CONFIDE_HOSTS_SECRET`  what all of them know, 32 characters or more; links are encrypted under it
 
 A helper is given the store, and nothing else: no ledger, no seed, no MLflow.
@@ -29,7 +29,7 @@ from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput, ConfideError
 from dp_core.training.hosts import Helper, Hosts, help_train
 from dp_core.training.links import LEAST_SECRET, Link, LinkBroken, connect
-from tasks.protocol.least_privilege import HOST, HOSTS, HOSTS_AT, HOSTS_SECRET, for_helpers
+from tasks.protocol.least_privilege import HELPER, HOSTS, HOSTS_AT, HOSTS_SECRET, for_helpers
 from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.runtime.log import configure, log
@@ -86,7 +86,11 @@ def _started(deployment: Deployment) -> Iterator[Link]:
         for number in range(1, count):
             ends = [pairs[number - 1][1]] + ([pairs[number][0]] if number < count - 1 else [])
             links = [end.fileno() for end in ends]
-            told = {HOST: str(number), HOSTS_SECRET: secret, _LINKS: " ".join(map(str, links))}
+            told = {
+                HELPER: str(number - 1),
+                HOSTS_SECRET: secret,
+                _LINKS: " ".join(map(str, links)),
+            }
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tasks.steps.training_hosts"],
@@ -130,10 +134,10 @@ def main() -> int:
         with _helper(deployment, number) as helper:
             help_train(helper, lambda rows: _open(rows, deployment, number))
     except ConfideError as error:
-        log(f"confide: host {os.environ.get(HOST)}: {error}", "error")
+        log(f"confide: helper {os.environ.get(HELPER)}: {error}", "error")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
-        log(f"confide: host {os.environ.get(HOST)}: {fault_line(error)}", "error")
+        log(f"confide: helper {os.environ.get(HELPER)}: {fault_line(error)}", "error")
         return 1
     return 0
 
@@ -155,14 +159,15 @@ def _open(rows: Mapping[str, Any], deployment: Deployment, number: int) -> Token
 
 
 def _number(deployment: Deployment) -> int:
-    text = os.environ.get(HOST, "")
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < deployment.hosts):
+    """Return the number of this host: 0 is the step."""
+    text = os.environ.get(HELPER, "")
+    if not (text.isascii() and text.isdigit() and int(text) < deployment.hosts - 1):
         raise BadInput(
             f"{text!r} is not the number of a helper",
-            where=HOST,
-            fix=f"Number them from 1 to {HOSTS} − 1.",
+            where=HELPER,
+            fix=f"Number them from 0; there is one less than {HOSTS}.",
         )
-    return int(text)
+    return int(text) + 1
 
 
 @contextmanager
@@ -217,7 +222,8 @@ def _secret() -> bytes:
 
 
 def _address(deployment: Deployment, number: int) -> tuple[str, int]:
-    name, _, port = deployment.hosts_at.replace("{}", str(number)).rpartition(":")
+    step, helpers = deployment.hosts_at.split()
+    name, _, port = (helpers.replace("{}", str(number - 1)) if number else step).rpartition(":")
     return name, int(port)
 
 

@@ -30,7 +30,7 @@ from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import training_hosts
 
-UPDATES = 16
+UPDATES = 40
 SOON = 15.0  # seconds until all have noticed, on a machine with much else to do
 
 
@@ -142,7 +142,13 @@ def test_helpers_are_given_the_store_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [(HOSTS, "0"), (HOSTS, "two"), (HOSTS, "99999"), (HOSTS_AT, "host:1"), (HOSTS_AT, "h-{}")],
+    [
+        (HOSTS, "0"),
+        (HOSTS, "two"),
+        (HOSTS, "99999"),
+        (HOSTS_AT, "host-{}:1"),
+        (HOSTS_AT, "a:1 h-{}"),
+    ],
 )
 def test_settings_that_cannot_be_meant_are_one_line(variable: str, value: str) -> None:
     with pytest.raises(BadInput, match=variable):
@@ -161,8 +167,10 @@ def test_hosts_of_several_machines_find_each_other_and_nobody_else(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    deployment = Deployment.from_environment({HOSTS: "2", HOSTS_AT: f"host-{{}}:{port}"})
-    assert training_hosts._address(deployment, 1) == ("host-1", port)
+    at = f"step:{port} helper-{{}}:7"
+    deployment = Deployment.from_environment({HOSTS: "3", HOSTS_AT: at})
+    addresses = [training_hosts._address(deployment, number) for number in range(3)]
+    assert addresses == [("step", port), ("helper-0", 7), ("helper-1", 7)]
     monkeypatch.setenv(HOSTS_SECRET, secrets.token_hex(32))
     monkeypatch.setattr(training_hosts, "_AGAIN", 0.05)
     monkeypatch.setattr(training_hosts, "_ANSWERING", 2.0)

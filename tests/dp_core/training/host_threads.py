@@ -14,6 +14,14 @@ from dp_core.data.token_store import TokenStore
 from dp_core.training.hosts import Helper, Hosts, help_train
 from dp_core.training.links import Link, connect
 
+_OPEN: list[Link] = []
+
+
+def close_links() -> None:
+    """Close every link that was made here."""
+    while _OPEN:
+        _OPEN.pop().close()
+
 
 def linked(
     ours: bytes | None = None, theirs: bytes | None = None, **changes: Any
@@ -36,6 +44,9 @@ def linked(
 
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(one, number) for number in range(2)]
+        for future in futures:
+            if future.exception() is None:
+                _OPEN.append(future.result())
         return futures[0].result(), futures[1].result()
 
 
@@ -90,4 +101,5 @@ def on_hosts(count: int, store: TokenStore) -> Iterator[Hosts | None]:
     finally:
         cast.hosts.end()
         cast.join()
+        close_links()
     assert cast.raised == {}
