@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from cryptography.exceptions import InvalidTag
 from host_threads import close_links, linked
 
 from dp_core.errors import ConfideError
@@ -118,6 +119,17 @@ def test_what_is_sent_is_not_on_the_wire_and_never_looks_the_same_twice(line):
     wire = bytes(line.bytes[before:])
     assert body not in wire
     assert wire[: len(wire) // 2] != wire[len(wire) // 2 :]
+
+
+def test_each_direction_has_a_key_of_its_own():
+    """What comes back to who sent it is not taken for an answer."""
+    ours, theirs = linked()
+    sealed = ours._sealing.encrypt(bytes(12), b"sums", b"header")
+    assert ours._sealing.encrypt(bytes(12), b"sums", b"header") == sealed
+    assert theirs._sealing.encrypt(bytes(12), b"sums", b"header") != sealed
+    with pytest.raises(InvalidTag):
+        ours._opening.decrypt(bytes(12), sealed, b"header")
+    assert theirs._opening.decrypt(bytes(12), sealed, b"header") == b"sums"
 
 
 @pytest.mark.parametrize(
