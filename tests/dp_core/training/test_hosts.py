@@ -27,7 +27,7 @@ from dp_core.training.hosts import _CONFIGS, Hosts, rows_digest, share
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
 from dp_core.training.objectives import Objective, masked_lm
 
-STEPS, SIGMA, CLIP, BATCH = 3, 0.7, 0.5, 9
+STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
 SEED, ALPHA = PrivacySeed.fixed(4), 1e-7  # a right σ is rejected this rarely
 
 
@@ -114,7 +114,7 @@ def test_noise_is_added_once_whatever_the_number_of_hosts(trained, count):
         below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
         return 2 * min(below, 1 - below)
 
-    assert len(sample) > 9000
+    assert len(sample) > 6000
     assert p_value(right) > ALPHA
     assert stats.kstest(sample / right, "norm").pvalue > ALPHA
     for wrong in (1 / np.sqrt(2), np.sqrt(2), 2.0):  # by two hosts, or four
@@ -158,7 +158,7 @@ def test_clipping_that_learns_averages_adapters_and_several_devices(
     store, config, plan_of, tmp_path
 ):
     """Each of two hosts has two logical devices: the shape of a program on TPU slices."""
-    plan = plan_of(steps=3, adaptive=AdaptiveClipping(0.5, 2.0))
+    plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
     training = TrainingConfig(
         learning_rate=0.01, micro_rows=8, averaging="exponential", noise_floor=1.0,
         trained_parameters="lora", lora_rank=2, whole_words=True,
@@ -174,7 +174,7 @@ def test_clipping_that_learns_averages_adapters_and_several_devices(
     )  # fmt: skip
     np.testing.assert_allclose(two[0], one[0], atol=2e-6)
     assert two[1] == one[1]  # counts and learned clip norms, exactly
-    assert len({clip_norm for *_, clip_norm in one[1]}) == 3
+    assert len({clip_norm for *_, clip_norm in one[1]}) == 2
 
 
 def test_correlated_noise_goes_on_over_updates(store, config, plan_of, config_of, tmp_path):
