@@ -33,7 +33,7 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import BatchSource, PrivateBatches, masked_examples
+from dp_core.training.batches import PrivateBatches, masked_examples
 from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Trainer
 
@@ -66,7 +66,7 @@ def plan_for(store: TokenStore) -> ExecutionPlan:
     )
 
 
-def batches(store: TokenStore, continuation: np.ndarray | None = None) -> BatchSource:
+def batches(store: TokenStore, continuation: np.ndarray | None = None) -> PrivateBatches:
     """Return units drawn by Poisson sampling, their rows masked."""
     return PrivateBatches.of_plan(
         plan_for(store),
@@ -78,12 +78,12 @@ def batches(store: TokenStore, continuation: np.ndarray | None = None) -> BatchS
     )
 
 
-def feeders(store: TokenStore) -> dict[str, BatchSource]:
+def feeders(store: TokenStore) -> dict[str, PrivateBatches]:
     """Return micro-batches of masked pieces, and of masked words of which a third goes on."""
     return {"pieces": batches(store), "whole words": batches(store, np.arange(WORDS) % 3 == 0)}
 
 
-def fed(source: BatchSource, t: int) -> np.ndarray:
+def fed(source: PrivateBatches, t: int) -> np.ndarray:
     """Return rows per second of making update t: by the wall, and by the processor."""
     start, rows = clocks(), 0
     for batch in source.micro_batches(t):
@@ -91,7 +91,7 @@ def fed(source: BatchSource, t: int) -> np.ndarray:
     return rows / (clocks() - start)
 
 
-def eaten(trainer: Trainer, source: BatchSource, t: int) -> np.ndarray:
+def eaten(trainer: Trainer, source: PrivateBatches, t: int) -> np.ndarray:
     """Return rows per second of one private update of a few micro-batches, as `fed`."""
     batches = list(itertools.islice(source.micro_batches(t), 3))
     start = clocks()

@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from dags.launcher.notify import addresses, notify
 from dags.names import NAMES
 from tasks.protocol import NoReader, RunContext, StepSpec, SweepPoint, environment_for
+from tasks.protocol.least_privilege import HOSTS, trains_on_hosts
 from tasks.protocol.messages import Follower
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,7 @@ PLACES = (
     "CONFIDE_TRACKING_UI",
     "CONFIDE_DEBUG",
     "CONFIDE_LOG",
+    "CONFIDE_HOSTS",
     "GOOGLE_CLOUD_PROJECT",
     "STORAGE_EMULATOR_HOST",
 )
@@ -86,6 +88,18 @@ def launcher() -> str:
     if name not in _OPERATORS:
         raise ValueError(f"CONFIDE_LAUNCHER is {name!r}: use process, docker or kubernetes")
     return name
+
+
+def hosts(spec: StepSpec) -> int:
+    """Return over how many hosts the step of a spec is spread (`CONFIDE_HOSTS`).
+
+    Raises:
+        AirflowFailException: the variable holds no such number.
+    """
+    text = os.environ.get(HOSTS) or "1"
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise failure(BAD_INPUT, f"{HOSTS} is {text!r}, and no number of hosts")
+    return int(text) if trains_on_hosts(spec) else 1
 
 
 def forwarded_environment(*names: str) -> dict[str, str]:

@@ -115,6 +115,7 @@ class Clipper:
 
     Attributes:
         clip_norm: bound C on one unit's gradient in the update at hand.
+        style: as below, and so `engine`.
 
     Args:
         clip_norm: of the first update.
@@ -144,7 +145,7 @@ class Clipper:
             "clipping",
         )
         self.clip_norm, self._first = clip_norm, clip_norm
-        self._style, self._engine, self._adaptive = style, engine, adaptive
+        self.style, self.engine, self._adaptive = style, engine, adaptive
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return the most by which the sums of neighbouring data sets differ, in ℓ₂ norm."""
@@ -163,8 +164,8 @@ class Clipper:
         from dp_core.privacy.clipping.book_keeping import CLIP_FACTORS
         from dp_core.privacy.clipping.reference import ENGINES
 
-        factors = CLIP_FACTORS[self._style]
-        return ENGINES[self._engine](
+        factors = CLIP_FACTORS[self.style]
+        return ENGINES[self.engine](
             unit_losses,
             parameters,
             units,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 Indices = NDArray[np.int64]
 # (store, row numbers (M,), their keys (M,)) -> inputs and predictions, each row's its own affair
 Examples = Callable[[TokenStore, Indices, U64], MaskedRows]
+_OF_UNITS, _OF_ROWS = "units", "rows"
 _CHOICE = 7  # stream of the generator that chooses rows
 
 
@@ -84,25 +85,91 @@ def masked_examples(
 
 
 class BatchSource(Protocol):
-    """Micro-batches of a run, by update."""
+    """Micro-batches of a run, by update.
 
-    def micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of update `step`, all of one shape; maybe none."""
+    What an update reads is drawn as a whole, and then made into micro-batches: all of it, or, where
+    several hosts train, each its own part.
+    """
+
+    def draw(self, step: int) -> Indices:
+        """Return what update `step` reads: numbers of units or of rows; maybe none."""
+
+    def of_units(self, drawn: Indices, units: range) -> Indices:
+        """Return the part of a draw that belongs to units `units.start` to `units.stop` − 1."""
+
+    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of a draw of update `step`, all of one shape; maybe none."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what makes the same micro-batches of the same draws, as plain JSON data."""
 
 
-class PrivateBatches:
-    """The units that a sampler draws, R rows of each, in as many micro-batches as needed.
+class UnitBatches:
+    """Units, R rows of each, in as many micro-batches as needed.
 
     Args:
         store: the rows.
-        sampler: draws the units of each update.
         coins: 64 secret bits, which choose rows and masks.
         units: U, units of a micro-batch.
         rows: R, rows of a unit and update, copies among them.
         maskings: masked copies of each row; R is a multiple of it.
-        largest: the most units that the sampler can draw, where it has such a bound: every update
-            then has the same number of micro-batches, the last ones of padding alone.
+        least: micro-batches of every draw, the last ones of padding alone where it is smaller.
         examples: what rows ask for.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        coins: int,
+        units: int,
+        rows: int,
+        *,
+        maskings: int = 1,
+        least: int = 0,
+        examples: Examples = masked_examples,
+    ) -> None:
+        self._store, self._coins = store, coins
+        self._units, self._rows, self._maskings = units, rows, maskings
+        self._least, self._examples = least, examples
+
+    def of_units(self, drawn: Indices, units: range) -> Indices:
+        """Return those of the sorted `drawn` units that lie in a range."""
+        first, last = np.searchsorted(drawn, (units.start, units.stop))
+        return drawn[first:last]
+
+    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of drawn units; none if there are none, and none is due."""
+        count = max(self._least, math.ceil(len(drawn) / self._units))
+        for start in range(0, count * self._units, self._units):
+            units = drawn[start : start + self._units]
+            chosen = self._rows // self._maskings
+            rows, real = choose_rows(self._store, units, chosen, self._coins, step)
+            keys = row_keys(self._store, units, rows, self._coins, step)
+            rows, real, keys = masked_copies(rows, real, keys, self._maskings)
+            yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the numbers that this was made with. The seed does not follow from the coins."""
+        return {
+            "kind": _OF_UNITS,
+            "coins": self._coins,
+            "units": self._units,
+            "rows": self._rows,
+            "maskings": self._maskings,
+            "least": self._least,
+        }
+
+
+class PrivateBatches(UnitBatches):
+    """The units that a sampler draws.
+
+    Args:
+        store: the rows.
+        sampler: draws the units of each update.
+        coins: as in `UnitBatches`, and so `units`, `rows`, `maskings` and `examples`.
+        largest: the most units that the sampler can draw, where it has such a bound: every update
+            then has at least as many micro-batches.
+        hosts: over how many hosts a draw is dealt out.
     """
 
     def __init__(
@@ -115,12 +182,14 @@ class PrivateBatches:
         *,
         maskings: int = 1,
         largest: int = 0,
+        hosts: int = 1,
         examples: Examples = masked_examples,
     ) -> None:
-        self._store, self._sampler, self._coins = store, sampler, coins
-        self._units, self._rows, self._maskings = units, rows, maskings
-        self._least = math.ceil(largest / units)
-        self._examples = examples
+        least = math.ceil(largest / (units * hosts))
+        super().__init__(
+            store, coins, units, rows, maskings=maskings, least=least, examples=examples
+        )
+        self._sampler = sampler
 
     @classmethod
     def of_plan(
@@ -132,6 +201,7 @@ class PrivateBatches:
         micro_rows: int,
         devices: int,
         examples: Examples,
+        hosts: int = 1,
     ) -> PrivateBatches:
         """Return the batches that the plan accounts for.
 
@@ -147,20 +217,17 @@ class PrivateBatches:
             rows,
             maskings=plan.maskings_per_example,
             largest=plan.sampling.largest_batch(plan.declared_units) or 0,
+            hosts=hosts,
             examples=examples,
         )
 
+    def draw(self, step: int) -> Indices:
+        """Return the sorted units of an update, those of all hosts."""
+        return self._sampler.batch(step)
+
     def micro_batches(self, step: int) -> Iterator[MicroBatch]:
         """Yield the micro-batches of an update; none if no unit was drawn, and none is due."""
-        drawn = self._sampler.batch(step)
-        count = max(self._least, math.ceil(len(drawn) / self._units))
-        for start in range(0, count * self._units, self._units):
-            units = drawn[start : start + self._units]
-            chosen = self._rows // self._maskings
-            rows, real = choose_rows(self._store, units, chosen, self._coins, step)
-            keys = row_keys(self._store, units, rows, self._coins, step)
-            rows, real, keys = masked_copies(rows, real, keys, self._maskings)
-            yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
+        return self.made(step, self.draw(step))
 
 
 class OrdinaryBatches:
@@ -186,21 +253,54 @@ class OrdinaryBatches:
         self._store, self._seed, self._units = store, seed, units
         self._batch_rows, self._examples = batch_rows, examples
 
-    def micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of an update; updates follow each other through the epochs."""
-        start, end = step * self._batch_rows, (step + 1) * self._batch_rows
-        for first in range(start, end, self._units):
-            numbers = np.arange(first, min(first + self._units, end))
-            epochs, offsets = np.divmod(numbers, self._store.n_rows)
-            rows = np.empty(len(numbers), np.int64)
-            for epoch in np.unique(epochs):
-                here = epochs == epoch
-                order = ShuffledRange(self._store.n_rows, self._seed, int(epoch))
-                rows[here] = order.items(offsets[here])
+    def draw(self, step: int) -> Indices:
+        """Return the rows of an update, in their order; updates follow through the epochs."""
+        numbers = np.arange(step * self._batch_rows, (step + 1) * self._batch_rows)
+        epochs, offsets = np.divmod(numbers, self._store.n_rows)
+        rows = np.empty(len(numbers), np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            order = ShuffledRange(self._store.n_rows, self._seed, int(epoch))
+            rows[here] = order.items(offsets[here])
+        return rows
+
+    def of_units(self, drawn: Indices, units: range) -> Indices:
+        """Return those of the `drawn` rows whose unit lies in a range, in their order."""
+        first, last = self._store.unit_rows[units.start], self._store.unit_rows[units.stop]
+        own: Indices = drawn[(first <= drawn) & (drawn < last)]
+        return own
+
+    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of drawn rows."""
+        for start in range(0, len(drawn), self._units):
+            rows = drawn[start : start + self._units]
             units = np.searchsorted(self._store.unit_rows, rows, side="right") - 1
             keys = row_keys(self._store, units, rows[:, None], self._seed, step)
             real = np.ones((len(rows), 1), np.bool_)
             yield micro_batch(self._store, rows[:, None], real, keys, self._units, self._examples)
+
+    def micro_batches(self, step: int) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of an update."""
+        return self.made(step, self.draw(step))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the numbers that this was made with."""
+        return {
+            "kind": _OF_ROWS,
+            "seed": self._seed,
+            "units": self._units,
+            "batch_rows": self._batch_rows,
+        }
+
+
+def batches_of(
+    settings: Mapping[str, Any], store: TokenStore, examples: Examples
+) -> UnitBatches | OrdinaryBatches:
+    """Return what makes micro-batches by the `settings` of another source, of the same rows."""
+    numbers = {name: value for name, value in settings.items() if name != "kind"}
+    if settings["kind"] == _OF_ROWS:
+        return OrdinaryBatches(store, **numbers, examples=examples)
+    return UnitBatches(store, **numbers, examples=examples)
 
 
 def choose_rows(
@@ -286,14 +386,6 @@ def _padded(array: NDArray[np.int32] | NDArray[np.float32], units: int) -> NDArr
     return out
 
 
-def stream(batches: BatchSource, start: int, end: int) -> Iterator[tuple[int, MicroBatch | None]]:
-    """Yield each update's micro-batches and then None: also an empty batch makes an update."""
-    for step in range(start, end):
-        for batch in batches.micro_batches(step):
-            yield step, batch
-        yield step, None
-
-
 T = TypeVar("T")
 _WAIT = 0.1
 
@@ -303,7 +395,7 @@ class _Failure:
         self.error = error
 
 
-def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
+def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
     """Yield the items in order, made up to `depth` ahead by a thread of their own.
 
     An error while making an item is raised here; leaving the loop early ends the thread.

@@ -12,13 +12,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -230,7 +231,7 @@ def _digest(checkpoint: Checkpoint, run: str) -> str:
     return arrays_digest(checkpoint.arrays, f"{checkpoint.update} {run}")
 
 
-def arrays_digest(arrays: Arrays, about: str = "") -> str:
+def arrays_digest(arrays: Mapping[str, NDArray[Any]], about: str = "") -> str:
     """Return SHA-256 over names, types, shapes and every bit of arrays, in hex."""
     digest = hashlib.sha256(about.encode())
     for name, array in sorted(arrays.items()):

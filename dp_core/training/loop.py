@@ -1,7 +1,8 @@
 """The training loop: update by update, from the last checkpoint, for every model and objective.
 
 An update rule says what an update is: `PrivateUpdates` carries out an execution plan,
-`OrdinaryUpdates` trains without privacy in shuffled epochs.
+`OrdinaryUpdates` trains without privacy in shuffled epochs. Where several hosts train (`hosts`),
+the loop runs on the first of them, and all that is drawn, released or kept is its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +31,10 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import (
     BatchSource,
     Examples,
+    MicroBatch,
     OrdinaryBatches,
     PrivateBatches,
     prefetch,
-    stream,
 )
 from dp_core.training.checkpoints import (
     Checkpoint,
@@ -43,6 +44,7 @@ from dp_core.training.checkpoints import (
     run_digest,
 )
 from dp_core.training.devices import strategy_for
+from dp_core.training.hosts import Hosts, share
 from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import AdamW, Observer, Trainer
 
@@ -66,9 +68,15 @@ class UpdateRule(Protocol):
         """Return the clipper of a run, before its first update; None does not clip."""
 
     def batches(
-        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+        self,
+        store: TokenStore,
+        *,
+        micro_rows: int,
+        devices: int,
+        examples: Examples,
+        hosts: int = 1,
     ) -> BatchSource:
-        """Return the micro-batches of every update."""
+        """Return the micro-batches of every update, each dealt out over `hosts`."""
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Make update `step` (from 0) from what was added to the trainer."""
@@ -106,7 +114,13 @@ class PrivateUpdates:
         return self.plan.clipper()
 
     def batches(
-        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+        self,
+        store: TokenStore,
+        *,
+        micro_rows: int,
+        devices: int,
+        examples: Examples,
+        hosts: int = 1,
     ) -> BatchSource:
         """Return micro-batches of the units that the plan's sampler draws.
 
@@ -114,7 +128,13 @@ class PrivateUpdates:
             BadInput: the store has more units than the plan declares.
         """
         return PrivateBatches.of_plan(
-            self.plan, self.seed, store, micro_rows=micro_rows, devices=devices, examples=examples
+            self.plan,
+            self.seed,
+            store,
+            micro_rows=micro_rows,
+            devices=devices,
+            examples=examples,
+            hosts=hosts,
         )
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
@@ -166,11 +186,18 @@ class OrdinaryUpdates:
         """Return None: gradients are not clipped."""
 
     def batches(
-        self, store: TokenStore, *, micro_rows: int, devices: int, examples: Examples
+        self,
+        store: TokenStore,
+        *,
+        micro_rows: int,
+        devices: int,
+        examples: Examples,
+        hosts: int = 1,
     ) -> BatchSource:
         """Return micro-batches of the rows, of even size: little padding."""
-        parts = math.ceil(self.batch_rows / (micro_rows * devices))
-        rows = math.ceil(self.batch_rows / (parts * devices)) * devices
+        share = math.ceil(self.batch_rows / hosts)
+        parts = math.ceil(share / (micro_rows * devices))
+        rows = math.ceil(share / (parts * devices)) * devices
         return OrdinaryBatches(store, self.seed, rows, self.batch_rows, examples=examples)
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
@@ -306,12 +333,14 @@ def train(
     points: Collection[int] | None = None,
     hook: EvaluationHook | None = None,
     observe: Observer | None = None,
+    hosts: Hosts | None = None,
 ) -> Model[C]:
     """Train a model on the rows of a store, resuming from a checkpoint if there is one.
 
     On one machine the same arguments give the same weights, bit for bit, however often the run
-    was stopped. On another kind of processor, or with other threads, sums may round otherwise:
-    who runs a released training again must compare (the noise is the same).
+    was stopped. On another kind of processor, with other threads, or on another number of hosts,
+    sums may round otherwise: who runs a released training again must compare (the noise is the
+    same).
 
     Args:
         start: the model before the first update; `config` says which parameters are trained.
@@ -328,6 +357,7 @@ def train(
         points: of the curve; `curve_points` if None.
         hook: called with the weights at some updates.
         observe: called with every update's noised means; see `Trainer`.
+        hosts: the others that take part; we alone draw, add noise, update and keep checkpoints.
 
     Raises:
         BadInput: model, store and update rule do not fit together, or the checkpoints belong to
@@ -353,13 +383,19 @@ def train(
         averages=config.averaging != "none",
         trained=trained,
         observe=observe,
+        hosts=hosts,
     )
     batches = updates.batches(
         store,
         micro_rows=config.micro_rows,
         devices=trainer.devices,
         examples=objective.examples,
+        hosts=1 if hosts is None else hosts.count,
     )
+    if hosts is not None:
+        hosts.assign(
+            trainer, objective, batches, store=store, device=device, precision=config.precision
+        )
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
     # A checkpoint holds what is trained: what it stands on belongs to the run's identity.
     frozen = {name: a for name, a in start.parameters.items() if name not in trained}
@@ -368,13 +404,31 @@ def train(
         points = curve_points(updates.updates)
     reporter = ProgressReporter(trainer, updates.updates, points, progress)
     kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
-    _Run(trainer, updates, config, kept, reporter, deadline, hook).to_its_end(batches)
+    training = _Run(trainer, updates, config, kept, reporter, deadline, hook)
+    training.to_its_end(batches, store, hosts)
     weights = trainer.released()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError(
             "the weights are not finite", where="training", fix="Lower the learning rate."
         )
     return Model(start.config, weights, start.labels)
+
+
+def stream(
+    batches: BatchSource, store: TokenStore, start: int, end: int, hosts: Hosts | None = None
+) -> Iterator[tuple[int, MicroBatch | None]]:
+    """Yield each update's micro-batches and then None: also an empty batch makes an update.
+
+    Every unit's rows are read by one host: of each draw the others are told, and take their part.
+    """
+    own = share(0, 1 if hosts is None else hosts.count, store.n_units)
+    for step in range(start, end):
+        drawn = batches.draw(step)
+        if hosts is not None:
+            hosts.tell_drawn(step, drawn)
+        for batch in batches.made(step, batches.of_units(drawn, own)):
+            yield step, batch
+        yield step, None
 
 
 class _Run:
@@ -395,11 +449,15 @@ class _Run:
         self._deadline, self._hook = deadline, hook
         self._done = self._saved = self._resume()
 
-    def to_its_end(self, batches: BatchSource) -> None:
+    def to_its_end(self, batches: BatchSource, store: TokenStore, hosts: Hosts | None) -> None:
         total = self._updates.updates
         if self._done:  # it may have ended after the checkpoint and before it could report
             self._report(last=self._done == total)
-        for step, batch in prefetch(stream(batches, self._done, total), _AHEAD):
+        begun = self._done - 1
+        for step, batch in prefetch(stream(batches, store, self._done, total, hosts), _AHEAD):
+            if step > begun:
+                self._trainer.start_update(step)
+                begun = step
             if batch is not None:
                 self._trainer.add(batch)
                 continue
@@ -487,6 +545,7 @@ def pretrain(
     continuation: NDArray[np.bool_] | None = None,
     objective: Objective | None = None,
     hook: EvaluationHook | None = None,
+    hosts: Hosts | None = None,
 ) -> AnyModel:
     """Train a language model on the rows of a token store. Guarantee and errors are `train`'s.
 
@@ -501,7 +560,7 @@ def pretrain(
         progress: as in `train`.
         continuation: (V,) true for tokens that go on with a word; needed by `config.whole_words`.
         objective: what rows teach; by the architecture if None: masked tokens, or the next.
-        hook: as in `train`.
+        hook: as in `train`, and so `hosts`.
     """
     if config.whole_words and (
         continuation is None or continuation.shape != (store.vocabulary_size,)
@@ -528,4 +587,5 @@ def pretrain(
         device=device,
         progress=progress,
         hook=hook,
+        hosts=hosts,
     )

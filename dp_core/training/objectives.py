@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -120,12 +120,14 @@ class Objective:
         row_losses: in TensorFlow; reads parameters through the layers, and divides by nothing of
             the batch.
         masks: whether `examples` draws masks by the keys: else copies of a row would be the same.
+        continuation: the flags by which whole words are masked, if they are.
     """
 
     name: str
     examples: Examples
     row_losses: RowLosses
     masks: bool = False
+    continuation: Flags | None = field(default=None, repr=False, compare=False)
 
 
 def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Objective:
@@ -144,7 +146,7 @@ def masked_lm(continuation: Flags | None = None) -> Objective:
             `wordpiece.continuation_tokens`. None masks pieces one by one.
     """
     examples = partial(masked_examples, continuation=continuation)
-    return Objective("masked-lm", examples, mlm_row_losses, masks=True)
+    return Objective("masked-lm", examples, mlm_row_losses, masks=True, continuation=continuation)
 
 
 def causal_lm() -> Objective:

@@ -1,16 +1,17 @@
 """The compiled part of training: gradient sums of micro-batches, then one update by AdamW.
 
 Each device adds the sums of its micro-batches to its own accumulators; an update adds them across
-devices, adds the noise ONCE, divides, and changes the weights. Noise is keyed by variable and
-update alone, so the layout (devices, micro-batches) cannot change what is drawn.
+devices, and across hosts where there are several (`hosts`), adds the noise ONCE, divides, and
+changes the weights. Noise is keyed by variable and update alone, so the layout (hosts, devices,
+micro-batches) cannot change what is drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
 from dp_core.nn.layers import RowLosses, Tensor, compute_type
 from dp_core.privacy.execution_plan import Clipper
-from dp_core.privacy.noise_addition import UpdateNoise, noised_means
+from dp_core.privacy.noise_addition import UpdateNoise, Vector, noised_means
 from dp_core.training.batches import MicroBatch
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 
@@ -113,23 +114,189 @@ class Tallies:
     clipped: int
 
 
-class Trainer:
-    """Weights, moments and accumulators on the devices of a strategy; the clipper's state.
+class OtherHosts(Protocol):
+    """The other hosts of a training, as the one that makes the updates knows them."""
+
+    @property
+    def count(self) -> int:
+        """Number of hosts, this one among them."""
+
+    def start_update(self, step: int, clip_norm: float, weights: Sequence[Vector]) -> None:
+        """Give the hosts what gradients of update `step` are taken at."""
+
+    def add_up(self, step: int, sums: Sequence[Vector]) -> tuple[list[Vector], NDArray[np.float64]]:
+        """Return our sums with each of the others' added once, and the others' counts (4,)."""
+
+    def check(self) -> None:
+        """Raise `ConfideError` if a host is gone."""
+
+
+class GradientSums:
+    """Weights and accumulators on the devices of a strategy: what gradient sums are made with.
+
+    It knows neither noise nor optimizer.
 
     Args:
         strategy: from `devices.strategy_for`.
         config: the model's shape.
-        parameters: initial weights, by name.
-        trained: names of those that are trained; all if None. The others are read and stay as they
-            are, bit for bit: they have no gradient, no noise, no moments, and no part in a norm.
-        observe: called with every update's noised means, which private training releases: for
-            audits. An update without noise is not shown.
-        optimizer: the constants of AdamW.
+        parameters: weights, by name.
         clipper: clips the units' gradients, at its clip norm of the moment; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
         row_losses: of the objective.
+        trained: names of those that are trained; all if None. The others are read and stay as they
+            are, bit for bit: they have no gradient, no noise, no moments, and no part in a norm.
+
+    Raises:
+        BadInput: no such precision, or nothing is trained.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        config: ModelConfig,
+        parameters: Arrays,
+        clipper: Clipper | None,
+        *,
+        precision: str = "float32",
+        row_losses: RowLosses = mlm_row_losses,
+        trained: Collection[str] | None = None,
+    ) -> None:
+        compute_type(precision)
+        self._strategy, self._config = strategy, config
+        self._precision, self._row_losses = precision, row_losses
+        self.clipper = clipper
+        own = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
+        if not own:
+            raise BadInput("none of the model's parameters is trained", where="trained_parameters")
+        self.names = list(own)
+        frozen = {n: a for n, a in parameters.items() if n not in own}
+        self._order = list(parameters)
+        with strategy.scope():
+            self._weights = {n: tf.Variable(a, name=n) for n, a in own.items()}
+            self._frozen = {n: tf.Variable(a, name=n, trainable=False) for n, a in frozen.items()}
+            self._sums = {n: _accumulator(a.shape) for n, a in own.items()}
+            self._tallies = _accumulator((_TALLIES,))
+            self._within = _accumulator(())
+        self._add = tf.function(self._add_everywhere, autograph=False)
+        self._totals = tf.function(self._added_up, autograph=False)
+        self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
+        self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
+        self._clear = tf.function(lambda: self._strategy.run(self._empty), autograph=False)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that share a micro-batch."""
+        return int(self._strategy.num_replicas_in_sync)
+
+    @property
+    def compilations(self) -> int:
+        """Number of traces of the gradient sum: 1, whatever the batches' realised sizes."""
+        return int(self._add.experimental_get_tracing_count())
+
+    def add(self, batch: MicroBatch) -> None:
+        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices."""
+        clip_norm = self._clip_norm()
+        n = self.devices
+        shares = [np.split(array, n) for array in batch.arrays()]
+
+        def of_device(context: Any) -> tuple[Tensor, ...]:
+            return tuple(tf.constant(s[context.replica_id_in_sync_group]) for s in shares)
+
+        values = self._strategy.experimental_distribute_values_from_function(of_device)
+        self._add(values, tf.constant(clip_norm, tf.float32))
+
+    def set_weights(self, weights: Sequence[Vector]) -> None:
+        """Set the weights of what is trained, in the order of `names`."""
+        for name, values in zip(self.names, weights, strict=True):
+            self._weights[name].assign(values)
+
+    def take(self) -> tuple[list[Vector], NDArray[np.float64]]:
+        """Return the sums in the order of `names`, and the counts beside them; empty all.
+
+        Returns:
+            float32 arrays, which are read only; and (4,): sum of unit losses, units, clipped units,
+            and Σ (1{norm ≤ C} − ½).
+        """
+        totals = self._totals()
+        counts = [*self._read().numpy().tolist(), float(self._take_within().numpy())]
+        self._clear()
+        return [as_array(totals[name]) for name in self.names], np.array(counts, np.float64)
+
+    def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
+        self._strategy.run(self._add_here, args=(clip_norm, *batch))
+
+    def _add_here(
+        self,
+        clip_norm: Tensor,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        shares: Tensor,
+    ) -> None:
+        batch = (ids, lengths, positions, labels, weights, shares)
+        unit_losses = UnitBatch(self._row_losses, self._config, batch)
+        real = tf.reduce_sum(shares, axis=1) > 0  # (U,) padding is no unit
+        sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
+        for name in self.names:
+            self._sums[name].assign_add(sums[name])
+        within = norms <= clip_norm
+        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, ~within))
+        self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
+        counted = tf.where(real, tf.cast(within, tf.float32) - 0.5, 0.0)
+        self._within.assign_add(tf.reduce_sum(counted))
+
+    def _clip_norm(self) -> float:
+        return math.inf if self.clipper is None else self.clipper.clip_norm
+
+    def _gradient_sums(
+        self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        if self.clipper is None:
+            return ordinary_sum(unit_losses, self._weights, units, self._precision, self._frozen)
+        clipped = self.clipper.clipped_grad_sum(
+            unit_losses, self._weights, units, clip_norm, self._precision, self._frozen
+        )
+        return clipped.sums, clipped.losses, clipped.norms
+
+    def _take(self, counts: Any) -> Tensor:
+        # With one device, `reduce` answers with the variable itself: copy it before emptying it.
+        total = tf.identity(self._strategy.reduce("SUM", counts, axis=None))
+        with tf.control_dependencies([total]):
+            self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
+        return total
+
+    def _added_up(self) -> dict[str, Tensor]:
+        with tf.device("/cpu:0"):
+            return {
+                name: tf.identity(self._strategy.reduce("SUM", self._sums[name], axis=None))
+                for name in self.names
+            }
+
+    def _empty(self) -> None:
+        for name in self.names:
+            self._sums[name].assign(tf.zeros_like(self._sums[name]))
+
+
+class Trainer(GradientSums):
+    """Gradient sums, and what is made of them: updates by AdamW, averages, counts.
+
+    Args:
+        strategy: as in `GradientSums`, and so `config`, `clipper`, `precision`, `row_losses` and
+            `trained`.
+        parameters: initial weights, by name.
+        optimizer: the constants of AdamW.
         averages: keep an average of the weights beside them; see `average`.
+        observe: called with every update's noised means, which private training releases: for
+            audits. An update without noise is not shown.
+        hosts: the other hosts, whose sums are added to ours before there is any noise.
 
     Raises:
         BadInput: no such precision, or nothing is trained.
@@ -148,56 +315,44 @@ class Trainer:
         averages: bool = False,
         trained: Collection[str] | None = None,
         observe: Observer | None = None,
+        hosts: OtherHosts | None = None,
     ) -> None:
-        compute_type(precision)
-        self._strategy, self._config, self._optimizer = strategy, config, optimizer
-        self._precision, self._row_losses = precision, row_losses
-        self.clipper, self._observe = clipper, observe
-        own = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
-        if not own:
-            raise BadInput("none of the model's parameters is trained", where="trained_parameters")
-        self.names = list(own)
-        frozen = {n: a for n, a in parameters.items() if n not in own}
-        self._order = list(parameters)
+        super().__init__(
+            strategy,
+            config,
+            parameters,
+            clipper,
+            precision=precision,
+            row_losses=row_losses,
+            trained=trained,
+        )
+        self._optimizer, self._observe, self._hosts = optimizer, observe, hosts
         self._noise_variance = 0.0  # decaying mean, as the second moments are
+        self._elsewhere = np.zeros(_TALLIES + 1)  # counts of the other hosts
+        own = {n: parameters[n] for n in self.names}
         with strategy.scope():
-            self._weights = {n: tf.Variable(a, name=n) for n, a in own.items()}
-            self._frozen = {n: tf.Variable(a, name=n, trainable=False) for n, a in frozen.items()}
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
             self._averages = {n: tf.Variable(a) for n, a in own.items() if averages}
-            self._sums = {n: _accumulator(a.shape) for n, a in own.items()}
-            self._tallies = _accumulator((_TALLIES,))
-            self._within = _accumulator(())
-        self._add = tf.function(self._add_everywhere, autograph=False)
-        self._totals = tf.function(self._added_up, autograph=False)
         self._update = tf.function(self._update_everywhere, autograph=False)
         self._average = tf.function(self._average_everywhere, autograph=False)
         self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
-        self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
-        self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
 
-    @property
-    def devices(self) -> int:
-        """Number of devices that share a micro-batch."""
-        return int(self._strategy.num_replicas_in_sync)
-
-    @property
-    def compilations(self) -> int:
-        """Number of traces of the gradient sum: 1, whatever the batches' realised sizes."""
-        return int(self._add.experimental_get_tracing_count())
+    def start_update(self, step: int) -> None:
+        """Begin update `step`: the other hosts, if any, are told the weights and the clip norm."""
+        if self._hosts is not None:
+            weights = [self._weights[name].numpy() for name in self.names]
+            self._hosts.start_update(step, self._clip_norm(), weights)
 
     def add(self, batch: MicroBatch) -> None:
-        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices."""
-        clip_norm = math.inf if self.clipper is None else self.clipper.clip_norm
-        n = self.devices
-        shares = [np.split(array, n) for array in batch.arrays()]
+        """Add a micro-batch's gradients to the accumulators.
 
-        def of_device(context: Any) -> tuple[Tensor, ...]:
-            return tuple(tf.constant(s[context.replica_id_in_sync_group]) for s in shares)
-
-        values = self._strategy.experimental_distribute_values_from_function(of_device)
-        self._add(values, tf.constant(clip_norm, tf.float32))
+        Raises:
+            ConfideError: another host is gone.
+        """
+        if self._hosts is not None:
+            self._hosts.check()
+        super().add(batch)
 
     def apply_update(
         self,
@@ -220,13 +375,26 @@ class Trainer:
         known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
         scalars += [tf.constant(x, tf.float32) for x in (known, loudness)]
-        if noise is None:
+        if noise is None and self._hosts is None:
             self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
+            return
+        totals = self._everywhere(step, self._totals())
+        if noise is None:
+            means = {n: tf.constant(total / np.float32(divisor)) for n, total in totals.items()}
         else:
-            means = noised_means(self._totals(), noise, divisor)
+            means = noised_means(totals, noise, divisor)
             if self._observe is not None:
                 self._observe(step, means)
-            self._update(*scalars, means)
+        self._update(*scalars, means)
+
+    def _everywhere(self, step: int, totals: Mapping[str, Tensor]) -> dict[str, Vector]:
+        """Return this host's totals plus those of the others, whose counts are kept."""
+        ours = [as_array(totals[name]) for name in self.names]
+        if self._hosts is None:
+            return dict(zip(self.names, ours, strict=True))
+        sums, counts = self._hosts.add_up(step, ours)
+        self._elsewhere += counts
+        return dict(zip(self.names, sums, strict=True))
 
     def average(self, newest: float) -> None:
         """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
@@ -237,7 +405,8 @@ class Trainer:
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
-        loss, units, clipped = self._read().numpy()
+        loss, units, clipped = self._read().numpy() + self._elsewhere[:_TALLIES]
+        self._elsewhere[:_TALLIES] = 0
         return Tallies(float(loss), round(float(units)), round(float(clipped)))
 
     def take_count_within(self) -> float:
@@ -246,7 +415,9 @@ class Trainer:
         What adaptive clipping learns C from (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
         remark 4 of section 2.3): one unit changes it by ½. The sum is exact for under 2²³ units.
         """
-        return float(self._take_within().numpy())
+        within = float(self._take_within().numpy()) + float(self._elsewhere[_TALLIES])
+        self._elsewhere[_TALLIES] = 0
+        return within
 
     def weights(self) -> Arrays:
         """Return all weights as arrays, those that are not trained among them."""
@@ -282,60 +453,11 @@ class Trainer:
         if self._optimizer.noise_floor:
             self._noise_variance = float(state[_NOISE][0])
 
-    def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
-        self._strategy.run(self._add_here, args=(clip_norm, *batch))
-
-    def _add_here(
-        self,
-        clip_norm: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        positions: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        shares: Tensor,
-    ) -> None:
-        batch = (ids, lengths, positions, labels, weights, shares)
-        unit_losses = UnitBatch(self._row_losses, self._config, batch)
-        real = tf.reduce_sum(shares, axis=1) > 0  # (U,) padding is no unit
-        sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
-        for name in self.names:
-            self._sums[name].assign_add(sums[name])
-        within = norms <= clip_norm
-        tallies = (tf.where(real, losses, 0.0), real, tf.logical_and(real, ~within))
-        self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
-        counted = tf.where(real, tf.cast(within, tf.float32) - 0.5, 0.0)
-        self._within.assign_add(tf.reduce_sum(counted))
-
-    def _gradient_sums(
-        self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        if self.clipper is None:
-            return ordinary_sum(unit_losses, self._weights, units, self._precision, self._frozen)
-        clipped = self.clipper.clipped_grad_sum(
-            unit_losses, self._weights, units, clip_norm, self._precision, self._frozen
-        )
-        return clipped.sums, clipped.losses, clipped.norms
-
     def _known_variance(self, step: int, deviation: float) -> float:
         """Return Φ̂, the bias-corrected decaying mean of the noise's variance, this update's in."""
         decay = self._optimizer.beta2
         self._noise_variance += (1 - decay) * (deviation**2 - self._noise_variance)
         return self._noise_variance / (1 - decay ** (step + 1))
-
-    def _take(self, counts: Any) -> Tensor:
-        # With one device, `reduce` answers with the variable itself: copy it before emptying it.
-        total = tf.identity(self._strategy.reduce("SUM", counts, axis=None))
-        with tf.control_dependencies([total]):
-            self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
-        return total
-
-    def _added_up(self) -> dict[str, Tensor]:
-        with tf.device("/cpu:0"):
-            return {
-                name: tf.identity(self._strategy.reduce("SUM", self._sums[name], axis=None))
-                for name in self.names
-            }
 
     def _update_without_noise(
         self,
@@ -381,10 +503,6 @@ class Trainer:
         for name, average in self._averages.items():
             self._strategy.extended.update(average, move, args=(self._weights[name],))
 
-    def _empty(self) -> None:
-        for name in self.names:
-            self._sums[name].assign(tf.zeros_like(self._sums[name]))
-
 
 def _accumulator(shape: tuple[int, ...]) -> Any:
     """Return a variable of which every device has its own, added up when read."""
@@ -394,3 +512,9 @@ def _accumulator(shape: tuple[int, ...]) -> Any:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )
+
+
+def as_array(tensor: Tensor) -> Vector:
+    """Return a tensor of this machine's memory as an array, without a copy: it is read only."""
+    array: Vector = np.asarray(memoryview(tensor))
+    return array

@@ -7,6 +7,7 @@ the noise of every release. (`budget` sees the files to digest them, and parses 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -16,6 +17,9 @@ LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFI
 ENGINE = "CONFIDE_DATA_ENGINE"  # where data steps run: here, or on a Spark cluster
 CLUSTER = "CONFIDE_SPARK_SECRET"  # who knows it may run code on the cluster's workers
 _HERE = ("", "in-process", "pool")  # engines that are no cluster
+# How a training is told of its hosts; see tasks/steps/training_hosts.py.
+HOSTS, HELPER = "CONFIDE_HOSTS", "CONFIDE_HELPER"
+HOSTS_AT, HOSTS_SECRET = "CONFIDE_HOSTS_AT", "CONFIDE_HOSTS_SECRET"
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
@@ -27,6 +31,7 @@ class Need(StrEnum):
     LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
     CHARGING = "charging"  # the ledger's own user, and the secret seeds
     CLUSTER = "cluster"  # where there is a Spark cluster: its address and its secret
+    HOSTS = "hosts"  # what the hosts of one training know, where the deployment has several
 
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
@@ -117,3 +122,23 @@ def environment_for(
             "outside, and needs a user of the ledger's database who cannot write"
         )
     return told
+
+
+_NOT_FOR_HELPERS = re.compile(
+    r"MLFLOW_.*|CONFIDE_(LEDGER.*|TRACKING.*|MESSAGES|RUN_CONTEXT|HOSTS_SECRET)"
+)
+
+
+def for_helpers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for the helpers of a training: they are given the store alone.
+
+    They read the rows of private units and send sums without noise, so they are trusted with
+    both; with what the noise is drawn from, and with what was spent, nobody but the step is.
+    """
+    told = {n: v for n, v in environment.items() if not _NOT_FOR_HELPERS.fullmatch(n)}
+    return told | {LEDGER: f"sqlite:///{WITHHELD}", SEEDS: WITHHELD, "CONFIDE_KEYS": WITHHELD}
+
+
+def trains_on_hosts(spec: StepSpec) -> bool:
+    """Whether the step of this spec uses the hosts of the deployment, where there are several."""
+    return isinstance(spec, PretrainSpec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dp_core.errors import BadInput, without_password
-from tasks.protocol.least_privilege import CLUSTER, WITHHELD
+from tasks.protocol.least_privilege import CLUSTER, HOSTS, HOSTS_AT, WITHHELD
 from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
 
@@ -32,6 +33,7 @@ _CONFIDE_FILES = (
     "mlflow.db",
     "airflow",
 )
+MOST_HOSTS = 4096
 LAUNCHERS = ("process", "docker", "kubernetes")
 
 Launcher = Literal["process", "docker", "kubernetes"]
@@ -55,6 +57,10 @@ class Deployment:
         data_engine: where functions of a shard run (`dp_core.data.engines`): what comes out is the
             same.
         spark_secret: by which the machines of a Spark cluster know each other.
+        hosts: over how many hosts a pre-training is spread. No part of a spec: what is trained,
+            charged and released is the same.
+        hosts_at: `NAME:PORT` of the step and of its helpers, `{}` in place of a helper's number;
+            empty: all are on this machine.
     """
 
     home: Path
@@ -66,6 +72,8 @@ class Deployment:
     tracking_ui: str
     launcher: Launcher
     task_python: str
+    hosts: int
+    hosts_at: str
     data_engine: str = "pool"
     spark_secret: str = field(default="", repr=False)
     cache_bytes: int | None = None
@@ -111,6 +119,8 @@ class Deployment:
             data_engine=env.get("CONFIDE_DATA_ENGINE") or "pool",
             spark_secret=env.get(CLUSTER) or "",
             cache_bytes=bytes_from(env.get(BOUND, "")),
+            hosts=_hosts(env.get(HOSTS) or "1"),
+            hosts_at=_hosts_at(env.get(HOSTS_AT) or ""),
         )
 
     def open_store(self) -> Store:
@@ -184,6 +194,22 @@ class Deployment:
     def logs(self) -> Path:
         """Logs of the steps that the CLI started."""
         return self.home / "logs"
+
+
+def _hosts(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_HOSTS):
+        raise BadInput(
+            f"{text!r} is no number of hosts", where=HOSTS, fix=f"Use 1 to {MOST_HOSTS}."
+        )
+    return int(text)
+
+
+def _hosts_at(text: str) -> str:
+    if text and not re.fullmatch(r"[^\s:{}]+:[0-9]{1,5} [^\s:]*\{\}[^\s:]*:[0-9]{1,5}", text):
+        raise BadInput(
+            f"{text!r} is no address of hosts", where=HOSTS_AT, fix="Write NAME:PORT NAME-{}:PORT."
+        )
+    return text
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

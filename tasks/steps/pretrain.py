@@ -30,6 +30,7 @@ from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
 from tasks.runtime.context import StepContext, StepOutput
+from tasks.steps.training_hosts import other_hosts
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
@@ -65,25 +66,28 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # Only now may the rows be read.
     store = inputs.train_store(spec, context)
+    canaries = inputs.audit_canaries_in(coins, context) if coins else []
     if coins is not None:
-        store = inputs.with_audit_canaries(store, coins, context)
+        store = inputs.with_audit_canaries(store, canaries, context)
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
-    model = pretrain(
-        model=start,
-        store=store,
-        updates=updates,
-        config=spec.training,
-        init_seed=spec.seed,
-        checkpoints=context.checkpoints(
-            f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
-        ),
-        device=spec.device,
-        progress=_Curve(spec, context, plan),
-        hook=_public_curve(spec, context, inputs, start.config) if plan else None,
-        continuation=words,
-    )
+    with other_hosts(context, spec.store_uri, canaries) as hosts:
+        model = pretrain(
+            model=start,
+            store=store,
+            updates=updates,
+            config=spec.training,
+            init_seed=spec.seed,
+            checkpoints=context.checkpoints(
+                f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
+            ),
+            device=spec.device,
+            progress=_Curve(spec, context, plan),
+            hook=_public_curve(spec, context, inputs, start.config) if plan else None,
+            continuation=words,
+            hosts=hosts,
+        )
     record = charged.settle(weights_released(model.parameters)) if charged else None
     _publish_curve(context)
     _measure(spec, context, model, inputs)

@@ -5,6 +5,7 @@ These lines shape releases: they are part of the code in the manifest of a charg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -86,7 +87,7 @@ class TrainingInputs:
         return store
 
     def with_audit_canaries(
-        self, store: TokenStore, coins: PrivacySeed, context: StepContext
+        self, store: TokenStore, chosen: Sequence[int], context: StepContext
     ) -> TokenStore:
         """Return the rows that train, and behind them the audit canaries that are in.
 
@@ -94,15 +95,20 @@ class TrainingInputs:
 
         Args:
             store: of the private units.
-            coins: seed of the release's coins.
+            chosen: from `audit_canaries_in`.
             context: of the training.
+        """
+        canaries = audit_canaries_of(self.rows, context)
+        return joined(context.durable / "rows", store, canaries, chosen)
+
+    def audit_canaries_in(self, coins: PrivacySeed, context: StepContext) -> list[int]:
+        """Return the numbers of the audit canaries that are in, by the release's coins.
 
         Raises:
             BadInput: the canaries were altered.
         """
         canaries = audit_canaries_of(self.rows, context)
-        chosen = np.flatnonzero(throw_coins(coins, canaries.n_units))
-        return joined(context.durable / "rows", store, canaries, chosen.tolist())
+        return [int(i) for i in np.flatnonzero(throw_coins(coins, canaries.n_units))]
 
 
 def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:

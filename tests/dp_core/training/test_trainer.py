@@ -15,7 +15,7 @@ from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import OrdinaryBatches
 from dp_core.training.devices import strategy_for
-from dp_core.training.trainer import AdamW, Trainer
+from dp_core.training.trainer import AdamW, Tallies, Trainer
 
 ADAMW = AdamW(0.9, 0.999, 0.01)
 SEED = PrivacySeed.fixed(0)
@@ -268,3 +268,68 @@ def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, st
     whole = sums_of(config, store, clipper=Clipper(1.0, "automatic"))
     np.testing.assert_allclose(whole, 2 * half, atol=1e-5)
     assert np.linalg.norm(whole) <= 6
+
+
+class OneMore:
+    """Another host, whose sums are 1 everywhere and whose counts are known."""
+
+    count = 2
+
+    def __init__(self):
+        self.told = []
+
+    def start_update(self, step, clip_norm, weights):
+        self.told.append((step, clip_norm, [w.copy() for w in weights]))
+
+    def add_up(self, step, sums):
+        return [array + 1 for array in sums], np.array([2.5, 3.0, 2.0, -0.5])
+
+    def check(self):
+        pass
+
+
+@pytest.mark.parametrize("sigma", [1.7, None])
+def test_sums_of_other_hosts_come_before_the_one_noise_and_the_one_divisor(config, sigma):
+    def weights(hosts):
+        trainer = Trainer(
+            strategy_for("cpu"), config, fresh(config, 0).parameters, Recorder(0, 0, 0),
+            Clipper(0.5), hosts=hosts,
+        )  # fmt: skip
+        noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, 0.5)
+        trainer.apply_update(step=0, learning_rate=0.1, divisor=8.0, noise=noise)
+        return flat(trainer.weights())
+
+    alone = weights(None)
+    assert (np.std(alone) > 0.05) == bool(sigma)
+    np.testing.assert_allclose(weights(OneMore()) - alone, 1 / 8, atol=1e-6)
+
+
+def test_counts_of_other_hosts_are_read_once(config, store):
+    hosts = OneMore()
+    trainer = Trainer(
+        strategy_for("cpu"), config, fresh(config, 0).parameters, ADAMW, Clipper(1e6), hosts=hosts
+    )
+    trainer.add(batches_of(store)[0])  # six units, none of them clipped
+    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+    assert trainer.take_count_within() == 6 * 0.5 - 0.5
+    assert trainer.take_count_within() == 0.0
+    tallies = trainer.read_tallies()
+    assert (tallies.units, tallies.clipped) == (9, 2)
+    assert tallies.loss > 2.5
+    assert trainer.read_tallies() == Tallies(0.0, 0, 0)
+
+
+def test_other_hosts_are_told_the_weights_and_the_clip_norm_of_the_update(config):
+    hosts = OneMore()
+    trainer = Trainer(
+        strategy_for("cpu"), config, fresh(config, 0).parameters, ADAMW, Clipper(0.5), hosts=hosts
+    )
+    for step in range(2):
+        trainer.start_update(step)
+        trainer.apply_update(step=step, learning_rate=0.1, divisor=1.0, noise=None)
+        trainer.clipper.clip_norm = 0.75
+    (first, second) = hosts.told
+    assert (first[:2], second[:2]) == ((0, 0.5), (1, 0.75))
+    start = fresh(config, 0).parameters
+    assert np.array_equal(first[2][0], start[trainer.names[0]])
+    assert not np.array_equal(second[2][0], first[2][0])

@@ -1,0 +1,109 @@
+"""A pre-training step with all that it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_examples import spec_of
+from step_outputs import publish, rows_in, vocabulary_in
+
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import PretrainSpec
+from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.storage import Store, is_remote
+from tasks.storage.local import backend_for
+
+UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A deployment with all that a pre-training needs, and its spec."""
+
+    deployment: Deployment
+    spec: PretrainSpec
+
+    def file(self, **changes: object) -> Path:
+        """Write the spec, with changes of how its run is kept."""
+        file = self.deployment.home / "spec.json"
+        training = self.spec.training.model_copy(update=changes)
+        file.write_text(self.spec.model_copy(update={"training": training}).model_dump_json())
+        return file
+
+    def start(self, *, hosts: int = 1, **changes: object) -> subprocess.Popen[str]:
+        """Start the step in a process of its own, with changes of how its run is kept."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks", "pretrain", "--spec", str(self.file(**changes))],
+            cwd=CHECKOUT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {
+                "CONFIDE_HOME": str(self.deployment.home),
+                "CONFIDE_STORE": self.deployment.store,
+                "CONFIDE_TRACKING": self.deployment.tracking,
+                "CONFIDE_HOSTS": str(hosts),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+        )
+
+    def run(self, *, hosts: int = 1, **changes: object) -> tuple[int, str]:
+        """Run such a process to its end; return its exit code and last words."""
+        process = self.start(hosts=hosts, **changes)
+        _, said = process.communicate()
+        return process.returncode, said
+
+    def store(self) -> Store:
+        return Store(self.deployment.store, self.deployment.home / "look")
+
+    def checkpoints(self) -> list[str]:
+        if is_remote(self.deployment.store):
+            found = backend_for(self.deployment.store).sizes("unfinished")
+            return sorted(name for name in found if "/update-" in name)
+        return sorted(map(str, self.deployment.work.glob("pretrain-*/checkpoints-*/update-*")))
+
+    def to_another_machine(self) -> None:
+        """Where the store is shared, nothing else of a machine is needed to go on."""
+        if is_remote(self.deployment.store):
+            shutil.rmtree(self.deployment.work)
+            shutil.rmtree(self.deployment.cache)
+
+    def weights(self) -> bytes:
+        found = self.store().read(f"{self.spec.output}/model.safetensors")
+        assert found is not None
+        return found
+
+    def lose_output(self) -> None:
+        self.store().clear(self.spec.output)
+
+
+def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
+    """Leave rows and a vocabulary, as the steps before would have; return a pre-training."""
+    store = Store(untracked.store, untracked.cache)
+    rows, public, words = (
+        f"{untracked.store}/{name}" for name in ("token_store/0", "token_store/1", "vocabulary/0")
+    )
+    Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
+    made = untracked.home / "made"
+    size = vocabulary_in(made / "vocabulary")
+    digest = rows_in(untracked, made / "rows", size, "train")
+    publish(
+        store, rows, made / "rows", role="private", dataset="notes", unit="patient",
+        declared_units=40, max_examples_per_unit=1, vocabulary_digest="public", digest=digest,
+    )  # fmt: skip
+    publish(
+        store, public, made / "rows", role="public", dataset="public", vocabulary_digest="public"
+    )
+    publish(store, words, made / "vocabulary", vocabulary_size=size, digest="public")
+    spec = spec_of(
+        PretrainSpec, untracked.store, store_uri=rows, public_store_uri=public,
+        private_store_uri=rows, vocabulary_uri=words, updates=updates,
+    )  # fmt: skip
+    return Prepared(untracked, spec)
