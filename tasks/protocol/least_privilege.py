@@ -7,6 +7,7 @@ the noise of every release. (`budget` sees the files to digest them, and parses 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -62,6 +63,16 @@ def needs(spec: StepSpec) -> frozenset[Need]:
     if isinstance(spec, PretrainSpec) and spec.mode == "released":
         return frozenset()  # released text is read, and nothing charged
     return _NEEDS[spec.step]
+
+
+_ORCHESTRATORS = re.compile(
+    r"AIRFLOW_.*|_AIRFLOW.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
+)
+
+
+def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without Airflow's variables, its secrets among them, and its Python."""
+    return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
 
 
 class NoReader(ValueError):
