@@ -7,11 +7,14 @@ milliseconds.
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
+    asked_point_steps,
     budget_of_run,
     dp_bert_steps,
     missing_file,
     privacy_audit_spec,
     promote_spec,
+    report_of_points,
+    sweep_budget,
     sweep_point_steps,
     sweep_report,
     sweep_steps,
@@ -88,6 +91,7 @@ __all__ = [
     "TokenStoreSpec",
     "VocabularySpec",
     "WrittenTextSpec",
+    "asked_point_steps",
     "budget_of_run",
     "dp_bert_steps",
     "environment_for",
@@ -97,7 +101,9 @@ __all__ = [
     "privacy_audit_spec",
     "promote_spec",
     "promotion",
+    "report_of_points",
     "spec_from_json",
+    "sweep_budget",
     "sweep_point_steps",
     "sweep_report",
     "sweep_steps",

@@ -7,7 +7,7 @@ from its spec alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
@@ -36,6 +36,7 @@ from dp_core.config.training import (
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
+    Asked,
     AuditSpec,
     BudgetSpec,
     CanariesSpec,
@@ -420,9 +421,36 @@ def is_charged(
     return isinstance(spec, PhrasesSpec | SelectSpec)
 
 
-def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
+def sweep_point_steps(
+    settings: SweepSettings, point: SweepPoint, root: str
+) -> Mapping[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
-    return {"budget": sweep_budget(settings, root), **_point(settings, point, root)}
+    return _point(settings, point, root)
+
+
+def asked_point_steps(
+    settings: SweepSettings, point: SweepPoint, root: str, number: int, after: Sequence[str]
+) -> Mapping[str, StepSpec]:
+    """Return the specs of a point that an optimiser asked for.
+
+    Args:
+        settings: of the sweep.
+        point: the optimiser's answer.
+        root: of the store.
+        number: of the registered release that its training is, from 0.
+        after: fine-tunings by whose F1 it was chosen.
+    """
+    return _point(settings, point, root, _asked(settings, number, after))
+
+
+def _asked(settings: SweepSettings, number: int, after: Sequence[str] = ()) -> Asked:
+    costliest = settings.job(settings.costliest)
+    return Asked(
+        number=number,
+        least_noise_multiplier=costliest.noise_multiplier,
+        most_updates=costliest.updates,
+        after=tuple(after),
+    )
 
 
 def sweep_training(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
@@ -446,7 +474,13 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
 
     A private training that several points share is registered, and charged, once.
     """
-    steps = [_point(settings, point, root) for point in settings.points()]
+    if settings.is_asked:
+        steps = [
+            _point(settings, settings.costliest, root, _asked(settings, number))
+            for number in range(settings.sweep_trials)
+        ]
+    else:
+        steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("dp_pretraining", "dp_finetuning")
     return budget_of([*shared, *(point[task] for point in steps for task in own)])
@@ -463,30 +497,43 @@ def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
 
 def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
     """Return the spec of the sweep's last step."""
-    points = {point.name: point for point in settings.points()}
+    points = settings.points()
+    return report_of_points(
+        settings, root, {point: _point(settings, point, root) for point in points}
+    )
+
+
+def report_of_points(
+    settings: SweepSettings, root: str, steps: Mapping[SweepPoint, Mapping[str, StepSpec]]
+) -> SweepReportSpec:
+    """Return the spec of the last step of a sweep of these points."""
     return SweepReportSpec(
         root=root,
         made_up=settings.made_up,
         title="dp_sweep",
-        points=points,
+        points={point.name: point for point in steps},
         results={
-            name: {
+            point.name: {
                 task: spec.output
-                for task, spec in _point(settings, point, root).items()
+                for task, spec in own.items()
                 if task in (*POINT_STEPS, "vocabulary")
             }
-            for name, point in points.items()
+            for point, own in steps.items()
         },
         settings=settings.model_dump(mode="json"),
     )
 
 
-def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str, StepSpec]:
+def _point(
+    settings: SweepSettings, point: SweepPoint, root: str, asked: Asked | None = None
+) -> Mapping[str, StepSpec]:
     """Return the specs of a point. Its seeds and fold reach the steps that they are for alone."""
     job = settings.job(point)
     front = front_half(job, root)
     seed = job.seed if point.seed is None else point.seed
     model: PretrainSpec | SelectSpec = _seeded_training(job, front, seed)
+    if asked:
+        model = PretrainSpec.model_validate(model.model_dump() | {"asked": asked})
     if point.is_chosen:
         jobs = [settings.job(one) for one in settings.candidates()]
         model = SelectSpec(

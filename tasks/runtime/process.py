@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ class Job:
     name: str
     run_key: str
     run_name: str
-    steps: list[tuple[str, str, StepSpec]]
+    steps: Iterable[tuple[str, str, StepSpec]]  # asked for the next one when the last is done
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _run(
         context = RunContext(run_key=job.run_key, run_name=job.run_name, task=task, point=point)
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # its time was up: it goes on where it was
-            code, reason = _run_step(spec, context, deployment, files, server, name, watch)
+            code, reason = _run_step(spec, context, deployment, files, name, watch, server)
         if code in (0, Contradicted.exit_code):
             result = read_result(store, spec.output)
             assert result is not None  # noqa: S101 - the contract: these codes mean a result
@@ -119,9 +119,9 @@ def _run_step(
     context: RunContext,
     deployment: Deployment,
     files: Path,
-    server: Path | None,
     name: str,
     watch: Watcher,
+    server: Path | None = None,
 ) -> tuple[int, str]:
     """Return the step's exit code, and why it failed."""
     spec_file, log, channel = (files.with_suffix(x) for x in (".json", ".log", ".messages"))

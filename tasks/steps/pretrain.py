@@ -29,7 +29,7 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
-from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.context import StepContext, StepOutput, read_result
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
@@ -48,8 +48,10 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
+    for uri in spec.asked.after if spec.asked else ():
+        _descend_from_choice(uri, context)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
-    plan = charged = coins = None
+    plan = spent = charged = coins = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
     updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
     if units is None:
@@ -59,8 +61,15 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     else:
         _refuse_other_canaries(spec, inputs)
         plan = training_plan(spec, units.rows_kept)
+        spent = training_plan(spec.charged_as, units.rows_kept)
         content = _manifest(spec, inputs, plan)
-        charged = charge(context, units, planned_release(spec), content=content)
+        charged = charge(
+            context,
+            units,
+            planned_release(spec),
+            content=content,
+            charged_as=spec.charged_as.digest(),
+        )
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # Only now may the rows be read.
@@ -80,7 +89,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
         ),
         device=spec.device,
-        progress=_Curve(spec, context, plan),
+        progress=_Curve(spec, context, spent),
         hook=_public_curve(spec, context, inputs, start.config) if plan else None,
         continuation=words,
     )
@@ -114,6 +123,18 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
         raise BadInput("an audit compares a model with its beginning: name it", where="init_uri")
     if spec.public_model and spec.init_uri:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
+
+
+def _descend_from_choice(uri: str, context: StepContext) -> None:
+    """Count what a training's settings were chosen by among what the model has cost.
+
+    Raises:
+        BadInput: it is not there.
+    """
+    told = read_result(context.store, uri)
+    if told is None:
+        raise BadInput("no result there", where=uri, fix="Run the sweep from its beginning.")
+    context.descends_from(*told.releases)
 
 
 def _refuse_other_canaries(spec: PretrainSpec, inputs: TrainingInputs) -> None:
