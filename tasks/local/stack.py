@@ -73,8 +73,12 @@ class Stack:
         return AirflowApi(self.airflow_url, USER, self.password)
 
     def dead(self) -> list[str]:
-        """Return the components that do not run any more."""
-        return [n for n, process in self.components.items() if not process.is_alive()]
+        """Return the components that do not run any more; without a fork server, steps do."""
+        return [
+            name
+            for name, process in self.components.items()
+            if name != FORK_SERVER and not process.is_alive()
+        ]
 
 
 def running(deployment: Deployment) -> Stack | None:

@@ -446,6 +446,7 @@ def asked_point_steps(
 def _asked(settings: SweepSettings, number: int, after: Sequence[str] = ()) -> Asked:
     costliest = settings.job(settings.costliest)
     return Asked(
+        search=settings.search,
         number=number,
         least_noise_multiplier=costliest.noise_multiplier,
         most_updates=costliest.updates,

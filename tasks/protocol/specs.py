@@ -303,6 +303,7 @@ class Asked(Config):
     training is charged as one at the bounds, in an entry that is registered before the sweep.
     """
 
+    search: str  # whose entries are its own: another would ask for other trainings
     number: int = Field(ge=0)  # of the entry
     least_noise_multiplier: float
     most_updates: int

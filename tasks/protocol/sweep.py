@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import Counter
@@ -251,6 +252,12 @@ class SweepSettings(SelectionConfig, JobSettings):
         """Return the ends of each setting that an optimiser asks for."""
         listed = {name: [x for x in self._values(name) if x is not None] for name in SEARCHED}
         return {name: (min(own), max(own)) for name, own in listed.items() if len(own) > 1}
+
+    @property
+    def search(self) -> str:
+        """A name of the search: another number of points asks for the same ones first."""
+        told = self.model_dump_json(exclude={"sweep_trials"})
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
         """Return the point of an optimiser's answer, to four digits, within the space."""

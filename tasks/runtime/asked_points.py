@@ -96,11 +96,10 @@ def _study(settings: SweepSettings, deployment: Deployment) -> Study:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     deployment.prepare()
-    # Another number of points asks for the same ones, and for more of them or fewer.
-    same = settings.model_dump_json(exclude={"sweep_trials"})
+    name = f"{deployment.store} {settings.search}"  # of other results it would be another
     return optuna.create_study(
         storage=f"sqlite:///{deployment.home / STORAGE}",
-        study_name=sha256(f"{deployment.store} {same}".encode()).hexdigest()[:16],
+        study_name=sha256(name.encode()).hexdigest()[:16],
         direction="maximize",
         load_if_exists=True,
     )

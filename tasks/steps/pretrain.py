@@ -49,7 +49,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
     for uri in spec.asked.after if spec.asked else ():
-        _descend_from_choice(uri, context)
+        descend_from_choice(uri, context)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
     plan = spent = charged = coins = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
@@ -125,7 +125,7 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
 
 
-def _descend_from_choice(uri: str, context: StepContext) -> None:
+def descend_from_choice(uri: str, context: StepContext) -> None:
     """Count what a training's settings were chosen by among what the model has cost.
 
     Raises:
