@@ -29,9 +29,19 @@ THIS_PAGE = "page"  # the field of the form that is no setting
 
 
 def settings_of(params: Mapping[str, Any]) -> SweepSettings:
-    """Return the settings of the whole sweep."""
+    """Return the settings of the whole sweep.
+
+    Raises:
+        AirflowFailException: they are wrong, or ask for what mapped tasks cannot do.
+    """
     own = {name: value for name, value in params.items() if name != THIS_PAGE}
-    return launcher.settings_from(SweepSettings, own)
+    settings = launcher.settings_from(SweepSettings, own)
+    if settings.is_asked:
+        raise AirflowFailException(
+            "settings refused: sweep_search: mapped tasks cannot be asked for one after the other; "
+            "run this sweep by ./confide run dp_sweep"
+        )
+    return settings
 
 
 def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
@@ -120,11 +130,6 @@ def dp_sweep() -> None:
     def grid() -> list[dict[str, float | None]]:
         params = get_current_context()["params"]
         settings = settings_of(params)
-        if settings.is_asked:
-            raise AirflowFailException(
-                "sweep_search: tasks that are mapped cannot be asked for one after the other; run "
-                "it by ./confide run dp_sweep"
-            )
         launcher.settings_to_start(SweepSettings, settings.model_dump())
         points, _, _ = page_of(params)
         return [point.model_dump() for point in trainings_of(points)]

@@ -8,6 +8,7 @@ from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
     asked_point_steps,
+    asked_training,
     budget_of_run,
     dp_bert_steps,
     missing_file,
@@ -92,6 +93,7 @@ __all__ = [
     "VocabularySpec",
     "WrittenTextSpec",
     "asked_point_steps",
+    "asked_training",
     "budget_of_run",
     "dp_bert_steps",
     "environment_for",

@@ -428,29 +428,53 @@ def sweep_point_steps(
     return _point(settings, point, root)
 
 
-def asked_point_steps(
-    settings: SweepSettings, point: SweepPoint, root: str, number: int, after: Sequence[str]
-) -> Mapping[str, StepSpec]:
-    """Return the specs of a point that an optimiser asked for.
+def asked_training(
+    settings: SweepSettings, point: SweepPoint, root: str, number: int, after: Sequence[str] = ()
+) -> PretrainSpec:
+    """Return the private training of a point that an optimiser asked for.
 
     Args:
         settings: of the sweep.
         point: the optimiser's answer.
         root: of the store.
-        number: of the registered release that its training is, from 0.
+        number: of the registered release that it is, from 0.
         after: fine-tunings by whose F1 it was chosen.
     """
-    return _point(settings, point, root, _asked(settings, number, after))
+    job = settings.job(point)
+    asked = {"asked": _asked(settings, number), "after": after}
+    training = _seeded_training(job, front_half(job, root), job.seed)
+    return PretrainSpec.model_validate(training.model_dump() | asked)
 
 
-def _asked(settings: SweepSettings, number: int, after: Sequence[str] = ()) -> Asked:
+def asked_point_steps(
+    settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
+) -> Mapping[str, StepSpec]:
+    """Return the specs of a point that an optimiser asked for, from its training on.
+
+    Args:
+        settings: of the sweep.
+        point: the optimiser's answer.
+        training: the point's own, or an earlier one of the same settings.
+        after: fine-tunings by whose F1 the point was chosen.
+    """
+    job = settings.job(point)
+    front = front_half(job, training.root)
+    tuned = finetuning(job, front, training).model_copy(update={"after": tuple(after)})
+    return {
+        **front,
+        "dp_pretraining": training,
+        "dp_exposure": exposure(job, front, training),
+        "dp_finetuning": tuned,
+    }
+
+
+def _asked(settings: SweepSettings, number: int) -> Asked:
     costliest = settings.job(settings.costliest)
     return Asked(
         search=settings.search,
         number=number,
         least_noise_multiplier=costliest.noise_multiplier,
         most_updates=costliest.updates,
-        after=tuple(after),
     )
 
 
@@ -476,12 +500,11 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     A private training that several points share is registered, and charged, once.
     """
     if settings.is_asked:
-        steps = [
-            _point(settings, settings.costliest, root, _asked(settings, number))
-            for number in range(settings.sweep_trials)
-        ]
-    else:
-        steps = [_point(settings, point, root) for point in settings.points()]
+        dearest = settings.costliest
+        trainings = range(settings.sweep_trials)
+        asked = [asked_training(settings, dearest, root, number) for number in trainings]
+        return budget_of([*front_half(settings.job(dearest), root).values(), *asked])
+    steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("dp_pretraining", "dp_finetuning")
     return budget_of([*shared, *(point[task] for point in steps for task in own)])
@@ -525,16 +548,12 @@ def report_of_points(
     )
 
 
-def _point(
-    settings: SweepSettings, point: SweepPoint, root: str, asked: Asked | None = None
-) -> Mapping[str, StepSpec]:
+def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str, StepSpec]:
     """Return the specs of a point. Its seeds and fold reach the steps that they are for alone."""
     job = settings.job(point)
     front = front_half(job, root)
     seed = job.seed if point.seed is None else point.seed
     model: PretrainSpec | SelectSpec = _seeded_training(job, front, seed)
-    if asked:
-        model = PretrainSpec.model_validate(model.model_dump() | {"asked": asked})
     if point.is_chosen:
         jobs = [settings.job(one) for one in settings.candidates()]
         model = SelectSpec(

@@ -285,6 +285,13 @@ class TrainingSpec(StepSpec, RunConfig):
     batches: BatchConfig
     updates: int
     plan: PrivacyPlan | None = None  # charged
+    # Fine-tunings by whose F1 an optimiser chose the settings: the output descends from them.
+    after: tuple[str, ...] = ()
+
+    def hashed(self) -> dict[str, Any]:
+        """Return what the output depends on; what nobody has searched for is named as ever."""
+        hashed = super().hashed()
+        return hashed if self.after else {n: v for n, v in hashed.items() if n != "after"}
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
@@ -296,7 +303,7 @@ class TrainingSpec(StepSpec, RunConfig):
 
 
 class Asked(Config):
-    """What an optimiser was told before it asked for a training, and what that may cost at most.
+    """What a training that an optimiser asks for may cost at most.
 
     The bounds are fixed before the first is asked for. More noise or fewer updates are
     post-processing of a training at the bounds, whatever they were chosen by: so each asked
@@ -307,7 +314,6 @@ class Asked(Config):
     number: int = Field(ge=0)  # of the entry
     least_noise_multiplier: float
     most_updates: int
-    after: tuple[str, ...] = ()  # fine-tunings by whose F1 it was chosen: it descends from them
 
 
 class PretrainSpec(TrainingSpec):
@@ -346,7 +352,7 @@ class PretrainSpec(TrainingSpec):
             update={
                 "plan": self.plan.model_copy(update=least),
                 "updates": self.asked.most_updates,
-                "asked": self.asked.model_copy(update={"after": ()}),
+                "after": (),
             }
         )
 

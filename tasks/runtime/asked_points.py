@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from dp_core.errors import BadInput
 from tasks.protocol import (
+    PretrainSpec,
     StepResult,
     StepSpec,
     SweepPoint,
     SweepSettings,
     asked_point_steps,
+    asked_training,
     report_of_points,
     sweep_budget,
 )
@@ -46,13 +48,15 @@ def asked_steps(
     root, store = deployment.store, Store(deployment.store, deployment.cache)
     study = _study(settings, deployment)
     points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
-    trainings: dict[SweepPoint, tuple[int, tuple[str, ...]]] = {}  # number, and what it was told
+    trainings: dict[SweepPoint, PretrainSpec] = {}
     told: list[str] = []
     yield "", "budget", sweep_budget(settings, root)
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
-        entry = trainings.setdefault(point.training, (len(trainings), tuple(told)))
-        steps = asked_point_steps(settings, point, root, *entry)
+        if point.training not in trainings:
+            trainings[point.training] = asked_training(settings, point, root, len(trainings), told)
+        if (steps := points.get(point)) is None:
+            steps = asked_point_steps(settings, point, trainings[point.training], told)
         for task, spec in steps.items():
             if not points or task in _OF_A_POINT:
                 named = point if task == "dp_finetuning" else point.training
@@ -62,14 +66,14 @@ def asked_steps(
         value = tellable(read_result(store, finetuned), OBJECTIVE)
         if not study.trials[number].state.is_finished():
             study.tell(number, value)
-        if finetuned not in told:
-            told.append(finetuned)
+        told += [] if finetuned in told else [finetuned]
     yield "", "report", report_of_points(settings, root, points)
 
 
 def most_steps(settings: SweepSettings, deployment: Deployment) -> int:
     """Return how many steps an asked sweep has, at most."""
-    point = asked_point_steps(settings, settings.costliest, deployment.store, 0, ())
+    training = asked_training(settings, settings.costliest, deployment.store, 0)
+    point = asked_point_steps(settings, settings.costliest, training, ())
     return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 2
 
 

@@ -3,8 +3,8 @@
 `python -m tasks.runtime.fork_server SOCKET` listens there, for its own user alone. A step is a
 fresh process that shares nothing with the one before but the modules: no device was used and no
 operation run before the fork, so TensorFlow starts anew in each. The server opens no store, no
-ledger and no file of a user, and knows no secret: a step's environment comes with its request, and
-leaves with its process.
+ledger and no file of a user, and knows no secret: a step's environment comes with its request,
+which the forked process reads, and leaves with it.
 
 It refuses what would not be the same as in a process started anew: an environment that differs in
 what libraries may have read when they were imported, and sources that have changed since.
@@ -45,6 +45,7 @@ from tasks.protocol.fork_server import (  # noqa: E402
 from tasks.protocol.supervisor import LAUNCHER_GRACE, NEVER, Process  # noqa: E402
 
 _LISTENING = "--listening="  # the descriptor of a socket that is there already
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _PATIENCE = 5.0  # seconds in which a request must have come whole
 _IMPORTED_LATE = (  # by libraries, when a step first needs them
     "mlflow.tracking",
@@ -101,92 +102,100 @@ class ForkServer:
 
     def _wait(self) -> list[int]:
         """Sleep until something happens; return the descriptors that have something to say."""
-        clients = [step.client.fileno() for step in self._steps.values() if step.kill_at == NEVER]
         ends = [step.kill_at for step in self._steps.values()]
         if self._files and not self._steps:
             ends.append(self._used + _IDLE)
         bound = min(ends, default=NEVER) - time.monotonic()
-        watched = [self._arriving, self._listening.fileno(), *clients]
-        return select.select(watched, [], [], None if bound == NEVER else max(bound, 0.0))[0]
+        watched = select.poll()
+        watched.register(self._arriving, select.POLLIN)
+        watched.register(self._listening, select.POLLIN)
+        for step in self._steps.values():
+            if step.kill_at == NEVER:
+                watched.register(step.client, select.POLLRDHUP)  # what is said, the step reads
+        ready = watched.poll(None if bound == NEVER else max(bound, 0.0) * 1000)
+        return [descriptor for descriptor, _ in ready]
 
     # --- requests
 
     def _accept(self) -> Start | None:
-        """Answer a request; in the process that it is forked into, return it."""
-        client, _ = self._listening.accept()
-        client.settimeout(_PATIENCE)
-        self._used = time.monotonic()
-        output = -1
-        try:
-            first, descriptors, _, _ = socket.recv_fds(client, 1, 1)
-            output = descriptors[0] if descriptors else -1
-            request = Start.model_validate_json(first + read_line(client))
-            if output < 0:
-                raise ValueError("no output came with it")
-        except (OSError, ValueError):  # nobody of ours, or somebody who died asking
-            client.close()
-            if output >= 0:
-                os.close(output)
-            return None
-        try:
-            return self._fork(request, client, output)
-        finally:
-            os.close(output)
+        """Fork a process for a request, which it reads itself; there, return it.
 
-    def _fork(self, request: Start, client: socket.socket, output: int) -> Start | None:
+        What a step is told, the ledger's password among it, is never in the server's memory, and so
+        in no other step's.
+        """
+        client, _ = self._listening.accept()
+        self._used = time.monotonic()
         self._warm_up()
-        if reason := self._differs(request):
+        if reason := self._changed():
             _answer(client, Refused(reason=reason))
             client.close()
-            if reason == _CHANGED and not self._steps:
+            if not self._steps:
                 self._renew()
             return None
         server = os.getpid()
+        # Until the child has handlers of its own: a signal to it would be told to the server.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
         except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _answer(client, Refused(reason=f"no process ({os.strerror(error.errno or 0)})"))
             client.close()
             return None
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._steps[pid] = _Step(Process.of(pid), client)
-            _answer(client, Started(pid=pid))
             return None
-        self._become_a_step(request, client, output, server)
-        return request
+        self._leave(server)
+        return self._become_a_step(client)
 
-    def _become_a_step(
-        self, request: Start, client: socket.socket, output: int, server: int
-    ) -> None:
+    def _changed(self) -> str:
+        """Return why no process that is forked now would be as one started anew; '' if it is."""
+        if threading.active_count() > 1:  # it may hold a lock that nobody would give back
+            return "a thread runs in the fork server"
+        if self._files != _files():
+            return "the program has changed since the fork server imported it"
+        return ""
+
+    def _leave(self, server: int) -> None:
         """Leave nothing of the server to the process that was forked but its modules."""
         os.setsid()
         os.close(signal.set_wakeup_fd(-1))
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         supervisor.end_with_parent()
         if os.getppid() != server:  # it died before the kernel was asked
             os._exit(128 + signal.SIGTERM)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        for held in (client, self._listening, *(step.client for step in self._steps.values())):
+        for held in (self._listening, *(step.client for step in self._steps.values())):
             held.close()
         os.close(self._arriving)
+
+    def _become_a_step(self, client: socket.socket) -> Start:
+        """Read the request; take on its environment, output and words, or end."""
+        client.settimeout(_PATIENCE)
+        try:
+            first, (output,), _, _ = socket.recv_fds(client, 1, 1)
+            request = Start.model_validate_json(first + read_line(client))
+        except (OSError, ValueError):  # nobody of ours, or somebody who died asking
+            os._exit(1)
+        told, given = shared_environment(request.environment), shared_environment(_GIVEN)
+        if names := sorted(n for n in {*told, *given} if told.get(n) != given.get(n)):
+            _answer(client, Refused(reason=f"variables are not its own: {', '.join(names)}"))
+            os._exit(1)
+        _answer(client, Started(pid=os.getpid()))
+        client.close()
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
         os.environ.clear()
         os.environ.update(self._set_by_imports | request.environment)
         sys.argv = ["tasks", *request.words]
         import numpy
 
         numpy.random.seed()  # or all steps would go on from one state
-
-    def _differs(self, request: Start) -> str:
-        """Return why a process started anew would not be the same; '' where it would be."""
-        told, given = shared_environment(request.environment), shared_environment(_GIVEN)
-        if names := sorted(n for n in {*told, *given} if told.get(n) != given.get(n)):
-            return f"variables are not the fork server's: {', '.join(names)}"
-        if threading.active_count() > 1:  # it may hold a lock that nobody would give back
-            return "a thread runs in the fork server"
-        return "" if self._files == _files() else _CHANGED
+        return request
 
     # --- modules
 
@@ -217,13 +226,15 @@ class ForkServer:
         for pid in list(self._steps):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                client = self._steps.pop(pid).client
-                _answer(client, Ended(exit_code=os.waitstatus_to_exitcode(status)))
-                client.close()
+                step = self._steps.pop(pid)
+                if step.kill_at != NEVER:  # nobody else ends what it has left behind
+                    supervisor.stop([step.process], 0.0)
+                _answer(step.client, Ended(exit_code=os.waitstatus_to_exitcode(status)))
+                step.client.close()
                 self._used = time.monotonic()
 
     def _abandon(self, descriptor: int) -> None:
-        """End the step whose starter is gone: nobody says anything on a connection twice."""
+        """End the step whose starter is gone."""
         for step in self._steps.values():
             if step.client.fileno() == descriptor and step.kill_at == NEVER:
                 step.kill_at = time.monotonic() + LAUNCHER_GRACE
@@ -231,17 +242,14 @@ class ForkServer:
                     os.kill(step.process.pid, signal.SIGTERM)
 
     def _kill_late(self) -> None:
-        late = [step for step in self._steps.values() if step.kill_at <= time.monotonic()]
-        supervisor.stop([step.process for step in late], 0.0)
-        for step in late:
-            step.kill_at = time.monotonic() + 1.0
+        for step in self._steps.values():
+            if step.kill_at <= time.monotonic():
+                supervisor.stop([step.process], 0.0)
+                step.kill_at = time.monotonic() + 1.0
 
     def _end_all(self) -> None:
         supervisor.stop([step.process for step in self._steps.values()], LAUNCHER_GRACE)
         self._reap()
-
-
-_CHANGED = "the program has changed since the fork server imported it"
 
 
 def modules_of_steps() -> list[str]:
@@ -284,7 +292,7 @@ def _listen(server: Path) -> socket.socket:
 
 def main(words: list[str]) -> int:
     """Serve; in a forked process, run its step and end with its exit code."""
-    arriving = supervisor.arriving(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    arriving = supervisor.arriving(*_SIGNALS)
     place, *inherited = words
     listening = (
         socket.socket(fileno=int(inherited[0].removeprefix(_LISTENING)))

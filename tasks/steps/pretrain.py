@@ -29,7 +29,7 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
-from tasks.runtime.context import StepContext, StepOutput, read_result
+from tasks.runtime.context import StepContext, StepOutput
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
@@ -48,8 +48,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
-    for uri in spec.asked.after if spec.asked else ():
-        descend_from_choice(uri, context)
+    context.descends_from_choice(spec.after)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
     plan = spent = charged = coins = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
@@ -123,18 +122,6 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
         raise BadInput("an audit compares a model with its beginning: name it", where="init_uri")
     if spec.public_model and spec.init_uri:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
-
-
-def descend_from_choice(uri: str, context: StepContext) -> None:
-    """Count what a training's settings were chosen by among what the model has cost.
-
-    Raises:
-        BadInput: it is not there.
-    """
-    told = read_result(context.store, uri)
-    if told is None:
-        raise BadInput("no result there", where=uri, fix="Run the sweep from its beginning.")
-    context.descends_from(*told.releases)
 
 
 def _refuse_other_canaries(spec: PretrainSpec, inputs: TrainingInputs) -> None:
