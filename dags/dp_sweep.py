@@ -6,28 +6,69 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from airflow.sdk import TriggerRule, dag, get_current_context, task, task_group
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags import configuration, launcher
 from dags.launcher import TRAINING
+from dags.launcher.step_operator import PAGE_MARK
 from dags.names import NAMES
 from tasks.protocol import (
     StepSpec,
     SweepPoint,
     SweepSettings,
+    sweep_budget,
     sweep_point_steps,
     sweep_report,
     sweep_training,
 )
-from tasks.protocol.sweep import TRAINING_AXES
+from tasks.protocol.sweep import PAGE, TRAINING_AXES, trainings_of
+
+THIS_PAGE = "page"  # the field of the form that is no setting
 
 
-def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
+def settings_of(params: Mapping[str, Any]) -> SweepSettings:
+    """Return the settings of the whole sweep.
+
+    Raises:
+        AirflowFailException: they are wrong, or ask for what mapped tasks cannot do.
+    """
+    own = {name: value for name, value in params.items() if name != THIS_PAGE}
+    settings = launcher.settings_from(SweepSettings, own)
+    if settings.is_asked:
+        raise AirflowFailException(
+            "settings refused: sweep_search: mapped tasks cannot be asked for one after the other; "
+            "run this sweep by ./confide run dp_sweep"
+        )
+    return settings
+
+
+def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
+    """Return the points of this run, which page they are, and whether it is the last.
+
+    Raises:
+        AirflowFailException: the sweep has no such page.
+    """
+    pages, number = settings_of(params).pages(), int(params.get(THIS_PAGE) or 1)
+    if number > len(pages):
+        raise AirflowFailException(f"{THIS_PAGE}: {number} of {len(pages)}")
+    return pages[number - 1], number, number == len(pages)
+
+
+def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> Mapping[str, StepSpec]:
     """Return the specs of a point's steps, and of what all points share."""
-    settings = launcher.settings_from(SweepSettings, params)
-    own = sweep_point_steps(settings, point or settings.points()[0], root)
-    return {**own, "report": sweep_report(settings, root)}
+    settings = settings_of(params)
+    return sweep_point_steps(settings, point or settings.points()[0], root)
+
+
+def plan_of_all(params: Mapping[str, Any], root: str, point: object) -> dict[str, StepSpec]:
+    """Return the specs of what is about all points; the last page alone has the report."""
+    settings, (_, _, last) = settings_of(params), page_of(params)
+    return {
+        "budget": sweep_budget(settings, root),
+        **({"report": sweep_report(settings, root)} if last else {}),
+    }
 
 
 step = partial(launcher.step, plan=plan)
@@ -41,6 +82,15 @@ for coordinate in TRAINING_AXES:
         "Each point takes its own from the grid, above; from here only points listed by themselves "
         "that do not name it."
     )
+FORM[THIS_PAGE] = Param(
+    1,
+    type="integer",
+    allOf=[{"minimum": 1}],
+    title="Page",
+    section=FORM["sweep_points"].schema["section"],
+    description=f"Of the points, {PAGE:,} a run: a larger sweep goes on in runs that start each "
+    "other. Leave it at 1.",
+)
 
 
 @dag(
@@ -63,6 +113,9 @@ share one. Fine-tuning seeds and folds are free on public labels. A point that f
 the others: the report holds those that finished, and the run ends as failed so that nobody
 overlooks it.
 
+A sweep of more than 1,024 points goes on page by page: each run ends by starting the next, and the
+last one writes the report of all. What runs at a time is the pool's to bound, as ever.
+
 To run it by schedule: `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a JSON file).
 """,
 )
@@ -75,8 +128,11 @@ def dp_sweep() -> None:
         doc_md="Checks the form's values again, and lays out the grid.",
     )
     def grid() -> list[dict[str, float | None]]:
-        settings = launcher.settings_to_start(SweepSettings, get_current_context()["params"])
-        return [point.model_dump() for point in settings.trainings()]
+        params = get_current_context()["params"]
+        settings = settings_of(params)
+        launcher.settings_to_start(SweepSettings, settings.model_dump())
+        points, _, _ = page_of(params)
+        return [point.model_dump() for point in trainings_of(points)]
 
     @task(
         retries=0,
@@ -86,18 +142,22 @@ def dp_sweep() -> None:
     )
     def fine_tunings() -> list[dict[str, float | None]]:
         context = get_current_context()
-        settings = launcher.settings_from(SweepSettings, context["params"])
+        settings = settings_of(context["params"])
+        points, _, _ = page_of(context["params"])
         answers = context["ti"].xcom_pull(task_ids=[PRETRAINING])
         there = {answer["output"] for answer in answers if answer}  # not of trainings that failed
         return [
             point.model_dump()
-            for point in settings.points()
+            for point in points
             if point.public or sweep_training(settings, point, launcher.store()).output in there
         ]
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.
     # The budget is asked for every point at once: all of them fit, or nothing is spent.
-    trainings, budget = grid(), step("budget", doc_md="Registers every point: **all, or none.**")
+    trainings = grid()
+    budget = launcher.step(
+        "budget", plan=plan_of_all, doc_md="Registers every point: **all, or none.**"
+    )
     private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
     entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
     vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
@@ -134,8 +194,40 @@ def dp_sweep() -> None:
     every_training.get_child_by_label("dp_pretraining") >> points
     every_point = point.expand(coordinates=points)
 
-    report = step("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
+    report = launcher.step(
+        "report", plan=plan_of_all, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
+    )
     [every_training, every_point] >> report
+
+    @task(
+        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+        retries=0,
+        task_display_name=NAMES["next_page"],
+        doc_md="Skipped where this run holds the last of the points.",
+    )
+    def next_page() -> dict[str, Any]:
+        context = get_current_context()
+        _, number, last = page_of(context["params"])
+        if last:
+            raise AirflowSkipException("these are the last of the points")
+        first = context["run_id"].partition(PAGE_MARK)[0]
+        return {
+            "run_id": f"{first}{PAGE_MARK}{number + 1}",
+            "conf": {**context["params"], THIS_PAGE: number + 1},
+        }
+
+    following = next_page()
+    [every_training, every_point] >> following
+    TriggerDagRunOperator(
+        task_id="start_page",
+        task_display_name=NAMES["start_page"],
+        trigger_dag_id="dp_sweep",
+        trigger_run_id=following["run_id"],
+        conf=following["conf"],
+        logical_date=None,
+        skip_when_already_exists=True,
+        doc_md="Starts this sweep's next page, which waits until this run has ended.",
+    )
 
     @task(
         trigger_rule=TriggerRule.ONE_FAILED,

@@ -35,6 +35,8 @@ NAMES = {
     "dp_membership": "Membership: private",
     "nonprivate_membership": "Membership: no privacy",
     "dp_audit": "Audit ε: private",
+    "next_page": "Lay out the next page",
+    "start_page": "Start the next page",
     "points_that_failed": "Points that failed",
     "report": "Write the report",
     "approval": "Wait for approval",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -19,12 +17,9 @@ from dags.launcher.step_operator import (
     home,
     publishable,
 )
-from tasks.protocol import supervisor
+from tasks.protocol import fork_server, supervisor
+from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import CHANNEL, Follower, channel_file
-
-_UNWANTED = re.compile(
-    r"AIRFLOW_.*|_AIRFLOW.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
-)
 
 
 class ProcessStep(StepOperator, BaseOperator):
@@ -40,22 +35,27 @@ class ProcessStep(StepOperator, BaseOperator):
         channel.parent.mkdir(parents=True, exist_ok=True)
         channel.unlink(missing_ok=True)
         python = os.environ.get("CONFIDE_TASK_PYTHON") or CHECKOUT / ".venv" / "task/bin/python"
-        step = supervisor.start(
-            [str(python), *_arguments(work)],
-            environment(work, channel),
-            CHECKOUT,
-            subprocess.PIPE,
-        )
-        self.process = supervisor.Process.of(step.pid)
-        try:
-            assert step.stdout is not None  # noqa: S101 - narrows the type
-            with step.stdout as lines:
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as lines:
+            try:
+                step = fork_server.start(
+                    _words(work),
+                    environment(work, channel),
+                    CHECKOUT,
+                    writing,
+                    python=str(python),
+                    server=fork_server.named(os.environ),
+                )
+            finally:
+                os.close(writing)
+            self.process = supervisor.Process.of(step.pid)
+            try:
                 for line in lines:
                     if text := line.decode(errors="replace").rstrip():
                         self.log.info("%s", text)
-            code = step.wait()
-        finally:
-            self.on_kill()  # also what the step started and left running
+                code = step.wait()
+            finally:
+                self.on_kill()  # also what the step started and left running
         return code, Follower(channel).look()
 
     def numbers(self, work: Work) -> dict[str, float]:
@@ -71,8 +71,9 @@ class ProcessStep(StepOperator, BaseOperator):
             supervisor.stop([self.process], supervisor.LAUNCHER_GRACE)
 
 
-def _arguments(work: Work) -> list[str]:
-    words = work.arguments()
+def _words(work: Work) -> list[str]:
+    """Return the words after `python -m tasks`."""
+    words = work.arguments()[2:]
     if len(words[-1]) < LONGEST_ARGUMENT:
         return words
     folder = home() / "specs"  # the report of a large sweep: too long to be an argument
@@ -88,5 +89,5 @@ def environment(work: Work, channel: Path) -> dict[str, str]:
     What the step does not need is withheld, so that it fails here as it would in a container. It
     is no wall: a process of the same user can read the same files.
     """
-    kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
+    kept = without_orchestrator(os.environ)
     return work.environment(kept, apart=False) | {CHANNEL: str(channel)}

@@ -29,6 +29,7 @@ from tasks.protocol.messages import Follower
 CHECKOUT = Path(__file__).resolve().parents[2]
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 LIGHT = "default_pool"
+PAGE_MARK = "__page_"  # in the id of a run that goes on where another has left off
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
@@ -212,13 +213,14 @@ def work_of(
     name = task_id.rpartition(".")[2]
     specs = plan(context["params"], store(), coordinates)
     if name not in specs:
-        raise AirflowSkipException(f"{name} is switched off in the settings")
+        raise AirflowSkipException(f"{name} is no step of a run with these settings")
     run = context["dag_run"]
+    first = run.run_id.partition(PAGE_MARK)[0]  # whose pages are one run for MLflow
     started = run.start_date or run.run_after
     return Work(
         spec=specs[name],
         context=RunContext(
-            run_key=f"{run.dag_id}/{run.run_id}",
+            run_key=f"{run.dag_id}/{first}",
             run_name=f"{run.dag_id} {started:%Y-%m-%d %H:%M:%S}",
             task=name,
             point=coordinates.name if coordinates else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -14,6 +15,8 @@ from tasks.commands.progress_bars import one_after_the_other
 from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
 from tasks.protocol import (
     JobSettings,
+    Promotion,
+    StepSpec,
     SweepSettings,
     dp_bert_steps,
     promotion,
@@ -42,17 +45,17 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         return
     settings = settings_from(kind, options)
     deployment, rule = Deployment.from_environment(), promotion(os.environ)
-    steps = (
-        sweep_steps(settings, deployment.store)
-        if isinstance(settings, SweepSettings)
-        else [
-            ("", name, spec)
-            for name, spec in dp_bert_steps(settings, deployment.store, rule).items()
-        ]
-    )
+    steps: Iterable[tuple[str, str, StepSpec]]
+    if isinstance(settings, SweepSettings) and settings.is_asked:
+        from tasks.runtime.asked_points import asked_steps, most_steps
+
+        steps, number = asked_steps(settings, deployment), most_steps(settings, deployment)
+    else:
+        steps = list(_steps(settings, deployment.store, rule))
+        number = len(steps)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
-    with one_after_the_other(len(steps)) as watch:
+    with one_after_the_other(number) as watch:
         finished = run_job(
             Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
         )
@@ -64,6 +67,14 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
         click.get_current_context().exit(finished.exit_code)
+
+
+def _steps(
+    settings: JobSettings, root: str, rule: Promotion
+) -> Iterable[tuple[str, str, StepSpec]]:
+    if isinstance(settings, SweepSettings):
+        return sweep_steps(settings, root)
+    return (("", name, spec) for name, spec in dp_bert_steps(settings, root, rule).items())
 
 
 def _show(settings: JobSettings, *, as_json: bool) -> None:

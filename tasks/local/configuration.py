@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dp_core.errors import BadInput
+from tasks.protocol.fork_server import SERVER
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 USER = "admin"
@@ -126,7 +127,13 @@ def environment(
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": logs,
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": f"{logs}/dags",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        SERVER: os.environ.get(SERVER) or str(fork_server_socket(deployment)),
     }
+
+
+def fork_server_socket(deployment: Deployment) -> Path:
+    """Return the socket of the stack's fork server."""
+    return airflow_home(deployment) / "fork-server.socket"
 
 
 def airflow_home(deployment: Deployment) -> Path:

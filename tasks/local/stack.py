@@ -26,17 +26,20 @@ from tasks.local.configuration import (
     Secrets,
     airflow_home,
     environment,
+    fork_server_socket,
     free_port,
     mlflow_command,
     mlflow_environment,
     mlflow_folder,
     write_private,
 )
-from tasks.protocol import supervisor
+from tasks.protocol import fork_server, supervisor
+from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
-RUNNERS = ("api-server", "scheduler", "dag-processor")  # what it takes to run a DAG
+FORK_SERVER = "fork-server"
+RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # what it takes to run a DAG
 PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything
 DAGS = ("dp_bert", "dp_sweep", "new_corpus", "privacy_audit")
 TRAINING_POOL = ("training", 1, "Steps that use every core: one at a time.")
@@ -70,8 +73,12 @@ class Stack:
         return AirflowApi(self.airflow_url, USER, self.password)
 
     def dead(self) -> list[str]:
-        """Return the components that do not run any more."""
-        return [n for n, process in self.components.items() if not process.is_alive()]
+        """Return the components that do not run any more; without a fork server, steps do."""
+        return [
+            name
+            for name, process in self.components.items()
+            if name != FORK_SERVER and not process.is_alive()
+        ]
 
 
 def running(deployment: Deployment) -> Stack | None:
@@ -109,6 +116,7 @@ def start(
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
     for_mlflow = mlflow_environment(deployment, folder, secret)
+    told = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
     began = datetime.now(UTC).isoformat()
     components: dict[str, Process] = {}
     for name in names:
@@ -116,8 +124,8 @@ def start(
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as output:
             process = supervisor.start(
-                _command(name, ports),
-                for_mlflow if name == "mlflow" else variables,
+                _command(name, ports, deployment),
+                told.get(name, variables),
                 mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
                 output,
                 end_with_us=end_with_us,
@@ -177,13 +185,21 @@ def connected(deployment: Deployment) -> AirflowApi | None:
     )
 
 
-def _command(name: str, ports: dict[str, int]) -> list[str]:
+def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[str]:
     if name == "mlflow":
         return mlflow_command(ports["mlflow"])
+    if name == FORK_SERVER:
+        return fork_server.command(deployment.task_python, fork_server_socket(deployment))
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
     return [*_AIRFLOW, name]
+
+
+def _for_fork_server(variables: dict[str, str]) -> dict[str, str]:
+    """Return what a step's environment shares with all others of the stack: no secret of theirs."""
+    shared = fork_server.shared_environment(without_orchestrator(variables))
+    return shared | {"PYTHONUNBUFFERED": "1"}
 
 
 def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[str], None]) -> None:

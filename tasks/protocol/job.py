@@ -7,7 +7,7 @@ from its spec alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
@@ -36,6 +36,7 @@ from dp_core.config.training import (
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
+    Asked,
     AuditSpec,
     BudgetSpec,
     CanariesSpec,
@@ -420,9 +421,61 @@ def is_charged(
     return isinstance(spec, PhrasesSpec | SelectSpec)
 
 
-def sweep_point_steps(settings: SweepSettings, point: SweepPoint, root: str) -> dict[str, StepSpec]:
+def sweep_point_steps(
+    settings: SweepSettings, point: SweepPoint, root: str
+) -> Mapping[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
-    return {"budget": sweep_budget(settings, root), **_point(settings, point, root)}
+    return _point(settings, point, root)
+
+
+def asked_training(
+    settings: SweepSettings, point: SweepPoint, root: str, number: int, after: Sequence[str] = ()
+) -> PretrainSpec:
+    """Return the private training of a point that an optimiser asked for.
+
+    Args:
+        settings: of the sweep.
+        point: the optimiser's answer.
+        root: of the store.
+        number: of the registered release that it is, from 0.
+        after: fine-tunings by whose F1 it was chosen.
+    """
+    job = settings.job(point)
+    asked = {"asked": _asked(settings, number), "after": after}
+    training = _seeded_training(job, front_half(job, root), job.seed)
+    return PretrainSpec.model_validate(training.model_dump() | asked)
+
+
+def asked_point_steps(
+    settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
+) -> Mapping[str, StepSpec]:
+    """Return the specs of a point that an optimiser asked for, from its training on.
+
+    Args:
+        settings: of the sweep.
+        point: the optimiser's answer.
+        training: the point's own, or an earlier one of the same settings.
+        after: fine-tunings by whose F1 the point was chosen.
+    """
+    job = settings.job(point)
+    front = front_half(job, training.root)
+    tuned = finetuning(job, front, training).model_copy(update={"after": tuple(after)})
+    return {
+        **front,
+        "dp_pretraining": training,
+        "dp_exposure": exposure(job, front, training),
+        "dp_finetuning": tuned,
+    }
+
+
+def _asked(settings: SweepSettings, number: int) -> Asked:
+    costliest = settings.job(settings.costliest)
+    return Asked(
+        search=settings.search,
+        number=number,
+        least_noise_multiplier=costliest.noise_multiplier,
+        most_updates=costliest.updates,
+    )
 
 
 def sweep_training(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
@@ -446,6 +499,11 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
 
     A private training that several points share is registered, and charged, once.
     """
+    if settings.is_asked:
+        dearest = settings.costliest
+        trainings = range(settings.sweep_trials)
+        asked = [asked_training(settings, dearest, root, number) for number in trainings]
+        return budget_of([*front_half(settings.job(dearest), root).values(), *asked])
     steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("dp_pretraining", "dp_finetuning")
@@ -463,19 +521,28 @@ def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
 
 def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
     """Return the spec of the sweep's last step."""
-    points = {point.name: point for point in settings.points()}
+    points = settings.points()
+    return report_of_points(
+        settings, root, {point: _point(settings, point, root) for point in points}
+    )
+
+
+def report_of_points(
+    settings: SweepSettings, root: str, steps: Mapping[SweepPoint, Mapping[str, StepSpec]]
+) -> SweepReportSpec:
+    """Return the spec of the last step of a sweep of these points."""
     return SweepReportSpec(
         root=root,
         made_up=settings.made_up,
         title="dp_sweep",
-        points=points,
+        points={point.name: point for point in steps},
         results={
-            name: {
+            point.name: {
                 task: spec.output
-                for task, spec in _point(settings, point, root).items()
+                for task, spec in own.items()
                 if task in (*POINT_STEPS, "vocabulary")
             }
-            for name, point in points.items()
+            for point, own in steps.items()
         },
         settings=settings.model_dump(mode="json"),
     )

@@ -74,6 +74,16 @@ def needs(spec: StepSpec) -> frozenset[Need]:
     return _NEEDS[spec.step]
 
 
+_ORCHESTRATORS = re.compile(
+    r"_*AIRFLOW_.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
+)
+
+
+def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without Airflow's variables, its secrets among them, and its Python."""
+    return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
+
+
 class NoReader(ValueError):
     """A ledger is named, but nobody who may read it without writing."""
 

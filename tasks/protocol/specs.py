@@ -52,6 +52,10 @@ MODEL_NAMES = {  # a job's models, by what the names of their tasks begin with
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
+ALIKE = (
+    "updates must be alike: sampling=poisson, noise_bands=1, first_batch_size=0, or fewer of them "
+    "would be another mechanism"
+)
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
@@ -281,6 +285,13 @@ class TrainingSpec(StepSpec, RunConfig):
     batches: BatchConfig
     updates: int
     plan: PrivacyPlan | None = None  # charged
+    # Fine-tunings by whose F1 an optimiser chose the settings: the output descends from them.
+    after: tuple[str, ...] = ()
+
+    def hashed(self) -> dict[str, Any]:
+        """Return what the output depends on; what nobody has searched for is named as ever."""
+        hashed = super().hashed()
+        return hashed if self.after else {n: v for n, v in hashed.items() if n != "after"}
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
@@ -289,6 +300,20 @@ class TrainingSpec(StepSpec, RunConfig):
         if self.plan:
             refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
         return self
+
+
+class Asked(Config):
+    """What a training that an optimiser asks for may cost at most.
+
+    The bounds are fixed before the first is asked for. More noise or fewer updates are
+    post-processing of a training at the bounds, whatever they were chosen by: so each asked
+    training is charged as one at the bounds, in an entry that is registered before the sweep.
+    """
+
+    search: str  # whose entries are its own: another would ask for other trainings
+    number: int = Field(ge=0)  # of the entry
+    least_noise_multiplier: float
+    most_updates: int
 
 
 class PretrainSpec(TrainingSpec):
@@ -310,6 +335,26 @@ class PretrainSpec(TrainingSpec):
     public_model: str = ""  # mode `public` only: a Hugging Face folder to start from
     shape: ArchitectureConfig
     extraction: ExtractionConfig = ExtractionConfig()
+    asked: Asked | None = None  # by an optimiser
+
+    def hashed(self) -> dict[str, Any]:
+        """Return what the output depends on; nobody has asked for an ordinary training."""
+        hashed = super().hashed()
+        return hashed if self.asked else {n: v for n, v in hashed.items() if n != "asked"}
+
+    @property
+    def charged_as(self) -> PretrainSpec:
+        """The training whose release is charged: this one, or the costliest that may be asked."""
+        if self.asked is None or self.plan is None:
+            return self
+        least = {"noise_multiplier": self.asked.least_noise_multiplier}
+        return self.model_copy(
+            update={
+                "plan": self.plan.model_copy(update=least),
+                "updates": self.asked.most_updates,
+                "after": (),
+            }
+        )
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -331,7 +376,20 @@ class PretrainSpec(TrainingSpec):
         )
         if maskings > 1 and self.mode != "dp":
             raise ValueError("maskings_per_example: only DP pre-training repeats a row")
+        if self.asked:
+            self._refuse_beyond_the_bounds(self.asked)
         return self
+
+    def _refuse_beyond_the_bounds(self, asked: Asked) -> None:
+        if self.plan is None:
+            raise ValueError("asked: only a training with DP is charged")
+        if self.plan.noise_multiplier < asked.least_noise_multiplier:
+            raise ValueError("asked: less noise than what is charged has")
+        if self.updates > asked.most_updates:
+            raise ValueError("asked: more updates than what is charged has")
+        alike = (self.plan.sampling, self.plan.noise_bands, self.batches.first_batch_size)
+        if alike != ("poisson", 1, 0):
+            raise ValueError(f"asked: {ALIKE}")
 
 
 class FinetuneSpec(TrainingSpec, SequenceConfig):

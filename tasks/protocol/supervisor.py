@@ -94,7 +94,7 @@ def start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_end_with_parent if end_with_us else None,
+        preexec_fn=end_with_parent if end_with_us else None,
     )
 
 
@@ -177,7 +177,8 @@ def _stat(pid: int) -> dict[str, str]:
     return {"state": fields[0], "session": fields[3], "birth": fields[19]}
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when its parent dies, on Linux."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -199,7 +200,7 @@ class Entrypoint:
 
     def run(self, command: list[str]) -> int:
         """Return the command's exit code as a shell would, 128 + n for a signal."""
-        signals = _arriving(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        signals = arriving(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
         try:
             step = subprocess.Popen(  # noqa: S603 - a list of words; no shell
                 command, stdin=subprocess.DEVNULL, start_new_session=True
@@ -246,7 +247,7 @@ class Entrypoint:
             os.killpg(self._group, number)
 
 
-def _arriving(*numbers: signal.Signals) -> int:
+def arriving(*numbers: signal.Signals) -> int:
     """Return a descriptor from which the numbers of these signals can be read as they arrive."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

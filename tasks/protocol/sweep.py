@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import ValidationError, field_validator, model_validator
@@ -26,7 +27,8 @@ from dp_core.config.privacy import SelectionConfig
 from dp_core.config.training import is_causal
 from tasks.protocol.settings import JobSettings
 
-MOST_POINTS = 1024  # Airflow expands one task into no more (core.max_map_length)
+PAGE = 1024  # points of one run of Airflow, which expands a task into no more: max_map_length
+MOST_POINTS = 16 * PAGE
 TRAINING_AXES = {  # setting of a job -> where the sweep takes it from
     "noise_multiplier": "sweep_noise_multipliers",
     "batch_size": "sweep_batch_sizes",
@@ -39,6 +41,13 @@ FINETUNING_AXES = {
     "finetune_learning_rate": "sweep_finetune_learning_rates",
 }
 AXES = TRAINING_AXES | FINETUNING_AXES
+SEARCHED = {  # what an optimiser may vary, and how: the lists' ends are the space
+    "noise_multiplier": "number",
+    "epochs": "number",
+    "finetune_epochs": "whole",
+    "finetune_batch_size": "whole",
+    "finetune_learning_rate": "logarithm",
+}
 REPLICATES = ("seed", "finetune_seed", "fold")  # over these a report takes the mean
 
 
@@ -195,6 +204,22 @@ class SweepSettings(SelectionConfig, JobSettings):
         "Also fine-tune the model of public text by the same settings, seeds and folds. No private "
         "text is read for it.",
     )
+    sweep_search: Literal["grid", "optuna"] = setting(
+        "grid",
+        GRID,
+        "Search",
+        "grid: all points. optuna: one point after the other, from the shell alone: Optuna asks "
+        "for noise, epochs and fine-tuning between the ends of the lists, by the F1 of those "
+        "before. Each training is charged as the costliest of that space.",
+    )
+    sweep_trials: int = setting(
+        10,
+        GRID,
+        "Search: points",
+        "Points that Optuna asks for, at most: as many releases are registered beforehand.",
+        ge=1,
+        le=PAGE,
+    )
     selection: Literal["publish-all", "random-count"] = setting(
         "publish-all",
         GRID,
@@ -218,6 +243,36 @@ class SweepSettings(SelectionConfig, JobSettings):
                 point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
         return _unique(SweepPoint.model_validate(point) for point in points)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether an optimiser asks for the points."""
+        return self.sweep_search == "optuna"
+
+    def space(self) -> dict[str, tuple[float, float]]:
+        """Return the ends of each setting that an optimiser asks for."""
+        listed = {name: [x for x in self._values(name) if x is not None] for name in SEARCHED}
+        return {name: (min(own), max(own)) for name, own in listed.items() if len(own) > 1}
+
+    @property
+    def search(self) -> str:
+        """A name of the search: another number of points asks for the same ones first."""
+        told = self.model_dump_json(exclude={"sweep_trials"})
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
+        """Return the point of an optimiser's answer, to four digits, within the space."""
+        given: dict[str, Any] = {name: (self._values(name) or [None])[0] for name in AXES}
+        for name, (low, high) in self.space().items():
+            given[name] = min(max(float(f"{values[name]:.4g}"), low), high)
+        return SweepPoint.model_validate(given)
+
+    @property
+    def costliest(self) -> SweepPoint:
+        """The private training with least noise and most updates that an optimiser may ask for."""
+        space, dearest = self.space(), {"noise_multiplier": 0, "epochs": 1}  # the low, the high end
+        ends = {name: space[name][end] for name, end in dearest.items() if name in space}
+        return self.grid()[0].training.model_copy(update=ends)
+
     def candidates(self) -> list[SweepPoint]:
         """Return the private trainings that are declared, without seeds."""
         return _unique(point.training for point in self.grid())
@@ -229,8 +284,18 @@ class SweepSettings(SelectionConfig, JobSettings):
         of_public = _unique(point.model_copy(update=public) for point in settings)
         if self.selection == "random-count":
             settings = _unique(point.model_copy(update=none) for point in settings)
+        if self.is_asked:  # what all have in common is that of any
+            return settings[:1]
         points = self._replicated(settings, self._seeds(self.sweep_seeds))
         return points + (self._replicated(of_public, [None]) if self.sweep_public else [])
+
+    def pages(self) -> list[list[SweepPoint]]:
+        """Return the points in pages, each as much as one run of Airflow can map tasks to.
+
+        A training that points of two pages share is found by the second: it is one release.
+        """
+        points = self.points()
+        return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
 
     def _replicated(
         self, settings: Sequence[SweepPoint], seeds: Sequence[int | None]
@@ -244,7 +309,7 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     def trainings(self) -> list[SweepPoint]:
         """Return the private trainings: each is one release, however many points share it."""
-        return _unique(point.training for point in self.points() if not point.public)
+        return trainings_of(self.points())
 
     def job(self, point: SweepPoint) -> JobSettings:
         """Return the settings of the job at one point; seeds and fold are for single steps."""
@@ -329,7 +394,10 @@ class SweepSettings(SelectionConfig, JobSettings):
         if len(points) > MOST_POINTS:
             raise ValueError(f"sweep_public: {len(points)} points, but at most {MOST_POINTS}")
         private = [point for point in points if not point.public]
-        self.refuse_large_deltas(len(self.trainings()), len(private))
+        trainings = self.sweep_trials if self.is_asked else len(self.trainings())
+        self.refuse_large_deltas(trainings, len(private))
+        if self.is_asked:
+            self._refuse_to_ask()
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
         if self.selection == "random-count" and self.time_box_minutes:
@@ -339,6 +407,35 @@ class SweepSettings(SelectionConfig, JobSettings):
             )
         return self
 
+    def _refuse_to_ask(self) -> None:
+        """Refuse a search whose points are not alike, or whose figures no optimiser may be told."""
+        if not self.entities_shown:
+            raise ValueError(
+                "sweep_search: the F1 of private labels is the operator's, and no optimiser is "
+                "told it: what it asks for next would tell on"
+            )
+        if self.vocabulary_source == "nonprivate":
+            raise ValueError("sweep_search: behind exact private counts all is the operator's")
+        single = {
+            "sweep_points": not self.sweep_points,
+            "sweep_batch_sizes": len(numbers(self.sweep_batch_sizes)) == 1,
+            "sweep_seeds": self.sweep_seeds == 1,
+            "sweep_finetune_seeds": self.sweep_finetune_seeds == 1,
+            "entities_folds": not self.entities_folds,
+            "sweep_public": not self.sweep_public,
+            "selection": self.selection == "publish-all",
+            "sampling": self.sampling == "poisson",
+            "noise_bands": self.noise_bands == 1,
+            "first_batch_size": not self.first_batch_size,
+        }
+        if wrong := [name for name, holds in single.items() if not holds]:
+            raise ValueError(
+                f"{', '.join(wrong)}: points that an optimiser asks for are single ones of Poisson "
+                "batches of one size, that differ in noise, epochs and fine-tuning"
+            )
+        if not self.space():
+            raise ValueError("sweep_search: no list has two ends to search between")
+
     def _reason(self, error: ValidationError, point: SweepPoint) -> str:
         """Say what is wrong with a point by the names that the sweep has for it."""
         item = error.errors(include_url=False, include_input=False)[0]
@@ -347,6 +444,11 @@ class SweepSettings(SelectionConfig, JobSettings):
             return f"at the point {point.name}: {one_line(error)}"
         field = "sweep_points" if self.sweep_points else AXES[axis]
         return f"{field}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"
+
+
+def trainings_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    """Return the private trainings that points start from, each once."""
+    return _unique(point.training for point in points if not point.public)
 
 
 def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:

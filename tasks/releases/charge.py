@@ -87,7 +87,12 @@ def register_plan(context: StepContext, planned: Mapping[str, PlannedRelease]) -
 
 
 def charge(
-    context: StepContext, units: PrivateUnits, planned: PlannedRelease, *, content: bytes
+    context: StepContext,
+    units: PrivateUnits,
+    planned: PlannedRelease,
+    *,
+    content: bytes,
+    charged_as: str = "",
 ) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
@@ -99,6 +104,7 @@ def charge(
         units: that are read, as provenance derived them.
         planned: what the spec says will be charged.
         content: the manifest.
+        charged_as: spec hash that the entry was registered under; by default the step's own.
 
     Raises:
         BudgetExceeded: it does not fit the data set's budget.
@@ -112,7 +118,9 @@ def charge(
     for attempt in count():
         unit = units.unit or planned.unit
         entry = ledger.reserve(
-            _reservation(context, units.dataset, unit, planned.event, planned.delta, attempt)
+            _reservation(
+                context, units.dataset, unit, planned.event, planned.delta, attempt, charged_as
+            )
         )
         if _may_continue(context, entry, content):
             seed = ledger.seed(entry, context.seeds, content)
@@ -145,9 +153,10 @@ def _reservation(
     event: MechanismEvent,
     delta: float,
     attempt: int = 0,
+    charged_as: str = "",
 ) -> Reservation:
-    run = context.run.run_key
-    return Reservation(dataset, unit, event, delta, context.spec_hash, run, run, attempt)
+    run, spec_hash = context.run.run_key, charged_as or context.spec_hash
+    return Reservation(dataset, unit, event, delta, spec_hash, run, run, attempt)
 
 
 def _recorded(

@@ -82,7 +82,7 @@ def _planned(
     if isinstance(spec, SelectSpec):
         return _selection(spec)
     if spec.plan is not None:
-        made = training_plan(spec)
+        made = training_plan(spec.charged_as if isinstance(spec, PretrainSpec) else spec)
         event, delta = made.event(), made.delta
         return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
     raise AssertionError("the step charges nothing")

@@ -163,6 +163,23 @@ class StepContext:
         self.descends_from(*result.releases)
         return Input(result, self.store.local_copy(uri), uri)
 
+    def descends_from_choice(self, uris: Iterable[str]) -> None:
+        """Count what a step's settings were chosen by among what its output has cost.
+
+        Args:
+            uris: outputs whose numbers an optimiser was told.
+
+        Raises:
+            BadInput: one is not there.
+        """
+        for uri in uris:
+            told = read_result(self.store, uri)
+            if told is None:
+                raise BadInput(
+                    "no result there", where=uri, fix="Run the sweep from its beginning."
+                )
+            self.descends_from(*told.releases)
+
     def refuse_altered(self, source: Input) -> None:
         """Check that an input's files are those that its step wrote: the noise is bound to them.
 

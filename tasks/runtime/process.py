@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import Contradicted, Unfinished
-from tasks.protocol import RunContext, StepResult, StepSpec, environment_for, supervisor
+from tasks.protocol import (
+    RunContext,
+    StepResult,
+    StepSpec,
+    environment_for,
+    fork_server,
+    supervisor,
+)
 from tasks.protocol.messages import CHANNEL, Follower, Progress
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 _LOOK = 0.2  # seconds between looks at a step's progress
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 Watcher = Callable[[str, Progress], None]  # of a task, by its name
 
@@ -29,7 +39,7 @@ class Job:
     name: str
     run_key: str
     run_name: str
-    steps: list[tuple[str, str, StepSpec]]
+    steps: Iterable[tuple[str, str, StepSpec]]  # asked for the next one when the last is done
 
 
 @dataclass
@@ -76,6 +86,13 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _server(deployment, folder) as server:
+        return _run(job, deployment, folder, server, watch)
+
+
+def _run(
+    job: Job, deployment: Deployment, folder: Path, server: Path | None, watch: Watcher
+) -> Outcome:
     outcome = Outcome(job, folder)
     store = deployment.open_store()
     for number, (point, task, spec) in enumerate(job.steps):
@@ -84,7 +101,7 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
         context = RunContext(run_key=job.run_key, run_name=job.run_name, task=task, point=point)
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # its time was up: it goes on where it was
-            code, reason = _run_step(spec, context, deployment, files, name, watch)
+            code, reason = _run_step(spec, context, deployment, files, name, watch, server)
         if code in (0, Contradicted.exit_code):
             result = read_result(store, spec.output)
             assert result is not None  # noqa: S101 - the contract: these codes mean a result
@@ -103,32 +120,59 @@ def _run_step(
     files: Path,
     name: str,
     watch: Watcher,
+    server: Path | None = None,
 ) -> tuple[int, str]:
     """Return the step's exit code, and why it failed."""
     spec_file, log, channel = (files.with_suffix(x) for x in (".json", ".log", ".messages"))
     spec_file.write_text(spec.model_dump_json(indent=1))
     channel.unlink(missing_ok=True)
     told = Follower(channel)
-    python = deployment.task_python if Path(deployment.task_python).exists() else sys.executable
+    environment = environment_for(spec, os.environ, apart=False) | _UNBUFFERED
+    environment |= {"CONFIDE_RUN_CONTEXT": context.model_dump_json(), CHANNEL: str(channel)}
     with log.open("wb") as stream:
-        process = supervisor.start(
-            [python, "-m", "tasks", spec.step, "--spec", str(spec_file)],
-            environment_for(spec, os.environ, apart=False)
-            | {
-                "CONFIDE_RUN_CONTEXT": context.model_dump_json(),
-                CHANNEL: str(channel),
-                "PYTHONUNBUFFERED": "1",
-            },
+        process = fork_server.start(
+            [spec.step, "--spec", str(spec_file)],
+            environment,
             CHECKOUT,
-            stream,
+            stream.fileno(),
+            python=_python(deployment),
+            server=server,
         )
         ours = supervisor.Process.of(process.pid)
+        code = None
         try:
-            watch(name, told.progress)
-            while process.poll() is None:
-                time.sleep(_LOOK)
+            while code is None:
                 watch(name, told.look().progress)
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(_LOOK)
         finally:
             supervisor.stop([ours], supervisor.LAUNCHER_GRACE)
             process.wait()
-    return process.returncode, told.look().reason()
+    return code, told.look().reason()
+
+
+@contextmanager
+def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
+    """Run a fork server for the steps of one job, unless the environment says otherwise."""
+    if os.environ.get(fork_server.SERVER) == fork_server.OFF or sys.platform != "linux":
+        yield None
+        return
+    place = folder / "fork-server.socket"
+    with place.with_suffix(".log").open("wb") as log:
+        process = supervisor.start(
+            fork_server.command(_python(deployment), place),
+            fork_server.shared_environment(os.environ) | _UNBUFFERED,
+            CHECKOUT,
+            log,
+        )
+    try:
+        while not place.exists() and process.poll() is None:
+            time.sleep(0.02)
+        yield place
+    finally:
+        supervisor.stop([supervisor.Process.of(process.pid)], supervisor.STACK_GRACE)
+        process.wait()
+
+
+def _python(deployment: Deployment) -> str:
+    return deployment.task_python if Path(deployment.task_python).exists() else sys.executable

@@ -8,6 +8,7 @@ written, the result too, and every further run of the step ends so), 75 time is 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import shutil
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +61,18 @@ class StepModule(Protocol):
 
 class Stopped(BaseException):
     """The step was told to end."""
+
+
+def command_line(words: Sequence[str]) -> int:
+    """Run the step of a command line; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one step.")
+    parser.add_argument("name", help="the step, for example pretrain")
+    parser.add_argument(
+        "--spec", required=True, metavar="URI", help="a path, file://, gs:// or data: URI"
+    )
+    parser.add_argument("--context", default="", metavar="JSON", help="which run it belongs to")
+    arguments = parser.parse_args(words)
+    return main(arguments.name, arguments.spec, arguments.context)
 
 
 def main(name: str, spec_uri: str, context: str = "") -> int:

@@ -60,6 +60,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             where="model_uri",
             fix="Give the output of a pre-training of kind bert or distilbert.",
         )
+    context.descends_from_choice(spec.after)
     entities = output_of(context, spec.entities_uri, "entities")
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:

@@ -49,8 +49,9 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     """Train, measure, and write the model in Hugging Face's layout with its privacy statement."""
     _refuse_contradictions(spec)
     inputs = TrainingInputs.open(spec, context)
+    context.descends_from_choice(spec.after)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
-    plan = charged = coins = None
+    plan = spent = charged = coins = None
     rows = spec.batches.batch_size * spec.batches.examples_per_step
     updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
     if units is None:
@@ -60,8 +61,15 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     else:
         _refuse_other_canaries(spec, inputs)
         plan = training_plan(spec, units.rows_kept)
+        spent = training_plan(spec.charged_as, units.rows_kept)
         content = _manifest(spec, inputs, plan)
-        charged = charge(context, units, planned_release(spec), content=content)
+        charged = charge(
+            context,
+            units,
+            planned_release(spec),
+            content=content,
+            charged_as=spec.charged_as.digest(),
+        )
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # Only now may the rows be read.
@@ -83,7 +91,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
                 f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
             ),
             device=spec.device,
-            progress=_Curve(spec, context, plan),
+            progress=_Curve(spec, context, spent),
             hook=_public_curve(spec, context, inputs, start.config) if plan else None,
             continuation=words,
             hosts=hosts,

@@ -31,6 +31,7 @@ from tasks.protocol import (
     needs,
     one_line,
     spec_from_json,
+    sweep_budget,
     sweep_point_steps,
     sweep_report,
 )
@@ -350,11 +351,7 @@ def test_a_whole_run_is_registered_before_its_first_release() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1"
     )
-    budgets = {sweep_point_steps(settings, p, ROOT)["budget"].output for p in settings.points()}
-    assert len(budgets) == 1
-    (one, *_) = [sweep_point_steps(settings, p, ROOT)["budget"] for p in settings.points()]
-    assert isinstance(one, BudgetSpec)
-    assert len(one.charged) == 3
+    assert len(sweep_budget(settings, ROOT).charged) == 3
 
 
 def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
@@ -368,8 +365,7 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
     other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point, ROOT)
     assert other["dp_pretraining"].digest() != selection.digest()
-    budget = steps["budget"]
-    assert isinstance(budget, BudgetSpec)
+    budget = sweep_budget(settings, ROOT)
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     with pytest.raises(ValidationError, match="Rényi"):
         SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)

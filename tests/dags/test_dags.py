@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from tasks.protocol import (
     JobSettings,
@@ -62,7 +63,8 @@ def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
 def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
-    own = {"grid", "fine_tunings", "report", "points_that_failed"}
+    own = {"grid", "budget", "fine_tunings", "report", "next_page", "start_page"}
+    own |= {"points_that_failed"}
     assert {own_name(task.task_id) for task in dags["dp_sweep"].tasks} == {*own, *steps}
 
 
@@ -156,3 +158,15 @@ def test_the_sweeps_form_says_which_settings_the_grid_replaces(dags):
     for name in ("noise_multiplier", "batch_size", "epochs"):
         assert "from the grid" in params.get_param(name).description
     assert "from the grid" not in params.get_param("clip_norm").description
+
+
+def test_what_optuna_asks_for_is_no_run_of_airflow(dags):
+    from dags.dp_sweep import page_of, settings_of
+
+    asked = {"sweep_search": "optuna", "sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256"}
+    with pytest.raises(AirflowFailException, match="sweep_search: mapped tasks cannot"):
+        settings_of(asked)
+    points, number, last = page_of({"sweep_batch_sizes": "256", "page": 1})
+    assert (points, number, last) == (SweepSettings(sweep_batch_sizes="256").points(), 1, True)
+    with pytest.raises(AirflowFailException, match="page: 2 of 1"):
+        page_of({"sweep_batch_sizes": "256", "page": 2})

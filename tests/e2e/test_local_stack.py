@@ -42,8 +42,11 @@ pytestmark = [
 def deployment(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     python = home / "fake-python"
-    fake = CHECKOUT / "tests" / "dags" / "fake_step.py"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" "$@"\n')
+    fake = CHECKOUT / "tests" / "dags"
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = tasks ] && exec "{sys.executable}" "{fake}/fake_step.py" "$@"\n'
+        f'exec "{sys.executable}" "{fake}/fake_fork_server.py" "$3"\n'
+    )
     python.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONFIDE_HOME", str(home))
@@ -172,6 +175,9 @@ def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment
     assert sorted(done) == sorted(["settings", *steps])
     assert done[-1] == "report"
     assert local.running(deployment) is not None  # it was not the demo's to stop
+    logs = [file.read_text() for file in deployment.logs.glob("airflow/**/*.log")]
+    assert any("vocabulary: working" in log for log in logs)
+    assert not [log for log in logs if "started anew" in log]  # all by the fork server
 
 
 def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):

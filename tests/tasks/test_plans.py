@@ -33,7 +33,7 @@ from tasks.protocol import (
     SweepSettings,
     VocabularySpec,
     dp_bert_steps,
-    sweep_point_steps,
+    sweep_budget,
 )
 from tasks.releases.charge import charge
 from tasks.releases.plans import plan_until, planned_release, training_plan
@@ -164,11 +164,8 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
         PRIVATE
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
     )
-    points = [sweep_point_steps(settings, p, ROOT) for p in settings.points()]
-    spec = points[0]["budget"]
-    assert isinstance(spec, BudgetSpec)
     ledger = _registered(deployment, 20.0)
-    budget.run(spec, bench_of(deployment))
+    budget.run(sweep_budget(settings, ROOT), bench_of(deployment))
     assert len(ledger.history("notes")) == 1 + 4
 
 

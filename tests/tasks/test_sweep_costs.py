@@ -25,6 +25,7 @@ from tasks.protocol import (
     sweep_steps,
 )
 from tasks.protocol.job import budget_of_run
+from tasks.protocol.sweep import PAGE, trainings_of
 from tasks.releases.charge import charge
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import PrivateUnits
@@ -251,6 +252,25 @@ def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
     )
 
 
+def test_every_point_of_a_sweep_too_large_for_one_run_is_on_one_page_and_in_the_report() -> None:
+    """What Airflow maps at a time is bounded; what is charged and reported is all of it."""
+    grid = ",".join(f"{2 + i / 1000:g}" for i in range(700))
+    settings = SweepSettings.model_validate(
+        PUBLIC_LABELS
+        | {"sweep_noise_multipliers": grid, "sweep_finetune_epochs": "1,2,3", "delta": 1e-8}
+    )
+    pages = settings.pages()
+    assert [len(page) for page in pages] == [PAGE, PAGE, 700 * 3 - 2 * PAGE]
+    on_pages = [point for page in pages for point in page]
+    assert on_pages == settings.points()
+    assert len(set(on_pages)) == len(on_pages)
+    assert max(len(trainings_of(page)) for page in pages) <= PAGE
+    trainings = {training for page in pages for training in trainings_of(page)}
+    assert trainings == set(settings.trainings()) and len(trainings) == 700
+    assert list(sweep_report(settings, ROOT).results) == [point.name for point in on_pages]
+    assert len(budget_of_run(settings, ROOT).charged) == 700
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
     ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs stands twice"),
@@ -261,7 +281,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_noise_multipliers": "1.00000001,1.00000002"}, "too little to be told apart"),
     ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
     ({"entities_folds": 5, "entities_test": "/b"}, "leave entities_test empty"),
-    ({"entities_folds": 100, "sweep_finetune_seeds": 100}, "= 10000 points, but"),
+    ({"entities_folds": 100, "sweep_finetune_seeds": 100, "sweep_seeds": 2}, "= 20000 points, but"),
 ]
 
 

@@ -1,0 +1,137 @@
+"""Points that Optuna asks for, one after the other, by the F1 of those before (ask and tell).
+
+Its storage lies beside the ledger. Each question has a seed of its own, so that what is asked next
+follows from the settings and from what was told: a run that was stopped goes on, and one that is
+repeated finds its trainings. Only what the guarantee protects is told; of private numbers the next
+settings would tell on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from dp_core.errors import BadInput
+from tasks.protocol import (
+    PretrainSpec,
+    StepResult,
+    StepSpec,
+    SweepPoint,
+    SweepSettings,
+    asked_point_steps,
+    asked_training,
+    report_of_points,
+    sweep_budget,
+)
+from tasks.protocol.sweep import SEARCHED
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
+STORAGE = "optuna.db"  # in the deployment's home
+OBJECTIVE = "f1"
+_OF_A_POINT = ("dp_pretraining", "dp_exposure", "dp_finetuning")
+
+
+def asked_steps(
+    settings: SweepSettings, deployment: Deployment
+) -> Iterator[tuple[str, str, StepSpec]]:
+    """Yield (point, task, spec) of an asked sweep; whoever iterates has run what came before.
+
+    Points with the same private training share it: one release, which the first of them chose.
+    """
+    root, store = deployment.store, Store(deployment.store, deployment.cache)
+    study = _study(settings, deployment)
+    points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
+    trainings: dict[SweepPoint, PretrainSpec] = {}
+    told: list[str] = []
+    yield "", "budget", sweep_budget(settings, root)
+    for number in range(settings.sweep_trials):
+        point = settings.asked_point(_answer(study, settings, number))
+        if point.training not in trainings:
+            trainings[point.training] = asked_training(settings, point, root, len(trainings), told)
+        if (steps := points.get(point)) is None:
+            steps = asked_point_steps(settings, point, trainings[point.training], told)
+        for task, spec in steps.items():
+            if not points or task in _OF_A_POINT:
+                named = point if task == "dp_finetuning" else point.training
+                yield named.name if task in _OF_A_POINT else "", task, spec
+        points[point] = steps
+        finetuned = steps["dp_finetuning"].output
+        value = tellable(read_result(store, finetuned), OBJECTIVE)
+        if not study.trials[number].state.is_finished():
+            study.tell(number, value)
+        told += [] if finetuned in told else [finetuned]
+    yield "", "report", report_of_points(settings, root, points)
+
+
+def most_steps(settings: SweepSettings, deployment: Deployment) -> int:
+    """Return how many steps an asked sweep has, at most."""
+    training = asked_training(settings, settings.costliest, deployment.store, 0)
+    point = asked_point_steps(settings, settings.costliest, training, ())
+    return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 2
+
+
+def tellable(result: StepResult | None, name: str) -> float:
+    """Return a number that an optimiser may be told.
+
+    Raises:
+        BadInput: it is the operator's, or it is not there.
+    """
+    for metric in reversed(result.metrics if result else []):
+        if metric.name == name:
+            if metric.label not in ("dp", "public"):
+                raise BadInput(
+                    f"{name} is the operator's: what an optimiser asks for next would tell on",
+                    where="sweep_search",
+                    fix="Search by public labels, or take the grid.",
+                )
+            return metric.value
+    raise BadInput(f"the point has no {name}", where="sweep_search")
+
+
+def _study(settings: SweepSettings, deployment: Deployment) -> Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    deployment.prepare()
+    name = f"{deployment.store} {settings.search}"  # of other results it would be another
+    return optuna.create_study(
+        storage=f"sqlite:///{deployment.home / STORAGE}",
+        study_name=sha256(name.encode()).hexdigest()[:16],
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def _answer(study: Study, settings: SweepSettings, number: int) -> Mapping[str, float]:
+    """Return the values of a trial, asking for it if nobody has."""
+    from optuna.samplers import TPESampler
+
+    if number < len(study.trials) and len(study.trials[number].params) == len(settings.space()):
+        return study.trials[number].params
+    if number < len(study.trials):
+        raise BadInput(
+            "a question to Optuna was cut off",
+            where=STORAGE,
+            fix="Delete the file: what was asked before is asked again, and charged nothing.",
+        )
+    study.sampler = TPESampler(seed=settings.seed + number)
+    return study.ask(_distributions(settings)).params
+
+
+def _distributions(settings: SweepSettings) -> dict[str, BaseDistribution]:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    found: dict[str, BaseDistribution] = {}
+    for name, (low, high) in settings.space().items():
+        if SEARCHED[name] == "whole":
+            found[name] = IntDistribution(int(low), int(high))
+        else:
+            found[name] = FloatDistribution(low, high, log=SEARCHED[name] == "logarithm")
+    return found

@@ -1,0 +1,23 @@
+"""A fork server whose steps are those of `fake_step.py`; called with its socket."""
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path.cwd()))
+from tasks.runtime import fork_server
+
+STEP = Path(__file__).with_name("fake_step.py")
+
+
+def command_line(words: list[str]) -> int:
+    """Pretend to run a step."""
+    sys.argv = [str(STEP), "-m", "tasks", *words]
+    runpy.run_path(str(STEP), run_name="__main__")
+    return 0
+
+
+sys.modules["tasks.runtime.step"] = SimpleNamespace(command_line=command_line)
+fork_server.modules_of_steps = list
+sys.exit(fork_server.main(sys.argv[1:]))

@@ -1,0 +1,247 @@
+"""Points that Optuna asks for: registered before the first, and told no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from release_examples import bench_of, record
+from test_plans import PRIVATE, ROOT
+from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS
+
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from tasks.protocol import (
+    FinetuneSpec,
+    MetricRecord,
+    PretrainSpec,
+    StepResult,
+    StepSpec,
+    SweepReportSpec,
+    SweepSettings,
+    needs,
+)
+from tasks.protocol.job import asked_training, budget_of_run
+from tasks.protocol.least_privilege import Need
+from tasks.releases.charge import charge
+from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.provenance import PrivateUnits
+from tasks.runtime.asked_points import STORAGE, asked_steps, most_steps
+from tasks.runtime.context import StepContext
+from tasks.runtime.deployment import Deployment
+from tasks.steps import budget
+from tasks.storage import Store
+
+ASKED: dict[str, Any] = PUBLIC_LABELS | {
+    "sweep_search": "optuna", "sweep_trials": 4, "sweep_noise_multipliers": "1,4",
+    "sweep_epochs": "1,2", "sweep_finetune_learning_rates": "1e-4,1e-3",
+}  # fmt: skip
+SETTINGS = SweepSettings.model_validate(ASKED)
+# 6000 declared patients, batches of 60, two epochs at the least noise of the space.
+COSTLIEST = PoissonGaussian.single(0.01, 1.0, 200, unit=PrivacyUnit.PATIENT)
+UNITS = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
+Steps = list[tuple[str, str, StepSpec]]
+
+
+@pytest.fixture
+def ledger(deployment: Deployment) -> Ledger:
+    found = Ledger.open(deployment.ledger)
+    found.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
+    return found
+
+
+def run(
+    deployment: Deployment, steps: Iterator[Any], label: str = "dp", key: str = "run"
+) -> Iterator[Any]:
+    """Do of each step what this is about: register, charge, score; yield it."""
+    store = Store(deployment.store, deployment.cache)
+    for step in steps:
+        _, _, spec = step
+        metrics = []
+        if spec.step == "budget":
+            budget.run(spec, bench_of(deployment, run=key))
+        if isinstance(spec, PretrainSpec) and spec.mode == "dp":
+            of = charge(
+                bench_of(deployment, spec_hash=spec.digest()),
+                UNITS,
+                planned_release(spec),
+                content=spec.digest().encode(),
+                charged_as=spec.charged_as.digest(),
+            )
+            of.settle(b"weights")
+        if isinstance(spec, FinetuneSpec):
+            f1 = spec.training.learning_rate * 100  # the best is at the upper end
+            metrics = [MetricRecord(name="f1", value=f1, label=label)]
+        result = StepResult(
+            step=spec.step, spec_hash=spec.digest(), outputs={}, metrics=metrics, facts={}
+        )
+        store.write(f"{spec.output}/result.json", result.model_dump_json().encode())
+        yield step
+
+
+def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
+    return [s for _, task, s in steps if isinstance(s, kind) and task.startswith("dp_")]
+
+
+def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    told = budget_of_run(SETTINGS, ROOT).charged  # what `ledger cost` shows
+    assert [planned_release(spec).event for spec in told] == [COSTLIEST] * 4
+    assert len({spec.digest() for spec in told}) == 4
+    steps = run(deployment, asked_steps(SETTINGS, deployment))
+    next(steps)
+    entries = ledger.history("notes")
+    assert [(e.event, e.state, e.whole_plan) for e in entries] == [
+        (COSTLIEST, State.PLANNED, True)
+    ] * 4
+    spent = ledger.remaining("notes").spent
+    done = list(steps)
+    assert len(done) + 1 <= most_steps(SETTINGS, deployment)
+    trainings = {spec.digest(): spec for spec in of_kind(PretrainSpec, done)}
+    assert 1 < len(trainings) <= 4
+    assert ledger.remaining("notes").spent == spent  # each took an entry that was there
+    states = [entry.state for entry in ledger.history("notes")]
+    assert states.count(State.SETTLED) == len(trainings) and len(states) == 4
+    for spec in trainings.values():
+        own, charged = training_plan(spec).event(), planned_release(spec).event
+        assert charged == COSTLIEST
+        assert epsilon_pld(own, 1e-6) <= epsilon_pld(charged, 1e-6)
+        assert 1 <= spec.plan.noise_multiplier <= 4 and 100 <= spec.updates <= 200
+        assert Need.CHARGING in needs(spec)
+
+
+def test_each_training_descends_from_what_it_was_chosen_by(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    done = list(run(deployment, asked_steps(SETTINGS, deployment)))
+    trainings, tuned = of_kind(PretrainSpec, done), of_kind(FinetuneSpec, done)
+    assert [spec.asked.number for spec in trainings] == [0, 1, 2, 3]
+    for number, (spec, own) in enumerate(zip(trainings, tuned, strict=True)):
+        assert spec.after == own.after == tuple(one.output for one in tuned[:number])
+    report = done[-1][2]
+    assert isinstance(report, SweepReportSpec)
+    assert [own["dp_finetuning"] for own in report.results.values()] == [t.output for t in tuned]
+
+
+def test_what_the_earlier_ones_cost_is_in_the_total_of_the_later(deployment: Deployment) -> None:
+    context = bench_of(deployment)
+    result = StepResult(
+        step="finetune", spec_hash="x", outputs={}, metrics=[], facts={},
+        releases=[record("entry", COSTLIEST)],
+    )  # fmt: skip
+    told = f"{deployment.store}/told"
+    context.store.write(f"{told}/result.json", result.model_dump_json().encode())
+    StepContext.descends_from_choice(context, [told])
+    assert context.releases == result.releases
+    with pytest.raises(BadInput, match="no result there"):
+        StepContext.descends_from_choice(context, [f"{told}-not"])
+
+
+@pytest.mark.parametrize("stopped_after", [1, 16])
+def test_a_run_that_was_stopped_goes_on_and_a_repeated_one_finds_all(
+    ledger: Ledger, deployment: Deployment, stopped_after: int
+) -> None:
+    begun = run(deployment, asked_steps(SETTINGS, deployment))
+    first = [step for step, _ in zip(begun, range(stopped_after), strict=False)]
+    begun.close()
+    whole = list(run(deployment, asked_steps(SETTINGS, deployment)))
+    assert whole[:stopped_after] == first
+    entries = ledger.history("notes")
+    assert list(run(deployment, asked_steps(SETTINGS, deployment))) == whole
+    (deployment.home / STORAGE).unlink()  # what it was told follows from the results
+    assert list(run(deployment, asked_steps(SETTINGS, deployment))) == whole
+    assert ledger.history("notes") == entries
+    more = SETTINGS.model_copy(update={"sweep_trials": 5})
+    again = list(run(deployment, asked_steps(more, deployment), key="another run"))
+    assert of_kind(PretrainSpec, again)[:4] == of_kind(PretrainSpec, whole)
+    assert len(ledger.history("notes")) == 5
+    # Another search shares no entry with this one: its cost is known beforehand, too.
+    other = SETTINGS.model_copy(update={"sweep_finetune_learning_rates": "1e-4,1e-2"})
+    told = {spec.digest() for spec in budget_of_run(other, ROOT).charged}
+    assert told.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS, ROOT).charged)
+
+
+def test_it_learns_from_what_it_is_told(ledger: Ledger, deployment: Deployment) -> None:
+    free = ASKED | {"sweep_noise_multipliers": "2", "sweep_epochs": "1", "sweep_trials": 40}
+    settings = SweepSettings.model_validate(free | {"delta": 1e-9})
+    done = list(run(deployment, asked_steps(settings, deployment)))
+    rates = [spec.training.learning_rate for spec in of_kind(FinetuneSpec, done)]
+    assert min(rates) < 5e-4 and sum(rates[20:]) / 20 > sum(rates[:10]) / 10
+    assert len({spec.digest() for spec in of_kind(PretrainSpec, done)}) == 1  # shared: one release
+    settled = [e for e in ledger.history("notes") if e.state is State.SETTLED]
+    assert len(settled) == 1
+
+
+def test_no_optimiser_is_told_an_operators_number(ledger: Ledger, deployment: Deployment) -> None:
+    steps = run(deployment, asked_steps(SETTINGS, deployment), label="operator")
+    with pytest.raises(BadInput, match="f1 is the operator's"):
+        list(steps)
+    import optuna
+
+    storage = f"sqlite:///{deployment.home / STORAGE}"
+    (name,) = optuna.get_all_study_names(storage)
+    (trial,) = optuna.load_study(study_name=name, storage=storage).trials
+    assert trial.value is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan": {"noise_multiplier": 0.99}}, "less noise than what is charged"),
+        ({"updates": 201}, "more updates than what is charged"),
+        ({"plan": {"sampling": "truncated-poisson", "batch_cap": 90}}, "must be alike"),
+        ({"plan": {"noise_bands": 8}}, "must be alike"),
+        ({"batches": {"first_batch_size": 30}}, "must be alike"),
+    ],
+)
+def test_a_training_beyond_what_is_charged_is_no_spec(change: dict[str, Any], said: str) -> None:
+    spec = asked_training(SETTINGS, SETTINGS.costliest, ROOT, 0)
+    assert spec.charged_as == spec
+    content = spec.model_dump()
+    for name, value in change.items():
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    with pytest.raises(ValidationError, match=said):
+        PretrainSpec.model_validate(content)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (PRIVATE_LABELS | {"entities_folds": 0, "entities_test": __file__}, "the operator's"),
+        ({"vocabulary_source": "nonprivate"}, "the operator's"),
+        ({"sweep_batch_sizes": "60,120"}, "sweep_batch_sizes: points that an optimiser"),
+        ({"sampling": "truncated-poisson", "batch_cap": 90}, "sampling: points"),
+        ({"sweep_seeds": 2, "entities_folds": 5}, "sweep_seeds, entities_folds: points"),
+        ({"selection": "random-count"}, "selection: points"),
+        ({"sweep_trials": 1024, "delta": 1e-6}, "training of each of 1024"),
+        (
+            dict.fromkeys(("sweep_noise_multipliers", "sweep_epochs"), "1")
+            | {"sweep_finetune_learning_rates": ""},
+            "no list has two ends",
+        ),
+    ],
+)
+def test_a_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], said: str) -> None:
+    asked = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
+    with pytest.raises(ValidationError, match=said):
+        SweepSettings.model_validate(ASKED | wrong | {**asked, **wrong})
+
+
+def test_an_ordinary_training_is_named_as_it_was() -> None:
+    """Whose hash changed would be charged again after an upgrade."""
+    (spec,) = of_kind(PretrainSpec, list(_grid(PUBLIC_LABELS)))
+    assert spec.asked is None and not {"asked", "after"} & spec.hashed().keys()
+    assert spec.charged_as is spec
+    assert PRIVATE["private_dataset"] == spec.plan.dataset
+
+
+def _grid(settings: dict[str, Any]) -> Steps:
+    from tasks.protocol import sweep_steps
+
+    return sweep_steps(SweepSettings.model_validate(settings), Path("/store").as_uri())
