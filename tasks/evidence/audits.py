@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
+from dp_core.audit.exposure import EMBEDDED, IN_ROWS, ExposureRow, summarise
 from dp_core.audit.extraction import ALARM_RATE, ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K
 from dp_core.audit.membership_metrics import CONFIDENCE
 from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
@@ -24,7 +24,8 @@ from tasks.releases.provenance import operator_only
 from tasks.report.results import (
     AUDIT_FILE,
     DISCOVERABLE,
-    EXPOSURE_FILE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
     MEMBERSHIP_FILE,
     TARGETED,
 )
@@ -131,11 +132,29 @@ def _findings(
 
 
 def _exposure(audit: Audit, finding: Finding) -> list[AuditRecord]:
-    """Return the exposure of canaries among random tokens, the mean over all of them."""
+    """Return the exposure of canaries among random tokens."""
     label = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
-    rows = [ExposureRow(**row) for row in json.loads(finding.text(EXPOSURE_FILE))]
-    shown = [row for row in rows if row.context == EMBEDDED]
-    summary = summarise(rows, EMBEDDED)
+    return _exposure_of(audit, finding, EXPOSURE, EMBEDDED, label)
+
+
+def _exposure_in_rows(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    """Return the exposure of canaries in the very rows that trained, which are private."""
+    return _exposure_of(audit, finding, EXPOSURE_IN_ROWS, IN_ROWS, Label.OPERATOR)
+
+
+def _exposure_of(
+    audit: Audit, finding: Finding, key: str, context: str, label: Label
+) -> list[AuditRecord]:
+    """Return the group with the largest exposure in a context; none if none was measured there."""
+    if key not in finding.result.outputs:  # of a version that did not measure it
+        return []
+    rows = [ExposureRow(**row) for row in json.loads(finding.text(f"{key}.json"))]
+    shown = [row for row in rows if row.context == context]
+    if not shown:
+        why = "No canary stands in the rows that trained."
+        none = not_run(audit.key, audit.name, audit.measured, why)
+        return [none.model_copy(update={"label": label})]
+    summary = summarise(rows, context)
     largest = max(shown, key=lambda row: row.exposure)
     count = sum(row.canaries for row in shown)
     if summary.remembers:
@@ -172,9 +191,19 @@ def _exposure(audit: Audit, finding: Finding) -> list[AuditRecord]:
             f" {summary.mean:.2f} on average; without memory, below"
             f" {summary.largest_null_high:.2f} and {summary.mean_null_high:.2f} in 97.5% of cases.",
             label=label,
-            rows=tuple(asdict(row) for row in rows),
+            rows=tuple(_with_rank_null(row) for row in rows),
         )
     ]
+
+
+def _with_rank_null(row: ExposureRow) -> dict[str, float | str]:
+    """Return a group's figures, and what its rank exposure is without memory."""
+    told = asdict(row)
+    if row.references:
+        null = row.rank_null
+        told |= {"rank_exposure_null_low": null.low, "rank_exposure_null_high": null.high}
+        told |= {"rank_exposure_p_value": row.rank_p_value}
+    return told
 
 
 def _membership(audit: Audit, finding: Finding) -> list[AuditRecord]:
@@ -350,13 +379,21 @@ LOWER_BOUND = Audit(
 )
 AUDITS: tuple[Audit, ...] = (
     Audit(
-        "exposure",
+        EXPOSURE,
         "Canary exposure",
         "log2 of the candidates less log2 of the mean rank of a canary's masked secret, in bits:"
         " the group with the largest, among random tokens, public coins (Carlini et al. 2019;"
         " Hoory et al. 2021, 5.2)",
         "exposure",
         _exposure,
+    ),
+    Audit(
+        EXPOSURE_IN_ROWS,
+        "Canary exposure in the rows that trained",
+        "the same, of canaries where they stand in the private rows that trained, as the papers"
+        " measure it: the group with the largest",
+        "exposure",
+        _exposure_in_rows,
     ),
     LOWER_BOUND,
     Audit(

@@ -118,6 +118,7 @@ class ModelRow(Row):
     perplexity_private: Value = None
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None
+    exposures_in_rows: Exposures | None = None  # the operator's
     membership: Membership | Withheld | None = None
     extractions: tuple[Extraction, ...] = ()
 
@@ -336,6 +337,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
         perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
+        exposures_in_rows=None,
         membership=None if membership is None else Withheld(),
         extractions=tuple(one for one in row.extractions if one.label not in hidden),
     )

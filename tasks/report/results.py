@@ -59,7 +59,9 @@ from tasks.tracking.event_log import labelled
 Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
-EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+# Outputs of the exposure step, and .json: rows of `dp_core.audit.exposure`.
+EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
+EXPOSURE_FILE = f"{EXPOSURE}.json"
 OCCURRENCES, OCCURRENCES_FILE = (
     "occurrences",
     "occurrences.json",
@@ -172,6 +174,7 @@ def model_row(
         perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
+        exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
         membership=_membership(attacked),
         extractions=tuple(_extractions(audited)),
     )
@@ -361,11 +364,12 @@ def _cost(dataset: str, *results: Input | None) -> Cost:
     return Cost(corpus, tuple(total for total in every if total.dataset != dataset))
 
 
-def _exposures(audited: Input | None) -> Exposures | None:
-    if audited is None:
+def _exposures(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
+    if audited is None or key not in audited.result.outputs:
         return None
-    label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
-    rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
+    private = key == EXPOSURE_IN_ROWS or operator_only(audited.result.releases)
+    rows = json.loads((audited.folder / f"{key}.json").read_text())
+    label = Label.OPERATOR if private else Label.DP
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
 
 

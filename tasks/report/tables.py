@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
+from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, ExposureRow, summarise
 from dp_core.audit.extraction import (
     ALL,
     GREEDY,
@@ -125,7 +125,11 @@ def power_of_ten(value: float, digits: int = 2) -> str:
     return power if short == "1" else f"{short}·{power}"
 
 
-_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random tokens"}
+_CONTEXT_WORDS = {
+    ALONE: "shown alone",
+    EMBEDDED: "among random tokens",
+    IN_ROWS: "in the rows that trained",
+}
 
 
 @dataclass(frozen=True)
@@ -321,10 +325,11 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
     `counted`: how many units hold one, by “pattern at rate”.
     """
     rows = [
-        _group_row(model.name, row, model.exposures.label, counted)
+        _group_row(model.name, row, read.label, counted)
         for model in models
-        if isinstance(model.exposures, Exposures)
-        for row in model.exposures.rows
+        for read in (model.exposures, model.exposures_in_rows)
+        if isinstance(read, Exposures)
+        for row in read.rows
     ]
     return Table(
         key="exposure",
@@ -343,8 +348,9 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
         rows=tuple(rows),
         notes=(
             "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
-            "canary with references that were never planted (Carlini et al. 2019). “Remembered” "
-            "needs the whole interval to lie above the band of a model without memory.",
+            "canary with references that were never planted (Carlini et al. 2019); without memory "
+            "every order of them is as likely. “Remembered” needs the whole interval to lie "
+            "above the band of a model without memory.",
             *((_LEFT_TO_RIGHT,) if _are_causal(models) else ()),
         ),
     )
@@ -354,10 +360,7 @@ def _group_row(
     model: str, row: ExposureRow, label: Label, counted: Mapping[str, Value]
 ) -> tuple[Cell, ...]:
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
-    references = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
     verdict = "yes" if row.remembers else "no"
-    chance = f"<{power_of_ten(1e-9)}" if row.p_value < 1e-9 else _probability(row.p_value)
-    ranked = bits(row.rank_exposure, label, detail=references)
     return (
         name(model, _CONTEXT_WORDS.get(row.context, row.context)),
         name(row.pattern, f"{row.canaries} canaries"),
@@ -370,10 +373,24 @@ def _group_row(
         measured(counted.get(f"{row.pattern} at {row.canary_rate:g}")),
         bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
         Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),
-        Cell(chance, value=row.p_value, label=label),
-        ranked if row.references else Cell(NOT_MEASURED),
+        Cell(_chance(row.p_value), value=row.p_value, label=label),
+        _rank_cell(row, label) if row.references else Cell(NOT_MEASURED),
         Cell(verdict, value=verdict, label=label, alarm=row.remembers),
     )
+
+
+def _rank_cell(row: ExposureRow, label: Label) -> Cell:
+    """Return the exposure by rank among references, beside what chance gives."""
+    null = row.rank_null
+    beside = (
+        f"without memory {null.low:.1f} – {null.high:.1f}, by chance {_chance(row.rank_p_value)},"
+        f" ceiling {row.rank_exposure_ceiling:.1f}"
+    )
+    return bits(row.rank_exposure, label, detail=beside)
+
+
+def _chance(probability: float) -> str:
+    return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else _probability(probability)
 
 
 _ATTACKS = {  # names of `dp_core.audit.membership_attacks`, and how the literature calls them

@@ -16,11 +16,12 @@ from report_examples import (
 )
 from rich.console import Console
 
+from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report import tables
-from tasks.report.model import Cost, Edition, JobReport, Withheld, edition_of
+from tasks.report.model import Cost, Edition, Exposures, JobReport, Withheld, edition_of
 from tasks.report.page import job_page, verdict
 from tasks.report.tables import (
     NOT_MEASURED,
@@ -117,6 +118,28 @@ def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None
         assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
         assert {row[2].label for row in often} == {Label.PUBLIC}
         assert {row[3].label for row in often} == {Label.OPERATOR}
+
+
+def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alone() -> None:
+    report = job_report(made_up=False)
+    dp = report.model("dp")
+    assert dp is not None and isinstance(dp.exposures, Exposures)
+    within = tuple(
+        dataclasses.replace(row, context=IN_ROWS)
+        for row in dp.exposures.rows
+        if row.context == EMBEDDED
+    )
+    row = dataclasses.replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
+    report = dataclasses.replace(report, models=(row,))
+    shown = {}
+    for edition in Edition:
+        models = edition_of(report, edition).models
+        table = tables.exposure_table(models, {})
+        shown[edition] = [r for r in table.rows if r[0].detail == "in the rows that trained"]
+    assert len(shown[Edition.OPERATOR]) == len(within) and not shown[Edition.PUBLISHABLE]
+    assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
+    ranked = shown[Edition.OPERATOR][0][7]
+    assert ranked.detail.startswith("without memory 0.") and "by chance" in ranked.detail
 
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
