@@ -67,6 +67,7 @@ OCCURRENCES, OCCURRENCES_FILE = (
     "occurrences.json",
 )  # of canaries, counted by the private token store's step
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
+GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 LEDGER_LINES = 30  # the latest ones; each needs an accounting

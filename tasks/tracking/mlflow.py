@@ -557,7 +557,8 @@ class Tracker:
                     Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
-        events += [self._model(judged, store) for judged in result.facts.get("judged", ())]
+        models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
+        events += [self._model(judged, store) for judged in models]  # others are nobody's versions
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
