@@ -111,6 +111,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         training=(
             *_training_facts(dp),
             *_audit_facts(audit),
+            *_time_facts(results),
             *_ceiling_facts(results.get("dp_membership")),
             *_outlook_facts(spec),
         ),
@@ -423,6 +424,24 @@ def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
     """Yield the lower bound on ε, beside what it could have been."""
     if audit is not None and audit.value is not None:
         yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
+
+
+def audit_time(results: Results) -> Operator | None:
+    """Return the time of the DP model's audits over that of its training; None: not known.
+
+    The operator's: how long a training takes follows from how much text there is. One that was
+    interrupted is counted from its last start on.
+    """
+    trained = results["dp_pretraining"].result.seconds
+    audits = (f"dp_{step}" for step in ("exposure", "membership", "audit"))
+    took = sum(results[name].result.seconds for name in audits if name in results)
+    return Operator(took / trained) if trained and took else None
+
+
+def _time_facts(results: Results) -> Iterator[Fact]:
+    if (share := audit_time(results)) is not None:
+        note = "the audits' time over the training's; a tenth is the aim"
+        yield Fact("Time for audits", share.value, share.label, note)
 
 
 def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:

@@ -158,6 +158,7 @@ class Table:
     headers: tuple[Header, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    lead: str = ""  # what a terminal says before it: a page has its own first line
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.headers) for row in self.rows):
@@ -171,6 +172,7 @@ class Table:
             "columns": [{"name": h.name, "unit": h.unit} for h in self.headers],
             "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
             "notes": list(self.notes),
+            "lead": self.lead,
         }
 
     @classmethod
@@ -180,17 +182,22 @@ class Table:
         headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
         cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
         return cls(
-            record["key"], record["caption"], tuple(headers), tuple(cells), tuple(record["notes"])
+            record["key"],
+            record["caption"],
+            tuple(headers),
+            tuple(cells),
+            tuple(record["notes"]),
+            record.get("lead", ""),  # reports of earlier versions have none
         )
 
 
 def closing_of(report: JobReport) -> Table:
-    """Return the closing table of an edition, and below it what the audit of its training found."""
+    """Return the closing table of an edition, led by what the audits leave of the claim."""
     table = closing_table(report.models, report.unit)
-    if report.audit is None:
-        return table
-    found = f"Audit of the private training: {report.audit.verdict}. {report.audit.finding}"
-    return replace(table, notes=(*table.notes, found))
+    audit = report.audit
+    found = "" if audit is None else f"{audit.verdict}. {audit.finding}"
+    lead = report.against or (found and f"Audit of the private training: {found}")
+    return replace(table, lead=lead)
 
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
@@ -772,7 +779,7 @@ def side_by_side(table: Table) -> RichTable:
 
 def _frame(table: Table) -> RichTable:
     return RichTable(
-        title=table.caption,
+        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
         title_justify="left",
         caption="\n".join((LEGEND, *table.notes)),
         caption_justify="left",
