@@ -80,8 +80,9 @@ def answer_when_asked(dag_id, option, told):
     while time.monotonic() < deadline:
         with create_session() as session:
             query = select(HITLDetail).join(TaskInstance, TaskInstance.id == HITLDetail.ti_id)
-            asked = session.scalars(query.where(TaskInstance.dag_id == dag_id)).first()
-            if asked and asked.task_instance.state == "awaiting_input":
+            waiting = TaskInstance.state == "awaiting_input"
+            asked = session.scalars(query.where(TaskInstance.dag_id == dag_id, waiting)).first()
+            if asked:
                 told.append((asked.subject, asked.body, asked.task_instance.run_id))
                 payload = UpdateHITLDetailPayload(chosen_options=[option])
                 run_id = asked.task_instance.run_id
@@ -90,29 +91,45 @@ def answer_when_asked(dag_id, option, told):
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize(("option", "promoted"), [("Approve", "success"), ("Reject", "skipped")])
-def test_a_real_airflow_waits_for_the_person_and_does_what_they_say(database, option, promoted):
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.sdk import DAG, task
+SMALL = """
+from airflow.sdk import DAG, task
 
-    from dags.approval import approval
+from dags.approval import approval
+
+with DAG("asks", schedule=None):
+
+    @task
+    def report():
+        return {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
+
+    @task
+    def promote():
+        return "promoted"
+
+    report() >> approval() >> promote()
+"""
+
+
+@pytest.fixture
+def small(database, tmp_path):
+    """A report, the approval, and what stands behind it, as Airflow reads them from a file."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
     DagBundlesManager().sync_bundles_to_db()
-    name, told = f"asks_{option.lower()}", []
-    with DAG(name, schedule=None) as dag:
+    file = tmp_path / "asks.py"
+    file.write_text(SMALL)
+    bag = DagBag(file)
+    sync_bag_to_db(bag, "dags-folder", None)
+    return bag.dags["asks"]
 
-        @task
-        def report():
-            return {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
 
-        @task
-        def promote():
-            return "promoted"
-
-        report() >> approval() >> promote()
-    person = threading.Thread(target=answer_when_asked, args=(name, option, told))
+@pytest.mark.parametrize(("option", "promoted"), [("Approve", "success"), ("Reject", "skipped")])
+def test_a_real_airflow_waits_for_the_person_and_does_what_they_say(small, option, promoted):
+    told = []
+    person = threading.Thread(target=answer_when_asked, args=("asks", option, told))
     person.start()
-    done = dag.test()
+    done = small.test()
     person.join()
     states = {ti.task_id: ti.state for ti in done.get_task_instances()}
     assert states == {"report": "success", "approval": "success", "promote": promoted}
