@@ -291,8 +291,7 @@ def null_mean_rank_exposure(references: int, canaries: int) -> NullExposure:
         raise ValueError(f"need at least one of each: {references=}, {canaries=}")
     bits, above = _rank_exposure_law(references, canaries)
     high, low = bits[np.minimum(np.searchsorted(above, [0.025, 0.975]), bits.size - 1)]
-    weights = np.diff(above, prepend=0.0)
-    return NullExposure(expected=float(weights @ bits), low=float(low), high=float(high))
+    return NullExposure(float(np.diff(above, prepend=0.0) @ bits), float(low), float(high))
 
 
 def null_rank_p_value(rank_exposure: float, references: int, canaries: int) -> float:
@@ -546,7 +545,7 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     The context is chosen before looking: picking the larger of two would need a wider null.
 
     Raises:
-        ValueError: no row has that context.
+        ValueError: no row has it.
     """
     shown = [row for row in rows if row.context == context]
     if not shown:

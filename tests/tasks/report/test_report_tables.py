@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from report_examples import (
@@ -20,9 +21,11 @@ from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from tasks.protocol import StepResult
 from tasks.report import tables
 from tasks.report.model import Cost, Edition, Exposures, JobReport, Withheld, edition_of
 from tasks.report.page import job_page, verdict
+from tasks.report.results import audit_time
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
@@ -32,6 +35,7 @@ from tasks.report.tables import (
     rich_table,
     side_by_side,
 )
+from tasks.runtime.context import Input
 
 
 def _closing() -> Table:
@@ -344,3 +348,19 @@ def test_the_page_and_its_first_sentence_claim_no_sum() -> None:
     assert "ε =" not in said.detail
     html = job_page(report, Edition.PUBLISHABLE).html
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
+
+
+def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> None:
+    def took(step: str, seconds: float) -> Input:
+        result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], seconds=seconds)
+        return Input(result, Path())
+
+    results = {
+        "dp_pretraining": took("pretrain", 80.0),
+        "dp_exposure": took("exposure", 4.0),
+        "dp_audit": took("audit", 3.0),
+        "public_exposure": took("exposure", 50.0),
+    }
+    assert audit_time(results) == Operator(7 / 80)
+    resumed = results | {"dp_pretraining": took("pretrain", 0.0)}
+    assert audit_time(resumed) is None
