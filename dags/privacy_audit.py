@@ -21,7 +21,7 @@ def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict
 @dag(
     dag_id="privacy_audit",
     dag_display_name="privacy_audit · attack one model from outside",
-    description="A model of a run, or anybody's, with canaries and texts → exposure and membership",
+    description="A model of a run, or anybody's, with canaries and texts → what it gives away",
     schedule=None,
     catchup=False,
     max_active_runs=1,
@@ -31,12 +31,15 @@ def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict
     doc_md="""
 ### What does a model give away?
 
-The **exposure** of canaries, and whether **texts that trained it** can be told from texts that did
-not, by the model's predictions alone: of a model of a run here (its output's URI in the store), or
-of a folder in Hugging Face's layout, whoever trained it. The same as `confide audit`, as a step by
-itself. What it finds is the operator's: the restricted experiment of MLflow holds it.
+The **exposure** of canaries, whether **texts that trained it** can be told from texts that did
+not, and what of both **comes out** of a causal model, by its predictions alone: of a model of a run
+here (its output's URI in the store), or of a folder in Hugging Face's layout, whoever trained it.
+The same as `confide audit`, as a step by itself. What it finds is the operator's: the restricted
+experiment of MLflow holds it.
 
-It refutes no claim: the texts were divided once and may differ otherwise. Above a ceiling, look.
+Texts that were divided once may differ otherwise, and refute no claim. Texts that **fair coins**
+divided before the training bound ε from below: what contradicts the claim of a model of this
+deployment withdraws it, and fails the task.
 """,
 )
 def privacy_audit() -> None:

@@ -236,6 +236,7 @@ class StepOperator:
         point: grid point of a mapped task.
         tracked_at: address of the step's run in MLflow, once the step has told it.
         verdicts: on the models that the step judged, in a sentence each.
+        spec: of the step, once it is known.
     """
 
     template_fields = ("point",)
@@ -250,6 +251,7 @@ class StepOperator:
         self.point = point
         self.tracked_at = ""
         self.verdicts: dict[str, str] = {}
+        self.spec: StepSpec | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the step to its end, and answer for its exit code."""
@@ -275,9 +277,16 @@ class StepOperator:
     def work(self, context: Any) -> Work:
         """Return the task's work; its point names the task on Airflow's pages."""
         work = work_of(self.task_id, self.plan, context, self.point)
+        self.spec = work.spec
         context["point_name"] = work.context.point
         self.log.info("Output: %s", work.spec.output)
         return work
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Return which outputs the step has read and written; Airflow's provider calls it."""
+        from dags.launcher.lineage import lineage_of  # where the provider is configured
+
+        return lineage_of(self.spec) if self.spec else None
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
         """Run the step once; return its exit code and what it told."""

@@ -8,35 +8,57 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 from tokenizers import Tokenizer
 
 from dp_core.audit.canaries import Canary, candidates
 from dp_core.audit.exposure import alone, interval, null_exposure, null_p_value, secret_ranks
+from dp_core.audit.extraction import (
+    ALL,
+    FROM_CANARIES,
+    FROM_ROWS,
+    discoverable,
+    draw_prompts,
+    extraction_record,
+    targeted,
+)
 from dp_core.audit.membership_attacks import attacks
 from dp_core.audit.membership_metrics import MembershipRow, measure
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
-from dp_core.audit.membership_scores import Rows, losses
+from dp_core.audit.membership_scores import Losses, Rows, losses
+from dp_core.audit.one_run import Claim, audit_claim
 from dp_core.audit.ranking import ranker
-from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl
+from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.audit.unit_canaries import audit_record, planned_guesses
+from dp_core.config.audit import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
-from dp_core.data.token_store import TokenStoreWriter, rows_of_units
+from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Label
+from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import byte_level, wordpiece
 
+Numbers = NDArray[np.int64]
+
+CONTROLS = 8  # secrets that were never planted, for each that somebody gives
 DOCUMENT = "document"
+UNFAIR = 1e-6  # what divides texts so unevenly is no fair coin
 LONGEST_ROW = 256  # tokens
 ROWS_PER_TEXT = 4
 _SECRET = re.compile(r"\[\[(.+?)\]\]")
@@ -83,6 +105,62 @@ def lines_of(file: Path, where: str) -> list[str]:
     except (OSError, UnicodeDecodeError):
         raise BadInput("no readable text", where=where) from None
     return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What somebody gives to audit a model by: lines of text, or None.
+
+    Attributes:
+        canaries: the secret of each in double brackets.
+        members: texts that trained it. held_out: texts that did not, drawn alike.
+        coins: each text was one whole unit, in or out by a fair coin before the training.
+    """
+
+    canaries: Sequence[str] | None = None
+    members: Sequence[str] | None = None
+    held_out: Sequence[str] | None = None
+    coins: bool = False
+
+
+def audit(
+    audited: Audited,
+    given: Given,
+    ceiling: PrivacyProfile | None,
+    protocol: ExtractionProtocol,
+    *,
+    masks: int = 4,
+    seed: int = 0,
+) -> list[AuditRecord]:
+    """Return the records of everything that can be found by what is given, for the operator.
+
+    Args:
+        audited: the model.
+        given: canaries, texts, or both.
+        ceiling: what the claim for one text, or for a unit that holds it, leaves; None: no claim.
+        protocol: by which a causal model is made to continue texts.
+        masks: fresh masks over which a masked model's losses are averaged.
+        seed: public; of masks, controls, and of the fifth on which thresholds are fitted.
+
+    Raises:
+        BadInput: what is given is no canary, too few texts, or coins that are none.
+    """
+    records = []
+    causal = isinstance(audited.model.config, CausalConfig)
+    if given.canaries is not None:
+        records.append(canary_exposure(audited, given.canaries))
+        if causal:
+            records.append(_targeted(audited, given.canaries, protocol, seed))
+    if given.members is None or given.held_out is None:
+        return records
+    with _rows_of(audited, given.members, given.held_out, seed) as sides:
+        seen = _Seen.of(audited, sides, masks, seed)
+        records += _membership(seen, ceiling, seed)
+        if given.coins:
+            records.append(_coin_bound(seen, ceiling, seed))
+        if causal:
+            records.append(_discoverable(audited, sides, ceiling, protocol, seed))
+    return records
 
 
 def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
@@ -156,26 +234,45 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
     return Canary(f"given-{number}", pattern, 1.0, tuple(tokens))
 
 
-def membership_records(
-    audited: Audited,
-    members: Sequence[str],
-    held_out: Sequence[str],
-    ceiling: PrivacyProfile | None,
-    *,
-    masks: int = 4,
-    seed: int = 0,
-) -> tuple[AuditRecord, ...]:
-    """Return what losses tell of who trained the model, by text: one evaluation for all attacks.
+def _targeted(
+    audited: Audited, lines: Sequence[str], protocol: ExtractionProtocol, seed: int
+) -> AuditRecord:
+    """Return how many secrets are guessed from the words before them.
 
-    Args:
-        audited: the model.
-        members: texts that trained it. held_out: texts that did not, drawn alike.
-        ceiling: what the claim for one text, or for a unit that holds it, leaves; None: no claim.
-        masks: fresh masks over which a masked model's losses are averaged.
-        seed: public; of masks, and of the fifth on which thresholds are fitted.
+    Control: the same words with secrets drawn by public coins, as Carlini et al. 2019 compare.
+    """
+    pool, coins = candidates(audited.tokenizer), np.random.default_rng(seed)
+    canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
+    for canary in list(canaries):
+        at = canary.secret_index
+        others = np.setdiff1d(pool, [canary.secret])
+        for number, secret in enumerate(coins.choice(others, CONTROLS).tolist()):
+            tokens = (*canary.tokens[:at], int(secret), *canary.tokens[at + 1 :])
+            canaries.append(Canary(f"{canary.id}-control-{number}", canary.pattern, 0.0, tokens))
+    begin = SpecialIds.of(audited.tokenizer).cls
+    rows = targeted(
+        suffix_odds(audited.model), canaries, begin=begin, candidates=pool, config=protocol
+    )
+    return extraction_record(
+        [row for row in rows if row.group == ALL],
+        protocol,
+        FROM_CANARIES,
+        when="chosen by who audits",
+        label=Label.OPERATOR,
+        key="extraction_given_targeted",
+        name="Extraction of given canaries, targeted",
+        measured="share of secrets among the k likeliest next tokens (after Carlini et al. 2019)",
+    )
+
+
+@contextmanager
+def _rows_of(
+    audited: Audited, members: Sequence[str], held_out: Sequence[str], seed: int
+) -> Iterator[tuple[TokenStore, TokenStore]]:
+    """Cut both sides' texts into rows; each text is a unit. The rows go when they are done with.
 
     Raises:
-        BadInput: fewer texts on a side than a level needs.
+        BadInput: fewer texts on a side than a level needs, or one on both sides.
     """
     for name, texts in (("members", members), ("held-out texts", held_out)):
         if len(texts) * (1 - FITTED_SHARE) < LEAST_GROUPS:
@@ -183,33 +280,66 @@ def membership_records(
             raise BadInput(f"{len(texts)} texts; {least} are needed", where=name)
     if set(members) & set(held_out):
         raise BadInput("a text stands in both files", where="held-out texts")
-    coins = np.random.default_rng(seed)
     with TemporaryDirectory(prefix="confide-audit-") as folder:  # 0700; the rows are private
-        writer = TokenStoreWriter(
-            Path(folder), audited.positions, audited.tokenizer.get_vocab_size()
-        )
-        kept = []
-        units = [Unit(str(at), [line]) for at, line in enumerate([*members, *held_out])]
-        for unit_id, rows in rows_of_units(
-            units,
-            audited.tokenizer,
-            sequence_length=audited.positions,
-            max_examples_per_unit=ROWS_PER_TEXT,
-            key=seed_key(seed),
-        ):
-            writer.add_unit(unit_id, rows)
-            kept += [int(unit_id)] * len(rows)
-        store = writer.finish()
-        numbers = np.arange(len(kept), dtype=np.int64)
-        found = losses(audited.model, Rows(store, numbers, seed, masks))
-    if not (np.isfinite(found.mean).all() and np.isfinite(found.lowest).all()):
-        raise BadInput("the model answers with what is no number", where="model")
-    text = np.array(kept, np.int64)
-    inside = text < len(members)
-    fitting = np.zeros(len(units), bool)
-    for start, count in ((0, len(members)), (len(members), len(held_out))):
+        sides = []
+        for name, texts in (("members", members), ("held out", held_out)):
+            writer = TokenStoreWriter(
+                Path(folder) / name, audited.positions, audited.tokenizer.get_vocab_size()
+            )
+            for unit_id, rows in rows_of_units(
+                [Unit(str(at), [line]) for at, line in enumerate(texts)],
+                audited.tokenizer,
+                sequence_length=audited.positions,
+                max_examples_per_unit=ROWS_PER_TEXT,
+                key=seed_key(seed),
+            ):
+                writer.add_unit(unit_id, rows)
+            sides.append(writer.finish())
+        yield sides[0], sides[1]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the model makes of the texts' rows: (n,) each, those that trained first.
+
+    Attributes:
+        losses: of each row.
+        text: the number of its text.
+        trained: how many texts trained; others have higher numbers. held_out: how many did not.
+    """
+
+    losses: Losses
+    text: Numbers
+    trained: int
+    held_out: int
+
+    @classmethod
+    def of(
+        cls, audited: Audited, sides: tuple[TokenStore, TokenStore], masks: int, seed: int
+    ) -> _Seen:
+        """Evaluate the model once for all attacks.
+
+        Raises:
+            BadInput: it answers with what is no number.
+        """
+        found = [losses(audited.model, Rows(s, np.arange(s.n_rows), seed, masks)) for s in sides]
+        mean = np.concatenate([side.mean for side in found])
+        lowest = np.concatenate([side.lowest for side in found])
+        if not (np.isfinite(mean).all() and np.isfinite(lowest).all()):
+            raise BadInput("the model answers with what is no number", where="model")
+        rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
+        text = np.repeat(np.arange(len(rows)), rows)
+        return cls(Losses(mean, lowest), text, sides[0].n_units, sides[1].n_units)
+
+
+def _membership(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> tuple[AuditRecord, ...]:
+    """Return what losses tell of who trained the model, by text."""
+    coins, text, inside = np.random.default_rng(seed), seen.text, seen.text < seen.trained
+    fitting = np.zeros(seen.trained + seen.held_out, bool)
+    for start, count in ((0, seen.trained), (seen.trained, seen.held_out)):
         chosen = coins.permutation(count)[: max(2, int(FITTED_SHARE * count))]
         fitting[start + chosen] = True
+    numbers = np.arange(len(text), dtype=np.int64)
     sample = Sample(
         unit=PrivacyUnit.DOCUMENT,
         member_rows=numbers[inside],
@@ -222,10 +352,67 @@ def membership_records(
         fitted=fitting[text],
     )
     rows_found = []
-    for attack in attacks(found, [], {}, inside, sample.fitted):
+    for attack in attacks(seen.losses, [], {}, inside, sample.fitted):
         if (scored := sample.scored(DOCUMENT, attack)) is not None:
             rows_found.append(measure(DOCUMENT, attack.name, scored[0], attack.threshold, ceiling))
     return tuple(map(_membership_record, rows_found))
+
+
+def _coin_bound(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> AuditRecord:
+    """Return the lower bound on ε that guesses about the texts' coins prove.
+
+    Guesses are by mean loss, their number by m and the claim alone.
+
+    Raises:
+        BadInput: there is no claim to audit, or the two sides are not as fair coins divide.
+    """
+    if ceiling is None or not ceiling.pairs:
+        raise BadInput("there is no claim that coins could contradict", where="coins")
+    coins = np.arange(seen.trained + seen.held_out) < seen.trained
+    if stats.binomtest(seen.trained, len(coins)).pvalue < UNFAIR:
+        raise BadInput(f"fair coins do not put {seen.trained} of {len(coins)} in", where="coins")
+    epsilon, delta = ceiling.pairs[0]
+    claim = Claim(epsilon, delta, ceiling)
+    sums, rows = np.bincount(seen.text, seen.losses.mean), np.bincount(seen.text)
+    verdict = audit_claim(
+        claim,
+        [-sums / rows],
+        coins,
+        planned_guesses(len(coins), epsilon),
+        PrivacySeed.fixed(seed),  # of the null control alone: others threw the coins
+    )
+    return audit_record(
+        verdict,
+        claim,
+        Label.OPERATOR,
+        key=COIN_BOUND,
+        name="Empirical lower bound on ε, by given texts that coins divided",
+        measured="ε that the guesses about whole units refute, in or out by independent coins, at"
+        " 95% (Steinke, Nasr and Jagielski 2023)",
+    )
+
+
+def _discoverable(
+    audited: Audited,
+    sides: tuple[TokenStore, TokenStore],
+    ceiling: PrivacyProfile | None,
+    protocol: ExtractionProtocol,
+    seed: int,
+) -> AuditRecord:
+    """Return how many texts that trained a causal model continues as they go on."""
+    most = max(side.n_units for side in sides)
+    config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
+    members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
+    return extraction_record(
+        discoverable(suffix_odds(audited.model), members, others, config, ceiling),
+        protocol,
+        FROM_ROWS,
+        when="chosen by who audits",
+        label=Label.OPERATOR,
+        key="extraction_given_discoverable",
+        name="Extraction of given texts, discoverable",
+        measured="share of suffixes that greedy decoding gives word for word (Carlini et al. 2023)",
+    )
 
 
 def _membership_record(row: MembershipRow) -> AuditRecord:

@@ -2,8 +2,9 @@
 
 exposure = log2|V| − log2(mean rank of the secret), Hoory et al. 2021, section 5.2, for every group
 of canaries with one pattern and one rate; and Carlini et al. 2019's rank among references that
-were never planted. The canaries are shown alone or among random tokens, never inside private
-rows, so the reading has the label of the model it is taken from.
+were never planted. Shown alone or among random tokens, canaries need no private row, so the
+reading has the label of the model it is taken from. Shown in the very rows that trained, as in the
+papers, they do: that reading is the operator's.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ Ints = NDArray[np.int32]
 # candidates, 1 for the model's first choice
 Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
-ALONE, EMBEDDED = "alone", "embedded"
+ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 _ROWS_AT_ONCE = 256
 _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 _LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
 _RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
+_CELLS, _CELLS_IN_ALL = 1 << 16, 1 << 22  # of the lattice on which rank exposures are added up
+_EXACT_CANARIES = 8  # of so few, each possible mean rank exposure has its exact probability
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,12 @@ def _masked(
     return MaskedContexts(ids, lengths, positions, secrets)
 
 
-def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
-    """Return by each canary's id how many units hold it: counted, and so as private as the rows.
+def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[Ints, Ints]]:
+    """Return by each canary's id where it stands: row numbers, and its first token's place there.
 
-    What was planted, less what found no room, and what the text itself may hold.
+    Also where the text itself holds it. As private as the rows.
     """
-    holders: dict[str, list[Ints]] = {canary.id: [] for canary in canaries}
+    found: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
     for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
         tokens = store.tokens[start : start + _COUNTED_AT_ONCE]  # padding is no canary's token
         for canary in canaries:
@@ -117,9 +120,74 @@ def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[s
             held = np.ones((len(tokens), places), np.bool_)
             for offset, token in enumerate(canary.tokens):
                 held &= tokens[:, offset : offset + places] == token
-            rows = start + np.flatnonzero(held.any(axis=1))
-            holders[canary.id].append(np.searchsorted(store.unit_rows, rows, side="right"))
-    return {name: len(np.unique(np.concatenate(units))) for name, units in holders.items()}
+            found[canary.id].append(np.argwhere(held) + np.array([start, 0]))
+    both = {name: np.concatenate(parts).astype(np.int32) for name, parts in found.items()}
+    return {name: (pairs[:, 0], pairs[:, 1]) for name, pairs in both.items()}
+
+
+def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
+    """Return by each canary's id how many units hold it: counted, and so as private as the rows.
+
+    What was planted, less what found no room, and what the text itself may hold.
+    """
+    return {
+        name: len(np.unique(np.searchsorted(store.unit_rows, rows, side="right")))
+        for name, (rows, _) in places_of(store, canaries).items()
+    }
+
+
+def in_rows(
+    store: TokenStore,
+    canaries: Sequence[Canary],
+    references: Sequence[Canary],
+    special: SpecialIds,
+    *,
+    repeats: int,
+    seed: int,
+) -> tuple[MaskedContexts, list[Canary], list[Canary]]:
+    """Return canaries where they stand in the rows that trained, and references in their stead.
+
+    Each canary is shown in `repeats` of the places that it stands in, chosen by public coins; where
+    there are fewer, in the same ones again. A reference stands in places of planted canaries of its
+    pattern, whose tokens it takes: so the row around it trained as well, and only it did not.
+
+    Args:
+        store: the rows that trained.
+        canaries: the planted ones. references: never planted.
+        special: ids of the special tokens.
+        repeats: R rows for each canary, adjacent.
+        seed: public.
+
+    Returns:
+        The contexts; which canaries they are of, for one that stands nowhere is left out; and which
+        references, those of patterns that stand somewhere.
+    """
+    places = {name: pair for name, pair in places_of(store, canaries).items() if len(pair[0])}
+    planted = [canary for canary in canaries if canary.id in places]
+    by_pattern: dict[str, list[tuple[Ints, Ints]]] = {}
+    for canary in planted:
+        by_pattern.setdefault(canary.pattern, []).append(places[canary.id])
+    others = [reference for reference in references if reference.pattern in by_pattern]
+    for reference in others:
+        rows, starts = zip(*by_pattern[reference.pattern], strict=True)
+        places[reference.id] = np.concatenate(rows), np.concatenate(starts)
+    shown = [*planted, *others]
+    ids = np.empty((len(shown) * repeats, store.tokens.shape[1]), np.int32)
+    lengths, positions = (np.empty(len(ids), np.int32) for _ in range(2))
+    for number, canary in enumerate(shown):
+        held, first = places[canary.id]
+        coins = np.random.Generator(
+            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
+        )
+        chosen = np.resize(coins.permutation(len(held))[:repeats], repeats)
+        for context, place in enumerate(chosen.tolist(), number * repeats):
+            row, start = int(held[place]), int(first[place])
+            ids[context], lengths[context] = store.tokens[row], store.lengths[row]
+            ids[context, start : start + len(canary.tokens)] = canary.tokens
+            positions[context] = start + canary.secret_index
+    ids[np.arange(len(ids)), positions] = special.mask
+    secrets = np.repeat([canary.secret for canary in shown], repeats).astype(np.int32)
+    return MaskedContexts(ids, lengths, positions, secrets), planted, others
 
 
 @dataclass(frozen=True)
@@ -184,13 +252,67 @@ def null_rank_exposure(references: int) -> float:
     return math.log2(size) - float(np.log2(np.arange(1, size + 1)).mean())
 
 
+@lru_cache(maxsize=32)
+def _rank_exposure_law(references: int, canaries: int) -> tuple[NDArray[np.float64], ...]:
+    """Return (mean rank exposures [K] descending, probabilities [K] of so much or more).
+
+    n canaries compared with the same references are not independent. Without memory all n + R
+    scores are exchangeable, so every way to spread the canaries over the R + 1 gaps between the
+    references is equally likely (Wilcoxon 1945): the sum of log2(1 + references ahead) has the
+    generating function ∏ₖ 1/(1 − z·x^log2(1 + k)), of which the coefficient of zⁿ is computed on a
+    lattice. What falls between two of its points is divided between them, so that means are exact.
+    """
+    steps = np.log2(np.arange(1, references + 2))  # (R + 1,) bits that a canary in gap k lacks
+    cells = min(_CELLS, max(64, _CELLS_IN_ALL // canaries))
+    cell = canaries * float(steps[-1]) / (cells - canaries - 2) if references else 1.0
+    law = np.zeros((canaries + 1, cells))
+    law[0, 0] = 1.0
+    for step in steps / cell:
+        whole, part = int(step), float(step - int(step))
+        for count in range(1, canaries + 1):
+            before = law[count - 1]
+            law[count, whole:] += (1 - part) * before[: cells - whole]
+            law[count, whole + 1 :] += part * before[: cells - whole - 1]
+    of_sum = law[canaries] / law[canaries].sum()
+    bits = steps[-1] - np.arange(cells) * cell / canaries
+    return bits, np.minimum(np.cumsum(of_sum), 1.0)
+
+
+def null_mean_rank_exposure(references: int, canaries: int) -> NullExposure:
+    """Return what the mean rank exposure of n canaries among the same references is, unremembered.
+
+    Exact where no two of the n + R ranks are equal, but for the lattice, which spreads the law by
+    0.0003 bits where n is 64 or less, and by 0.03 where it is 1,000. A tie counts half.
+
+    Raises:
+        ValueError: an argument below 1.
+    """
+    if min(references, canaries) < 1:
+        raise ValueError(f"need at least one of each: {references=}, {canaries=}")
+    bits, above = _rank_exposure_law(references, canaries)
+    high, low = bits[np.minimum(np.searchsorted(above, [0.025, 0.975]), bits.size - 1)]
+    return NullExposure(float(np.diff(above, prepend=0.0) @ bits), float(low), float(high))
+
+
+def null_rank_p_value(rank_exposure: float, references: int, canaries: int) -> float:
+    """Return P(mean rank exposure of n unremembered canaries ≥ `rank_exposure`).
+
+    Values that the lattice does not tell from the measured one count as well: the division of what
+    falls between its points moves a sum by up to n cells. Of many canaries no single value matters.
+    """
+    bits, above = _rank_exposure_law(references, canaries)
+    moved = canaries * float(bits[0] - bits[1]) if canaries <= _EXACT_CANARIES else 0.0
+    index = int(np.searchsorted(-bits, moved - rank_exposure + 1e-9, side="right")) - 1
+    return max(float(above[index]), _RESOLUTION) if index >= 0 else _RESOLUTION
+
+
 @dataclass(frozen=True)
 class ExposureRow:
     """One group of canaries in one kind of context. Exposures are in bits."""
 
     pattern: str
     canary_rate: float  # probability that a unit carries one of them
-    context: str  # alone | embedded
+    context: str  # alone | embedded | in rows
     expected_occurrences: float  # canary_rate × declared units: public, unlike the number realised
     canaries: int
     contexts_per_canary: int
@@ -211,6 +333,16 @@ class ExposureRow:
     def remembers(self) -> bool:
         """Whether the whole interval lies above what a model without memory would show."""
         return self.low > self.null_high
+
+    @property
+    def rank_null(self) -> NullExposure:
+        """What the rank exposure of such a group is where nothing is remembered."""
+        return null_mean_rank_exposure(self.references, self.canaries)
+
+    @property
+    def rank_p_value(self) -> float:
+        """P(a rank exposure this large | nothing remembered)."""
+        return null_rank_p_value(self.rank_exposure, self.references, self.canaries)
 
 
 @dataclass(frozen=True)
@@ -264,8 +396,7 @@ def measure(
     if not canaries:
         raise ValueError("no canaries to measure")
     sequences = [*canaries, *references]
-    if not {c.secret for c in sequences} <= set(candidates):
-        raise ValueError("a canary's secret is not among the candidates that it is ranked with")
+    _refuse_strangers(sequences, candidates)
     contexts = {
         ALONE: alone(sequences, special, sequence_length),
         EMBEDDED: embedded(
@@ -285,6 +416,49 @@ def measure(
             declared_units=declared_units,
         )
     return rows
+
+
+def measure_in_rows(
+    rank: Ranker,
+    store: TokenStore,
+    canaries: Sequence[Canary],
+    references: Sequence[Canary],
+    *,
+    special: SpecialIds,
+    candidates: Sequence[int],
+    declared_units: int,
+    repeats: int,
+    seed: int,
+) -> list[ExposureRow]:
+    """Return the exposure of every group of canaries in the very rows that trained: private.
+
+    Args: as of `measure`, and
+        store: the rows that trained, of no more tokens than the model's positions.
+
+    Raises:
+        ValueError: as `measure`; but no row is made where no canary stands anywhere.
+    """
+    _refuse_strangers([*canaries, *references], candidates)
+    shown, planted, others = in_rows(
+        store, canaries, references, special, repeats=repeats, seed=seed
+    )
+    if not planted:
+        return []
+    ranks = secret_ranks(rank, shown, len(candidates)).reshape(-1, repeats)
+    return rows_from_ranks(
+        planted,
+        ranks[: len(planted)],
+        others,
+        ranks[len(planted) :],
+        context=IN_ROWS,
+        candidates=len(candidates),
+        declared_units=declared_units,
+    )
+
+
+def _refuse_strangers(canaries: Sequence[Canary], candidates: Sequence[int]) -> None:
+    if not {c.secret for c in canaries} <= set(candidates):
+        raise ValueError("a canary's secret is not among the candidates that it is ranked with")
 
 
 def rows_from_ranks(
@@ -371,7 +545,7 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     The context is chosen before looking: picking the larger of two would need a wider null.
 
     Raises:
-        ValueError: no row has that context.
+        ValueError: no row has it.
     """
     shown = [row for row in rows if row.context == context]
     if not shown:

@@ -27,9 +27,11 @@ from scipy import stats
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership_metrics import CONFIDENCE, Share, clopper_pearson
-from dp_core.config.audit import ExtractionConfig
+from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
+from dp_core.config.audit import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import digest64, fold
 from dp_core.data.token_store import TokenStore
+from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile
 
 Floats = NDArray[np.float64]
@@ -170,7 +172,7 @@ def discoverable(
     odds_of: OddsOf,
     members: Prompts,
     others: Prompts,
-    config: ExtractionConfig,
+    config: ExtractionProtocol,
     claim: PrivacyProfile | None,
 ) -> tuple[ExtractionRow, ...]:
     """Return how many rows that trained come out, beside those held out; none without either.
@@ -205,7 +207,7 @@ def targeted(
     *,
     begin: int,
     candidates: Sequence[int],
-    config: ExtractionConfig,
+    config: ExtractionProtocol,
 ) -> tuple[ExtractionRow, ...]:
     """Return how many canaries' secrets are guessed from the hints before them.
 
@@ -239,3 +241,113 @@ def targeted(
         for group, chosen in groups.items()
         for decoding in (TOP_K, GREEDY, SAMPLING)
     )
+
+
+# --- as a record
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What is to come out, and beside what.
+
+    Attributes:
+        headline: the decoding by which it is judged.
+        level: of the record.
+        what, control: in words, as plurals.
+        ceiling_of: what a row's ceiling is, in words.
+    """
+
+    headline: str
+    level: Level
+    what: str
+    control: str
+    ceiling_of: str = ""
+
+
+FROM_ROWS = Sought(
+    GREEDY,
+    "example",
+    "rows that trained",
+    "rows held out",
+    "the claim's TPR, over its whole profile, where FPR is what comes out of rows held out",
+)
+FROM_CANARIES = Sought(TOP_K, "canary", "secrets of planted canaries", "secrets never planted")
+_DECODINGS = {
+    GREEDY: "greedy decoding",
+    TOP_K: "naming the k likeliest tokens",
+    SAMPLING: "top-k sampling",
+}
+
+
+def extraction_record(
+    rows: Sequence[ExtractionRow],
+    config: ExtractionProtocol,
+    sought: Sought,
+    *,
+    when: str,
+    label: Label,
+    key: str,
+    name: str,
+    measured: str,
+) -> AuditRecord:
+    """Return what came out by one protocol as a record; without rows, that nothing was tried.
+
+    Args:
+        rows: of `discoverable` or `targeted`.
+        config: prefix, suffix, k and tries.
+        sought: what was to come out.
+        when: the protocol was chosen, in words.
+        label: who may see it.
+        key, name, measured: of the record.
+    """
+    of_all = {row.decoding: row for row in rows if row.group == ALL}
+    if not of_all:  # whether there was anything to try is as private as what came out
+        why = f"There was nothing to try: no {sought.what}, or no {sought.control}, that the"
+        none = not_run(key, name, measured, f"{why} protocol fits.")
+        return none.model_copy(update={"label": label})
+    row, alarm = of_all[sought.headline], of_all[sought.headline].above_chance
+    others = [
+        f"{one.found} by {_DECODINGS[decoding]} ({one.control_found} of the control)"
+        for decoding, one in of_all.items()
+        if decoding != sought.headline
+    ]
+    shown = (
+        f"prefixes of {config.extraction_prefix} tokens, suffixes of {config.extraction_suffix}"
+        if sought.headline == GREEDY
+        else "the hints before the secret"
+    )
+    return AuditRecord(
+        key=key,
+        name=name,
+        level=sought.level,
+        measured=measured,
+        value=row.share.value,
+        interval=(row.share.low, row.share.high),
+        confidence=CONFIDENCE,
+        ceiling=row.ceiling,
+        ceiling_of=sought.ceiling_of if row.ceiling is not None else "",
+        power=f"{shown}; k = {config.extraction_top_k}; sampling counts where"
+        f" {config.extraction_tries} tries give it with a chance of {LEAST_CHANCE:g} or more;"
+        f" {when}; {row.tried} {sought.what} against {row.control_tried} {sought.control}: a share"
+        f" above {row.null_high:.3f} is beyond chance",
+        null_control=NullControl(
+            of=f"{sought.control}, come out as easily as {sought.what}",
+            low=row.null_low,
+            high=row.null_high,
+            alarm_rate=ALARM_RATE,
+            p_value=min(1.0, row.p_value),
+        ),
+        verdict="inconclusive" if alarm else "consistent",
+        finding=f"{row.found} of {row.tried} {sought.what} came out by"
+        f" {_DECODINGS[sought.headline]}, and {row.control_found} of {row.control_tried}"
+        f" {sought.control}: {'more than' if alarm else 'no more than'} chance explains. Also"
+        f" {', '.join(others)}.",
+        label=label,
+        rows=tuple(_figures(one) for one in rows),
+    )
+
+
+def _figures(row: ExtractionRow) -> dict[str, float | str]:
+    """Return a row's names and numbers, without intervals."""
+    names = ("decoding", "group", "tried", "found", "control_tried", "control_found", "p_value")
+    return {name: getattr(row, name) for name in names}

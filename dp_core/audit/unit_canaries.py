@@ -169,7 +169,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         confidence=sure,
         ceiling=ceiling,
         ceiling_of=f"the largest bound that does not contradict ε = {claim.epsilon:.4g} at δ ="
-        f" {claim.delta:g}, the training's own claim",
+        f" {claim.delta:g}, the claim",
         power=could
         + (
             f"all right, they prove ε ≥ {power:.2f} at 99.9%; more than {allowed} right contradict"

@@ -44,19 +44,9 @@ class MembershipConfig(Config):
     )
 
 
-class ExtractionConfig(Config):
-    """Attempts to get text and secrets out of a causal model: the protocol, fixed beforehand."""
+class ExtractionProtocol(Config):
+    """How text and secrets are sought in a causal model: fixed beforehand, or said to be not."""
 
-    extraction_rows: int = setting(
-        0,
-        AUDIT_AND_RUN,
-        "Extraction: rows",
-        "A causal model is given the beginning of at most this many rows that trained, one of a "
-        "unit, and as many held out; what it continues as they go on is counted, for the "
-        "operator. 0: only canaries' secrets are tried.",
-        ge=0,
-        le=1_000_000,
-    )
     extraction_prefix: int = setting(
         10,
         AUDIT_AND_RUN,
@@ -94,3 +84,18 @@ class ExtractionConfig(Config):
     def extraction_tokens(self) -> int:
         """Tokens that a row needs to be tried, [CLS] and [SEP] included."""
         return self.extraction_prefix + self.extraction_suffix + 2
+
+
+class ExtractionConfig(ExtractionProtocol):
+    """Attempts to get text and secrets out of a causal model of a job."""
+
+    extraction_rows: int = setting(
+        0,
+        AUDIT_AND_RUN,
+        "Extraction: rows",
+        "A causal model is given the beginning of at most this many rows that trained, one of a "
+        "unit, and as many held out; what it continues as they go on is counted, for the "
+        "operator. 0: only canaries' secrets are tried.",
+        ge=0,
+        le=1_000_000,
+    )

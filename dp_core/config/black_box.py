@@ -6,12 +6,13 @@ from typing import Self
 
 from pydantic import model_validator
 
+from dp_core.config.audit import ExtractionProtocol
 from dp_core.config.data import VersionConfig
 from dp_core.config.fields import DATA, PRIVACY, setting
 from dp_core.config.training import SeedConfig
 
 
-class BlackBoxAuditConfig(VersionConfig, SeedConfig):
+class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig):
     """An audit by given canaries and texts."""
 
     audited_model: str = setting(
@@ -34,6 +35,14 @@ class BlackBoxAuditConfig(VersionConfig, SeedConfig):
     )
     given_held_out: str = setting(
         "", DATA, "Held-out texts", "A file: texts that did not, drawn alike.", path=True
+    )
+    given_coins: bool = setting(
+        False,
+        DATA,
+        "Divided by coins",
+        "Tick only if each of these texts was one whole privacy unit and, before the training, put "
+        "in or left out by a fair coin of its own: then the guesses about them bound ε from below, "
+        "and may contradict the claim.",
     )
     given_epsilon: float = setting(
         0.0, PRIVACY, "Claimed ε", "Of a model from elsewhere, for one text. 0: no claim.", ge=0
@@ -58,6 +67,8 @@ class BlackBoxAuditConfig(VersionConfig, SeedConfig):
             raise ValueError("given_members: needs given_held_out, and the other way round")
         if not self.given_canaries and not self.given_members:
             raise ValueError("given_canaries: give canaries, or members and held-out texts")
+        if self.given_coins and not self.given_members:
+            raise ValueError("given_coins: give the texts that coins divided")
         if self.given_delta and not self.given_epsilon:
             raise ValueError("given_epsilon: half a claim")
         return self

@@ -62,6 +62,21 @@ class ReaderConfig(VersionConfig):
     )
 
 
+class HoldoutConfig(Config):
+    """What is kept out of every training, to measure by and to attack beside those that trained."""
+
+    holdout: float = setting(
+        0.05,
+        MORE_DATA,
+        "Held-out share",
+        "Share of units and of public documents that never train: accuracy, vocabulary fit, "
+        "membership attacks and extraction from rows need them. A larger share shows smaller "
+        "differences, and leaves less to train on. 0: none of that is measured.",
+        ge=0,
+        le=0.5,
+    )
+
+
 class SequenceConfig(Config):
     """The length of a row."""
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from pydantic import ValidationError
 
+from dp_core.config.audit import ExtractionProtocol
+from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, Contradicted
 from tasks.commands.export import latest_model
 from tasks.commands.output import as_json, write_json, write_table
@@ -29,9 +32,18 @@ _FILE = click.Path(path_type=Path)
 @click.option("--canaries", type=_FILE, help="Lines of text, the secret of each in [[brackets]].")
 @click.option("--members", type=_FILE, help="Texts that trained it, one a line.")
 @click.option("--held-out", type=_FILE, help="Texts that did not, drawn alike, one a line.")
+@click.option(
+    "--coins",
+    is_flag=True,
+    help="Each text was one whole unit, in or out by a fair coin: the guesses bound ε from below.",
+)
 @click.option("--epsilon", type=float, help="What a model from elsewhere claims for one text.")
 @click.option("--delta", type=float, help="δ of that claim.")
 @click.option("--masks", type=click.IntRange(1, 256), default=4, show_default=True)
+@click.option("--prefix", type=int, help="Tokens of a text that a causal model is shown.")
+@click.option("--suffix", type=int, help="Tokens behind it that must come out.")
+@click.option("--top-k", type=int, help="Guesses for a secret; tokens that sampling draws from.")
+@click.option("--tries", type=int, help="Texts that are sampled for each prefix.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
 @as_json
 def command(
@@ -40,18 +52,20 @@ def command(
     canaries: Path | None,
     members: Path | None,
     held_out: Path | None,
+    coins: bool,
     epsilon: float | None,
     delta: float | None,
     masks: int,
     seed: int,
     as_json: bool,
+    **protocol: int | None,
 ) -> None:
     """Audit a model: of a run here, exported, or anybody's in Hugging Face's layout.
 
     MODEL is a folder; without it and --uri, the model of the latest report is meant. Of a model
     that was trained here, the table begins with what the audits of its runs found. What is found
-    with --canaries, --members and --held-out is for the operator. Fails (exit code 4) if an audit
-    contradicts the claim.
+    with --canaries, --members and --held-out is for the operator; of a causal model also what of
+    them comes out. Fails (exit code 4) if an audit contradicts the claim.
     """
     if model is not None and uri:
         raise BadInput("two models are named", where="audit", fix="Give MODEL or --uri.")
@@ -59,11 +73,13 @@ def command(
         raise BadInput("one side is missing", where="audit", fix="Give --members and --held-out.")
     if (epsilon is None) != (delta is None):
         raise BadInput("half a claim", where="audit", fix="Give --epsilon and --delta.")
+    if coins and members is None:
+        raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.verdict import verdict_of
     from dp_core.privacy.accounting import PrivacyProfile
     from tasks.evidence.find_model import find_origin
-    from tasks.evidence.gate import claim_of, records_of
+    from tasks.evidence.gate import bearing, claim_of, records_of
 
     deployment = Deployment.from_environment()
     store = deployment.open_store()
@@ -81,24 +97,23 @@ def command(
     records = list(records_of(store, result)) if result else []
     folder = model if model is not None else store.local_copy(uri)
     if canaries or members:
-        audited = black_box.open_model(folder)
-        if canaries:
-            records.append(
-                black_box.canary_exposure(
-                    audited, black_box.lines_of(canaries, f"--canaries {canaries}")
-                )
-            )
-        if members and held_out:
-            ceiling = _ceiling(result)
-            if epsilon is not None and delta is not None:
-                ceiling = PrivacyProfile.of_claim(epsilon, delta)
-            texts = [
-                black_box.lines_of(file, f"{name} {file}")
-                for name, file in (("--members", members), ("--held-out", held_out))
-            ]
-            records += black_box.membership_records(
-                audited, texts[0], texts[1], ceiling, masks=masks, seed=seed
-            )
+        ceiling = _ceiling(result)
+        if epsilon is not None and delta is not None:
+            ceiling = PrivacyProfile.of_claim(epsilon, delta)
+        files = {"canaries": canaries, "members": members, "held_out": held_out}
+        lines = {
+            name: black_box.lines_of(file, f"--{name.replace('_', '-')} {file}")
+            for name, file in files.items()
+            if file is not None
+        }
+        records += black_box.audit(
+            black_box.open_model(folder),
+            black_box.Given(**lines, coins=coins),
+            ceiling,
+            _protocol(protocol),
+            masks=masks,
+            seed=seed,
+        )
     if not records:
         raise BadInput(
             "there is nothing to audit it by",
@@ -110,7 +125,7 @@ def command(
         claim = claim_of(result.releases)
     elif epsilon is not None:
         claim = f"ε = {epsilon:g} at δ = {delta:g}, as given"
-    verdict = verdict_of(claim, records)
+    verdict = verdict_of(claim, bearing(records) if result is not None else records)
     if as_json:
         write_json(
             {
@@ -125,6 +140,19 @@ def command(
         click.echo(verdict.sentence)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
+
+
+def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
+    """Return the protocol of extraction: what was chosen, and defaults.
+
+    Raises:
+        BadInput: a number out of range.
+    """
+    named = {f"extraction_{name}": value for name, value in chosen.items() if value is not None}
+    try:
+        return ExtractionProtocol.model_validate(named)
+    except ValidationError as error:
+        raise BadInput(one_line(error), where="audit") from None
 
 
 def _ceiling(result: StepResult | None) -> PrivacyProfile | None:

@@ -13,10 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
-from dp_core.audit.extraction import ALARM_RATE, ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K
-from dp_core.audit.membership_metrics import CONFIDENCE
+from pydantic import TypeAdapter
+
+from dp_core.audit.exposure import EMBEDDED, IN_ROWS, ExposureRow, summarise
+from dp_core.audit.extraction import (
+    FROM_CANARIES,
+    FROM_ROWS,
+    ExtractionRow,
+    Sought,
+    extraction_record,
+)
 from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
+from dp_core.config.audit import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
@@ -24,7 +32,9 @@ from tasks.releases.provenance import operator_only
 from tasks.report.results import (
     AUDIT_FILE,
     DISCOVERABLE,
-    EXPOSURE_FILE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    GIVEN_FILE,
     MEMBERSHIP_FILE,
     TARGETED,
 )
@@ -99,7 +109,14 @@ def audits_of(
             if audit.read is not None
             for record in audit.read(audit, finding)
         ]
-        shown = [record for record in run if operator or record.label is not Label.OPERATOR]
+        # A contradiction is for whoever relies on the claim, whatever it was read from.
+        shown = [
+            record
+            for record in run
+            if operator
+            or record.label is not Label.OPERATOR
+            or (record.verdict == "contradicted" and record.subject != CONTROL)
+        ]
         if run and not shown:
             why = "It was run; what it found reads private text, and is for the operator alone."
         elif audit.step:
@@ -131,11 +148,29 @@ def _findings(
 
 
 def _exposure(audit: Audit, finding: Finding) -> list[AuditRecord]:
-    """Return the exposure of canaries among random tokens, the mean over all of them."""
+    """Return the exposure of canaries among random tokens."""
     label = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
-    rows = [ExposureRow(**row) for row in json.loads(finding.text(EXPOSURE_FILE))]
-    shown = [row for row in rows if row.context == EMBEDDED]
-    summary = summarise(rows, EMBEDDED)
+    return _exposure_of(audit, finding, EXPOSURE, EMBEDDED, label)
+
+
+def _exposure_in_rows(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    """Return the exposure of canaries in the very rows that trained, which are private."""
+    return _exposure_of(audit, finding, EXPOSURE_IN_ROWS, IN_ROWS, Label.OPERATOR)
+
+
+def _exposure_of(
+    audit: Audit, finding: Finding, key: str, context: str, label: Label
+) -> list[AuditRecord]:
+    """Return the group with the largest exposure in a context; none if none was measured there."""
+    if key not in finding.result.outputs:  # of a version that did not measure it
+        return []
+    rows = [ExposureRow(**row) for row in json.loads(finding.text(f"{key}.json"))]
+    shown = [row for row in rows if row.context == context]
+    if not shown:
+        why = "No canary stands in the rows that trained."
+        none = not_run(audit.key, audit.name, audit.measured, why)
+        return [none.model_copy(update={"label": label})]
+    summary = summarise(rows, context)
     largest = max(shown, key=lambda row: row.exposure)
     count = sum(row.canaries for row in shown)
     if summary.remembers:
@@ -172,9 +207,19 @@ def _exposure(audit: Audit, finding: Finding) -> list[AuditRecord]:
             f" {summary.mean:.2f} on average; without memory, below"
             f" {summary.largest_null_high:.2f} and {summary.mean_null_high:.2f} in 97.5% of cases.",
             label=label,
-            rows=tuple(asdict(row) for row in rows),
+            rows=tuple(_with_rank_null(row) for row in rows),
         )
     ]
+
+
+def _with_rank_null(row: ExposureRow) -> dict[str, float | str]:
+    """Return a group's figures, and what its rank exposure is without memory."""
+    told = asdict(row)
+    if row.references:
+        null = row.rank_null
+        told |= {"rank_exposure_null_low": null.low, "rank_exposure_null_high": null.high}
+        told |= {"rank_exposure_p_value": row.rank_p_value}
+    return told
 
 
 def _membership(audit: Audit, finding: Finding) -> list[AuditRecord]:
@@ -217,126 +262,51 @@ def _membership_at(audit: Audit, finding: Finding, row: dict[str, Any]) -> Audit
 
 def _discoverable(audit: Audit, finding: Finding) -> list[AuditRecord]:
     """Return how many rows that trained came out by greedy decoding."""
-    return _extraction(
-        audit,
-        finding,
-        headline=GREEDY,
-        label=Label.OPERATOR,
-        level="example",
-        what="rows that trained",
-        control="rows held out",
-        ceiling_of="the claim's TPR, over its whole profile, where FPR is what comes out of rows"
-        " held out",
-    )
+    return _extraction(audit, finding, FROM_ROWS, Label.OPERATOR)
 
 
 def _targeted(audit: Audit, finding: Finding) -> list[AuditRecord]:
     """Return how many secrets are among the k likeliest tokens."""
-    return _extraction(
-        audit,
-        finding,
-        headline=TOP_K,
-        label=Label.OPERATOR if operator_only(finding.result.releases) else Label.DP,
-        level="canary",
-        what="secrets of planted canaries",
-        control="secrets never planted",
-    )
+    own = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
+    return _extraction(audit, finding, FROM_CANARIES, own)
 
 
-def _extraction(
-    audit: Audit,
-    finding: Finding,
-    *,
-    headline: str,
-    label: Label,
-    level: Level,
-    what: str,
-    control: str,
-    ceiling_of: str = "",
-) -> list[AuditRecord]:
+_EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
+
+
+def _extraction(audit: Audit, finding: Finding, sought: Sought, label: Label) -> list[AuditRecord]:
     """Return the record of one protocol; none of it where the settings did not ask for it."""
     if audit.key not in finding.result.outputs:
         return []
     told = json.loads(finding.text(f"{audit.key}.json"))
-    of_all = {row["decoding"]: row for row in told["rows"] if row["group"] == ALL}
-    if not of_all:  # whether there was anything to try is as private as what came out
-        why = f"There was nothing to try: no {what}, or no {control}, that the protocol fits."
-        none = not_run(audit.key, audit.name, audit.measured, why)
-        return [none.model_copy(update={"label": label})]
-    row, share = of_all[headline], of_all[headline]["share"]
-    others = [
-        f"{one['found']} by {_DECODINGS[name]} ({one['control_found']} of the control)"
-        for name, one in of_all.items()
-        if name != headline
-    ]
-    alarm = row["p_value"] <= ALARM_RATE
-    return [
-        AuditRecord(
-            key=audit.key,
-            name=audit.name,
-            subject=finding.subject,
-            level=level,
-            measured=audit.measured,
-            value=share["value"],
-            interval=(share["low"], share["high"]),
-            confidence=CONFIDENCE,
-            ceiling=row["ceiling"],
-            ceiling_of=ceiling_of if row["ceiling"] is not None else "",
-            power=f"{_protocol(told, headline)}; {row['tried']} {what} against"
-            f" {row['control_tried']} {control}: a share above {row['null_high']:.3f} is beyond"
-            " chance",
-            null_control=NullControl(
-                of=f"{control}, come out as easily as {what}",
-                low=row["null_low"],
-                high=row["null_high"],
-                alarm_rate=ALARM_RATE,
-                p_value=min(1.0, row["p_value"]),
-            ),
-            verdict="inconclusive" if alarm else "consistent",
-            finding=f"{row['found']} of {row['tried']} {what} came out by {_DECODINGS[headline]},"
-            f" and {row['control_found']} of {row['control_tried']} {control}"
-            + (": more than chance explains." if alarm else ": no more than chance explains.")
-            + f" Also {', '.join(others)}.",
-            label=label,
-            rows=tuple(_flat(one) for one in told["rows"]),
-        )
-    ]
-
-
-_DECODINGS = {
-    GREEDY: "greedy decoding",
-    TOP_K: "naming the k likeliest tokens",
-    SAMPLING: "top-k sampling",
-}
-
-
-def _protocol(told: dict[str, Any], headline: str) -> str:
-    """Return what was done, in words, and whether it was settled before the training."""
-    s = told["settings"]
-    shown = (
-        f"prefixes of {s['extraction_prefix']} tokens, suffixes of {s['extraction_suffix']}"
-        if headline == GREEDY
-        else "the hints before the secret"
+    record = extraction_record(
+        _EXTRACTION.validate_python(told["rows"]),
+        ExtractionConfig.model_validate(told["settings"]),
+        sought,
+        when="fixed before the training" if told["fixed_before_training"] else "chosen after it",
+        label=label,
+        key=audit.key,
+        name=audit.name,
+        measured=audit.measured,
     )
-    when = "fixed before the training" if told["fixed_before_training"] else "chosen after it"
-    return (
-        f"{shown}; k = {s['extraction_top_k']}; sampling counts where"
-        f" {s['extraction_tries']} tries give it with a chance of {LEAST_CHANCE:g} or more;"
-        f" {when}"
-    )
-
-
-def _flat(row: dict[str, Any]) -> dict[str, float | str]:
-    """Return a row's names and numbers, without intervals."""
-    names = ("decoding", "group", "tried", "found", "control_tried", "control_found", "p_value")
-    return {name: row[name] for name in names}
+    return [record.model_copy(update={"subject": finding.subject})]
 
 
 def _lower_bound(audit: Audit, finding: Finding) -> list[AuditRecord]:
     """Return what the audit of the model's own training found."""
+    return _kept(finding, AUDIT_FILE)
+
+
+def _from_outside(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    """Return what was found by canaries and texts that somebody gave."""
+    return _kept(finding, GIVEN_FILE)
+
+
+def _kept(finding: Finding, file: str) -> list[AuditRecord]:
+    """Return the records that a step left as they are."""
     return [
         AuditRecord.model_validate(record | {"subject": finding.subject})
-        for record in json.loads(finding.text(AUDIT_FILE))
+        for record in json.loads(finding.text(file))
     ]
 
 
@@ -350,13 +320,21 @@ LOWER_BOUND = Audit(
 )
 AUDITS: tuple[Audit, ...] = (
     Audit(
-        "exposure",
+        EXPOSURE,
         "Canary exposure",
         "log2 of the candidates less log2 of the mean rank of a canary's masked secret, in bits:"
         " the group with the largest, among random tokens, public coins (Carlini et al. 2019;"
         " Hoory et al. 2021, 5.2)",
         "exposure",
         _exposure,
+    ),
+    Audit(
+        EXPOSURE_IN_ROWS,
+        "Canary exposure in the rows that trained",
+        "the same, of canaries where they stand in the private rows that trained, as the papers"
+        " measure it: the group with the largest",
+        "exposure",
+        _exposure_in_rows,
     ),
     LOWER_BOUND,
     Audit(
@@ -381,6 +359,14 @@ AUDITS: tuple[Audit, ...] = (
         " 2019)",
         "exposure",
         _targeted,
+    ),
+    Audit(
+        "from_outside",
+        "Audits by given canaries and texts",
+        "exposure, membership, extraction, and a lower bound on ε where coins divided the texts, by"
+        " the model's predictions alone (docs/audits.md)",
+        "privacy_audit",
+        _from_outside,
     ),
     Audit(
         "epsilon_lower_bound_white_box",

@@ -7,10 +7,10 @@ run's audit left it, and on those of the operator too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.record import COIN_BOUND, AuditRecord
 from dp_core.audit.verdict import ModelVerdict, verdict_of
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -72,13 +72,33 @@ def records_of(store: Store, result: StepResult) -> tuple[AuditRecord, ...]:
     return tuple(record for record in records if record.subject != CONTROL)
 
 
-def verdict_on(store: Store, result: StepResult) -> ModelVerdict:
-    """Return the verdict on the model of a training step, from every audit of its weights."""
-    return verdict_of(claim_of(result.releases), records_of(store, result))
+def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
+    """Return the records that bear on the verdict on a model of this deployment.
+
+    Of texts that somebody gave, contradictions alone: nobody bound their coins before the training,
+    so whoever wants a model promoted could choose them.
+    """
+    return [r for r in records if r.key != COIN_BOUND or r.verdict == "contradicted"]
+
+
+def verdict_on(store: Store, result: StepResult, more: Sequence[AuditRecord] = ()) -> ModelVerdict:
+    """Return the verdict on the model of a training step, from every audit of its weights.
+
+    Args:
+        store: where the audits' steps left their results.
+        result: of the training step.
+        more: records that no result holds yet.
+    """
+    records = bearing([*records_of(store, result), *more])
+    return verdict_of(claim_of(result.releases), records)
 
 
 def judge(
-    store: Store, models: Mapping[str, Input], uris: Mapping[str, str], rule: Promotion
+    store: Store,
+    models: Mapping[str, Input],
+    uris: Mapping[str, str],
+    rule: Promotion,
+    more: Sequence[AuditRecord] = (),
 ) -> list[dict[str, Any]]:
     """Judge those of a job's outputs that are models to be registered.
 
@@ -87,6 +107,7 @@ def judge(
         models: outputs by the name that they have in the job.
         uris: of the outputs, by the same names.
         rule: with which verdict a model is promoted.
+        more: records of these models that no result holds yet.
 
     Returns:
         Of each model as JSON data: its `name` in the job, `uri`, the `model` under which it is
@@ -97,7 +118,7 @@ def judge(
         result = output.result
         if not result.facts.get("model"):
             continue
-        verdict = verdict_on(store, result)
+        verdict = verdict_on(store, result, more)
         statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
         found.append(
             {

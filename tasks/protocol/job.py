@@ -62,7 +62,6 @@ from tasks.protocol.specs import (
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
 
-HOLDOUT = 0.05  # share of units that measure and never train
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
 ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
 WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
@@ -116,7 +115,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         checkpoint_uri=checkpoint.output if checkpoint else "",
         dataset=s.private_dataset,
         subwords="byte-level-bpe" if is_causal(s.model_kind) else "wordpiece",
-        holdout=HOLDOUT,
+        holdout=s.holdout,
         config=config,
     )
     canaries = CanariesSpec(**seeded, vocabulary_uri=vocabulary.output, config=s.part(CanaryConfig))
@@ -127,7 +126,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         canaries_uri=canaries.output,
         units=s.part(UnitConfig),
         rows=s.part(RowsConfig),
-        holdout=HOLDOUT,
+        holdout=s.holdout,
         audit_canaries=s.audit_canaries,
     )
     public_store = TokenStoreSpec(
@@ -136,7 +135,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
         vocabulary_uri=vocabulary.output,
         units=None,
         rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
-        holdout=HOLDOUT,
+        holdout=s.holdout,
     )
     public_pretraining = PretrainSpec(
         **common,
@@ -179,7 +178,7 @@ def _phrases(
         vocabulary_uri=front["vocabulary"].output,
         canaries_uri=front["canaries"].output,
         dataset=s.private_dataset,
-        holdout=HOLDOUT,
+        holdout=s.holdout,
         config=s.part(PhrasesConfig),
     )
     written = WrittenTextSpec(

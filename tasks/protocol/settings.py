@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import ValidationError, model_validator
 
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
-from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig
+from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     DATA,
     MODEL,
@@ -61,7 +61,7 @@ PublicFormat = Literal["synthetic", "text", "jsonl"]
 EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator"]
 
 
-class DataSettings(ReaderConfig):
+class DataSettings(ReaderConfig, HoldoutConfig):
     """The private corpus, the public one, and the sentences with labelled entities."""
 
     private_format: PrivateFormat = setting(

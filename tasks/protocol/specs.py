@@ -15,6 +15,7 @@ from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, Membersh
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
+    HoldoutConfig,
     ReaderConfig,
     RowsConfig,
     SequenceConfig,
@@ -179,7 +180,7 @@ class CheckpointSpec(StepSpec):
         return (Source(field="public_model", uri=self.public_model, public=True),)
 
 
-class VocabularySpec(StepSpec, SeedConfig):
+class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     """Make the tokens: of public words, released private ones, or a checkpoint's own.
 
     Charged where private words are released. Each input is named where the source reads it, and
@@ -192,7 +193,6 @@ class VocabularySpec(StepSpec, SeedConfig):
     checkpoint_uri: str = ""
     dataset: str  # the private data set
     subwords: Literal["wordpiece", "byte-level-bpe"] = "wordpiece"
-    holdout: float = 0.0  # share of public documents that are not counted: they measure
     relation: RelationName = "add-or-remove-one"  # under which it is charged: the training's
     config: VocabularyConfig
 
@@ -218,7 +218,7 @@ class CanariesSpec(StepSpec, SeedConfig):
     config: CanaryConfig
 
 
-class PhrasesSpec(StepSpec, SeedConfig):
+class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
     """Release phrases that many units share. Charged."""
 
     step: Literal["phrases"] = "phrases"
@@ -226,7 +226,6 @@ class PhrasesSpec(StepSpec, SeedConfig):
     vocabulary_uri: str
     canaries_uri: str = ""
     dataset: str
-    holdout: float  # share of units kept out for measuring: those of the private token store
     config: PhrasesConfig
 
 
@@ -239,7 +238,7 @@ class WrittenTextSpec(StepSpec, SeedConfig):
     config: WrittenTextConfig
 
 
-class TokenStoreSpec(StepSpec, AuditCanariesConfig, SeedConfig):
+class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
     """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given.
 
     Audit canaries, where there are any, are units of their own, in a store of their own.
@@ -251,7 +250,6 @@ class TokenStoreSpec(StepSpec, AuditCanariesConfig, SeedConfig):
     canaries_uri: str = ""
     units: UnitConfig | None  # None: public or written text, by document: nothing is declared
     rows: RowsConfig
-    holdout: float  # share of units kept out for measuring
 
     @property
     def role(self) -> Literal["private", "public"]:

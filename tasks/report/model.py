@@ -118,6 +118,7 @@ class ModelRow(Row):
     perplexity_private: Value = None
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)
     exposures: Exposures | Withheld | None = None
+    exposures_in_rows: Exposures | None = None  # the operator's
     membership: Membership | Withheld | None = None
     extractions: tuple[Extraction, ...] = ()
 
@@ -233,6 +234,7 @@ class JobReport(Report):
 
     models: tuple[ModelRow, ...]
     audit: AuditRecord | None = None  # of the DP model's own training
+    against: str = ""  # the gate's sentence on a model that audits, of any run, stand against
     # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
@@ -336,6 +338,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
         perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
+        exposures_in_rows=None,
         membership=None if membership is None else Withheld(),
         extractions=tuple(one for one in row.extractions if one.label not in hidden),
     )

@@ -59,12 +59,15 @@ from tasks.tracking.event_log import labelled
 Results = Mapping[str, Input]  # by the name of the task
 
 ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
-EXPOSURE_FILE = "exposure.json"  # rows of `dp_core.audit.exposure`, as the exposure step left them
+# Outputs of the exposure step, and .json: rows of `dp_core.audit.exposure`.
+EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
+EXPOSURE_FILE = f"{EXPOSURE}.json"
 OCCURRENCES, OCCURRENCES_FILE = (
     "occurrences",
     "occurrences.json",
 )  # of canaries, counted by the private token store's step
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
+GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
@@ -108,6 +111,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         training=(
             *_training_facts(dp),
             *_audit_facts(audit),
+            *_time_facts(results),
             *_ceiling_facts(results.get("dp_membership")),
             *_outlook_facts(spec),
         ),
@@ -172,6 +176,7 @@ def model_row(
         perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         exposures=_exposures(audited),
+        exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
         membership=_membership(attacked),
         extractions=tuple(_extractions(audited)),
     )
@@ -361,11 +366,12 @@ def _cost(dataset: str, *results: Input | None) -> Cost:
     return Cost(corpus, tuple(total for total in every if total.dataset != dataset))
 
 
-def _exposures(audited: Input | None) -> Exposures | None:
-    if audited is None:
+def _exposures(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
+    if audited is None or key not in audited.result.outputs:
         return None
-    label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
-    rows = json.loads((audited.folder / EXPOSURE_FILE).read_text())
+    private = key == EXPOSURE_IN_ROWS or operator_only(audited.result.releases)
+    rows = json.loads((audited.folder / f"{key}.json").read_text())
+    label = Label.OPERATOR if private else Label.DP
     return Exposures(label, tuple(ExposureRow(**row) for row in rows))
 
 
@@ -418,6 +424,24 @@ def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
     """Yield the lower bound on ε, beside what it could have been."""
     if audit is not None and audit.value is not None:
         yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
+
+
+def audit_time(results: Results) -> Operator | None:
+    """Return the time of the DP model's audits over that of its training; None: not known.
+
+    The operator's: how long a training takes follows from how much text there is. One that was
+    interrupted is counted from its last start on.
+    """
+    trained = results["dp_pretraining"].result.seconds
+    audits = (f"dp_{step}" for step in ("exposure", "membership", "audit"))
+    took = sum(results[name].result.seconds for name in audits if name in results)
+    return Operator(took / trained) if trained and took else None
+
+
+def _time_facts(results: Results) -> Iterator[Fact]:
+    if (share := audit_time(results)) is not None:
+        note = "the audits' time over the training's; a tenth is the aim"
+        yield Fact("Time for audits", share.value, share.label, note)
 
 
 def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, summarise
+from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, ExposureRow, summarise
 from dp_core.audit.extraction import (
     ALL,
     GREEDY,
@@ -125,7 +125,11 @@ def power_of_ten(value: float, digits: int = 2) -> str:
     return power if short == "1" else f"{short}·{power}"
 
 
-_CONTEXT_WORDS = {ALONE: "shown alone", EMBEDDED: "among random tokens"}
+_CONTEXT_WORDS = {
+    ALONE: "shown alone",
+    EMBEDDED: "among random tokens",
+    IN_ROWS: "in the rows that trained",
+}
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class Table:
     headers: tuple[Header, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    lead: str = ""  # what a terminal says before it: a page has its own first line
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.headers) for row in self.rows):
@@ -167,6 +172,7 @@ class Table:
             "columns": [{"name": h.name, "unit": h.unit} for h in self.headers],
             "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
             "notes": list(self.notes),
+            "lead": self.lead,
         }
 
     @classmethod
@@ -176,17 +182,22 @@ class Table:
         headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
         cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
         return cls(
-            record["key"], record["caption"], tuple(headers), tuple(cells), tuple(record["notes"])
+            record["key"],
+            record["caption"],
+            tuple(headers),
+            tuple(cells),
+            tuple(record["notes"]),
+            record.get("lead", ""),  # reports of earlier versions have none
         )
 
 
 def closing_of(report: JobReport) -> Table:
-    """Return the closing table of an edition, and below it what the audit of its training found."""
+    """Return the closing table of an edition, led by what the audits leave of the claim."""
     table = closing_table(report.models, report.unit)
-    if report.audit is None:
-        return table
-    found = f"Audit of the private training: {report.audit.verdict}. {report.audit.finding}"
-    return replace(table, notes=(*table.notes, found))
+    audit = report.audit
+    found = "" if audit is None else f"{audit.verdict}. {audit.finding}"
+    lead = report.against or (found and f"Audit of the private training: {found}")
+    return replace(table, lead=lead)
 
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
@@ -321,10 +332,11 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
     `counted`: how many units hold one, by “pattern at rate”.
     """
     rows = [
-        _group_row(model.name, row, model.exposures.label, counted)
+        _group_row(model.name, row, read.label, counted)
         for model in models
-        if isinstance(model.exposures, Exposures)
-        for row in model.exposures.rows
+        for read in (model.exposures, model.exposures_in_rows)
+        if isinstance(read, Exposures)
+        for row in read.rows
     ]
     return Table(
         key="exposure",
@@ -343,8 +355,9 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
         rows=tuple(rows),
         notes=(
             "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
-            "canary with references that were never planted (Carlini et al. 2019). “Remembered” "
-            "needs the whole interval to lie above the band of a model without memory.",
+            "canary with references that were never planted (Carlini et al. 2019); without memory "
+            "every order of them is as likely. “Remembered” needs the whole interval to lie "
+            "above the band of a model without memory.",
             *((_LEFT_TO_RIGHT,) if _are_causal(models) else ()),
         ),
     )
@@ -354,10 +367,7 @@ def _group_row(
     model: str, row: ExposureRow, label: Label, counted: Mapping[str, Value]
 ) -> tuple[Cell, ...]:
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
-    references = f"null {row.rank_exposure_null:.1f}, ceiling {row.rank_exposure_ceiling:.1f}"
     verdict = "yes" if row.remembers else "no"
-    chance = f"<{power_of_ten(1e-9)}" if row.p_value < 1e-9 else _probability(row.p_value)
-    ranked = bits(row.rank_exposure, label, detail=references)
     return (
         name(model, _CONTEXT_WORDS.get(row.context, row.context)),
         name(row.pattern, f"{row.canaries} canaries"),
@@ -370,10 +380,24 @@ def _group_row(
         measured(counted.get(f"{row.pattern} at {row.canary_rate:g}")),
         bits(row.exposure, label, alarm=row.remembers, detail=f"{row.low:.1f} – {row.high:.1f}"),
         Cell(f"{row.null_expected:.1f}", value=row.null_expected, label=Label.PUBLIC, detail=band),
-        Cell(chance, value=row.p_value, label=label),
-        ranked if row.references else Cell(NOT_MEASURED),
+        Cell(_chance(row.p_value), value=row.p_value, label=label),
+        _rank_cell(row, label) if row.references else Cell(NOT_MEASURED),
         Cell(verdict, value=verdict, label=label, alarm=row.remembers),
     )
+
+
+def _rank_cell(row: ExposureRow, label: Label) -> Cell:
+    """Return the exposure by rank among references, beside what chance gives."""
+    null = row.rank_null
+    beside = (
+        f"without memory {null.low:.1f} – {null.high:.1f}, by chance {_chance(row.rank_p_value)},"
+        f" ceiling {row.rank_exposure_ceiling:.1f}"
+    )
+    return bits(row.rank_exposure, label, detail=beside)
+
+
+def _chance(probability: float) -> str:
+    return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else _probability(probability)
 
 
 _ATTACKS = {  # names of `dp_core.audit.membership_attacks`, and how the literature calls them
@@ -755,7 +779,7 @@ def side_by_side(table: Table) -> RichTable:
 
 def _frame(table: Table) -> RichTable:
     return RichTable(
-        title=table.caption,
+        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
         title_justify="left",
         caption="\n".join((LEGEND, *table.notes)),
         caption_justify="left",

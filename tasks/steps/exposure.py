@@ -1,16 +1,25 @@
 """Measure how well a model remembers the canaries: in contexts of their own, with public coins.
 
-Of a causal model also what can be got out of it: canaries' secrets, in the same way, and, where the
-settings ask for it, rows that trained, beside rows held out. The latter are private text.
+For the operator also in the very rows that trained, which are private text. Of a causal model also
+what can be got out of it: canaries' secrets, in contexts of their own, and, where the settings ask
+for it, rows that trained, beside rows held out.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 from dp_core.audit.canaries import Canary, candidates
-from dp_core.audit.exposure import EMBEDDED, measure, summarise
+from dp_core.audit.exposure import (
+    EMBEDDED,
+    IN_ROWS,
+    ExposureRow,
+    measure,
+    measure_in_rows,
+    summarise,
+)
 from dp_core.audit.extraction import (
     ALL,
     ExtractionRow,
@@ -39,7 +48,12 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.report.results import DISCOVERABLE, EXPOSURE_FILE, TARGETED
+from tasks.report.results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    TARGETED,
+)
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 from tasks.steps.membership import claimed
@@ -61,28 +75,28 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     canaries = read_canaries(planted.folder)
     tokenizer = subwords.load(model_input.folder)
     model = load_model(model_input.folder)
-    pool = candidates(tokenizer)
-    rows = measure(
+    train, pool = TokenStore.open(store.folder / TRAIN), candidates(tokenizer)
+    rank, sides = (
         ranker(model, pool),
-        [c for c in canaries if not c.is_reference],
-        [c for c in canaries if c.is_reference],
-        special=SpecialIds.of(tokenizer),
-        candidates=pool,
-        declared_units=fact(store, "declared_units"),
-        sequence_length=model.config.max_positions,
-        repeats=CONTEXTS_PER_CANARY,
-        seed=spec.seed,
+        (
+            [c for c in canaries if not c.is_reference],
+            [c for c in canaries if c.is_reference],
+        ),
     )
-    summary = summarise(rows, EMBEDDED)
+    shared: dict[str, Any] = {
+        "special": SpecialIds.of(tokenizer),
+        "candidates": pool,
+        "declared_units": fact(store, "declared_units"),
+        "repeats": CONTEXTS_PER_CANARY,
+        "seed": spec.seed,
+    }
+    rows = measure(rank, *sides, sequence_length=model.config.max_positions, **shared)
     label = Operator if operator_only(context.releases) else Dp
     context.measure_cost(context.releases)
-    context.measure("exposure", label(summary.mean))
-    context.measure("exposure_largest", label(summary.largest))
-    for row in rows:
-        name = f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}"
-        context.measure(name, label(row.exposure))
-    (context.out / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    extracted: dict[str, tuple[str, Label]] = {}
+    _tell(context, EXPOSURE, rows, EMBEDDED, label)
+    within = measure_in_rows(rank, train, *sides, **shared)
+    _tell(context, EXPOSURE_IN_ROWS, within, IN_ROWS, Operator)
+    artifacts = {EXPOSURE: Label(label.label), EXPOSURE_IN_ROWS: Label.OPERATOR}
     if isinstance(model.config, CausalConfig):
         odds_of = suffix_odds(model)
         found = targeted(
@@ -92,27 +106,47 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
             candidates=pool,
             config=spec.extraction,
         )
-        extracted[TARGETED] = _write(spec, context, TARGETED, model_input, found, label)
+        artifacts[TARGETED] = _write(spec, context, TARGETED, model_input, found, label)
         if spec.extraction.extraction_rows:
-            found = _discoverable(spec, odds_of, model_input, store, canaries)
-            extracted[DISCOVERABLE] = _write(
+            found = _discoverable(spec, odds_of, model_input, store, train, canaries)
+            artifacts[DISCOVERABLE] = _write(
                 spec, context, DISCOVERABLE, model_input, found, Operator
             )
     return StepOutput(
-        outputs={"exposure": EXPOSURE_FILE} | {key: file for key, (file, _) in extracted.items()},
+        outputs={key: f"{key}.json" for key in artifacts},
         facts={
             SUBJECT: fact(model_input, "weights_digest"),
             PROBES: fact(planted, "digest"),
         },
-        artifacts=[
-            Artifact(EXPOSURE_FILE, Label(label.label)),
-            *(Artifact(file, shown) for file, shown in extracted.values()),
-        ],
+        artifacts=[Artifact(f"{key}.json", shown) for key, shown in artifacts.items()],
     )
 
 
+def _tell(
+    context: StepContext,
+    key: str,
+    rows: list[ExposureRow],
+    headline: str,
+    label: type[Dp | Operator],
+) -> None:
+    """Record and write the exposure of every group, and over the groups of the headline context."""
+    if rows:  # no canary may stand in the rows, which is as private as where they do
+        summary = summarise(rows, headline)
+        context.measure(key, label(summary.mean))
+        context.measure(f"{key}_largest", label(summary.largest))
+    for row in rows:
+        group = f"{row.pattern} at {row.canary_rate:g}"
+        context.measure(f"exposure/{row.context}/{group}", label(row.exposure))
+    (context.out / f"{key}.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
 def _discoverable(
-    spec: ExposureSpec, odds_of: OddsOf, model: Input, store: Input, canaries: list[Canary]
+    spec: ExposureSpec,
+    odds_of: OddsOf,
+    model: Input,
+    store: Input,
+    train: TokenStore,
+    canaries: list[Canary],
 ) -> tuple[ExtractionRow, ...]:
     """Return what comes out of the rows that trained and of those held out, if any were."""
     if (others := held_out(store)) is None:
@@ -120,7 +154,7 @@ def _discoverable(
     planted = [canary for canary in canaries if not canary.is_reference]
     members, control = (
         draw_prompts(side, spec.extraction, planted, seed_key(spec.seed))
-        for side in (TokenStore.open(store.folder / TRAIN), others)
+        for side in (train, others)
     )
     return discoverable(odds_of, members, control, spec.extraction, claimed(model, store))
 
@@ -132,8 +166,8 @@ def _write(
     model: Input,
     rows: tuple[ExtractionRow, ...],
     label: type[Dp | Operator],
-) -> tuple[str, Label]:
-    """Record and write what was found by one protocol; return the file and who may see it."""
+) -> Label:
+    """Record and write what was found by one protocol; return who may see it."""
     for row in rows:
         if row.group == ALL:
             context.measure(f"{key}/{row.decoding}", label(row.share.value))
@@ -144,4 +178,4 @@ def _write(
         "rows": [asdict(row) for row in rows],
     }
     (context.out / f"{key}.json").write_text(json.dumps(text, indent=1))
-    return f"{key}.json", Label(label.label)
+    return Label(label.label)

@@ -3,57 +3,97 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from dp_core.audit import black_box
+from dp_core.audit.record import AuditRecord
+from dp_core.audit.verdict import verdict_of
+from dp_core.config.audit import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
-from tasks.evidence.gate import profile_of
+from tasks.evidence.audits import SUBJECT
+from tasks.evidence.find_model import find_origin
+from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
+from tasks.evidence.gather import WEIGHTS
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS
-from tasks.runtime.context import Artifact, StepContext, StepOutput
+from tasks.report.results import GIVEN_FILE
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.storage import sha256_of
 
-RECORDS = "audits.json"
+AUDITED = "audited_model"  # its name among the models of a run
 
 
 def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
-    """Write the records of exposure and membership; everything is read off private text."""
+    """Write the records of all that was found, and withdraw a model that they contradict.
+
+    Everything is read off private text. A model of this deployment is known by its weights, also
+    as a copy; its claim is its own.
+    """
     opened = _opened(spec, context)
+    uri = spec.model_uri
+    folder = context.input(uri).folder if uri else opened["audited_model"].path
+    uri = uri or find_origin(context.store, folder) or ""
+    model = context.input(uri) if uri else None
     ceiling: PrivacyProfile | None = None
-    if spec.model_uri:
-        model = context.input(spec.model_uri)
+    if model is not None:
         if model.result.step not in MODELS:
             raise BadInput("not a model", where="audited_model", fix="Give a training's output.")
         if spec.given_epsilon:
             raise BadInput("the model says itself what it claims", where="given_epsilon")
-        folder, ceiling = model.folder, profile_of(model.result.releases)
-    else:
-        folder = opened["audited_model"].path
-        if spec.given_epsilon:
-            ceiling = PrivacyProfile.of_claim(spec.given_epsilon, spec.given_delta)
-    audited, records = black_box.open_model(folder), []
-    if spec.given_canaries:
-        lines = black_box.lines_of(opened["given_canaries"].path, "given_canaries")
-        records.append(black_box.canary_exposure(audited, lines))
-    if spec.given_members:
-        texts = [
-            black_box.lines_of(opened[name].path, name)
-            for name in ("given_members", "given_held_out")
-        ]
-        records += black_box.membership_records(
-            audited, texts[0], texts[1], ceiling, masks=spec.given_masks, seed=spec.seed
-        )
+        ceiling = profile_of(model.result.releases)
+    elif spec.given_epsilon:
+        ceiling = PrivacyProfile.of_claim(spec.given_epsilon, spec.given_delta)
+    given = black_box.Given(
+        **{
+            name.removeprefix("given_"): black_box.lines_of(one.path, name)
+            for name, one in opened.items()
+            if name != "audited_model"
+        },
+        coins=spec.given_coins,
+    )
+    records = black_box.audit(
+        black_box.open_model(folder),
+        given,
+        ceiling,
+        spec.part(ExtractionProtocol),
+        masks=spec.given_masks,
+        seed=spec.seed,
+    )
     for record in records:
         if record.value is not None:
             context.measure(record.key, Operator(record.value))
     told = [record.model_dump(mode="json") for record in records]
-    (context.out / RECORDS).write_text(json.dumps(told, indent=1, ensure_ascii=False))
+    (context.out / GIVEN_FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False))
+    weights = sha256_of(folder / WEIGHTS) if (folder / WEIGHTS).exists() else ""
     return StepOutput(
-        outputs={"audits": RECORDS},
-        facts={"source_digests": [one.digest for one in opened.values()]},
-        artifacts=[Artifact(RECORDS, Label.OPERATOR)],
+        outputs={"audits": GIVEN_FILE},
+        facts={
+            "source_digests": [one.digest for one in opened.values()],
+            SUBJECT: weights,
+            JUDGED: _contradicted(context, model, uri, records),
+        },
+        artifacts=[Artifact(GIVEN_FILE, Label.OPERATOR)],
     )
+
+
+def _contradicted(
+    context: StepContext, model: Input | None, uri: str, records: Sequence[AuditRecord]
+) -> list[dict[str, Any]]:
+    """Return the verdict on a model that these records contradict; of others, nothing.
+
+    Without a contradiction nothing is judged here: no audit from outside promotes a model.
+    """
+    if all(record.verdict != "contradicted" for record in records):
+        return []
+    if model is not None and model.result.facts.get("model"):
+        return judge(context.store, {AUDITED: model}, {AUDITED: uri}, "approved", records)
+    claim = claim_of(model.result.releases) if model is not None else "the claim, as given"
+    verdict = verdict_of(claim, records)
+    return [{"name": AUDITED, "model": "", "verdict": verdict.word, "sentence": verdict.sentence}]
 
 
 def refuse_if_changed(spec: PrivacyAuditSpec, result: StepResult, context: StepContext) -> None:

@@ -13,9 +13,10 @@ from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
-from tasks.report.results import job_report, released_by
+from tasks.report.results import audit_time, job_report, released_by
 from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
+from tasks.tracking.event_log import AGAINST
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
@@ -29,7 +30,8 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     judged = judge(context.store, results, spec.results, spec.promotion)
     verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
     report = job_report(spec, context, results)
-    report = replace(report, training=(*report.training, *verdicts))
+    against = " ".join(one["sentence"] for one in judged if one["verdict"] in AGAINST)
+    report = replace(report, training=(*report.training, *verdicts), against=against)
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
@@ -37,6 +39,8 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     # others has a line too, with what its steps measured.
     (row,) = (row for row in report.models if row.kind == "dp")
     context.measure_cost(released_by(results["dp_pretraining"], results.get("dp_finetuning")))
+    if (share := audit_time(results)) is not None:
+        context.measure("audit_time_over_training", share)
     for name, value in _headlines(row):
         context.measure(name, value)
     return StepOutput(

@@ -26,6 +26,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import CHECKSUMS, RESULT, Store
 from tasks.tracking.event_log import (
+    AGAINST,
     KINDS,
     VERDICT,
     Artifact,
@@ -55,7 +56,6 @@ EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
 LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
 ALIAS = "promotable"
-AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
@@ -557,7 +557,8 @@ class Tracker:
                     Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
-        events += [self._model(judged, store) for judged in result.facts.get("judged", ())]
+        models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
+        events += [self._model(judged, store) for judged in models]  # others are nobody's versions
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:

@@ -1,10 +1,13 @@
 """A person's approval stands between report and promotion where the deployment asks for it."""
 
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jinja2 import Template
+from sqlalchemy import select
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -53,3 +56,83 @@ def test_an_unknown_rule_is_an_import_error_in_one_line(monkeypatch):
     monkeypatch.setenv("CONFIDE_PROMOTE", "always")
     with pytest.raises(ValueError, match="CONFIDE_PROMOTE: unknown rule 'always'"):
         configuration.promotion()
+
+
+class Person:
+    """Who answers over Airflow's own route, as the page *Required actions* does."""
+
+    def get_id(self):
+        return "reviewer"
+
+    def get_name(self):
+        return "A reviewer"
+
+
+def answer_when_asked(dag_id, option, told):
+    """Wait until the task waits, note what it shows, and answer."""
+    from airflow.api_fastapi.core_api.datamodels.hitl import UpdateHITLDetailPayload
+    from airflow.api_fastapi.core_api.routes.public.hitl import update_hitl_detail
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        with create_session() as session:
+            query = select(HITLDetail).join(TaskInstance, TaskInstance.id == HITLDetail.ti_id)
+            waiting = TaskInstance.state == "awaiting_input"
+            asked = session.scalars(query.where(TaskInstance.dag_id == dag_id, waiting)).first()
+            if asked:
+                told.append((asked.subject, asked.body, asked.task_instance.run_id))
+                payload = UpdateHITLDetailPayload(chosen_options=[option])
+                run_id = asked.task_instance.run_id
+                update_hitl_detail(dag_id, run_id, "approval", payload, Person(), session)
+                return
+        time.sleep(0.5)
+
+
+SMALL = """
+from airflow.sdk import DAG, task
+
+from dags.approval import approval
+
+with DAG("asks", schedule=None):
+
+    @task
+    def report():
+        return {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
+
+    @task
+    def promote():
+        return "promoted"
+
+    report() >> approval() >> promote()
+"""
+
+
+@pytest.fixture
+def small(database, tmp_path):
+    """A report, the approval, and what stands behind it, as Airflow reads them from a file."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+    DagBundlesManager().sync_bundles_to_db()
+    file = tmp_path / "asks.py"
+    file.write_text(SMALL)
+    bag = DagBag(file)
+    sync_bag_to_db(bag, "dags-folder", None)
+    return bag.dags["asks"]
+
+
+@pytest.mark.parametrize(("option", "promoted"), [("Approve", "success"), ("Reject", "skipped")])
+def test_a_real_airflow_waits_for_the_person_and_does_what_they_say(small, option, promoted):
+    told = []
+    person = threading.Thread(target=answer_when_asked, args=("asks", option, told))
+    person.start()
+    done = small.test()
+    person.join()
+    states = {ti.task_id: ti.state for ti in done.get_task_instances()}
+    assert states == {"report": "success", "approval": "success", "promote": promoted}
+    ((subject, body, run_id),) = told
+    assert subject == f"Promote the model of {run_id}?"
+    assert "**dp_pretraining**: ε = 4: consistent with Bound." in body

@@ -66,7 +66,10 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     audit = folder_of(steps["dp_exposure"])
     read = StepResult.model_validate_json((audit / "result.json").read_bytes())
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
-    assert {m.label for m in exposures.values()} == {"dp"}  # read in contexts of their own
+    within = {name for name in exposures if "in_rows" in name or "/in rows/" in name}
+    assert within and {exposures[name].label for name in within} == {"operator"}
+    # The others are read in contexts of their own.
+    assert {m.label for name, m in exposures.items() if name not in within} == {"dp"}
     column = [c["name"] for c in table["columns"]].index("Exposure")
     assert table["rows"][1][column]["value"] == exposures["exposure"].value
     assert "as the next token after the hints" in page

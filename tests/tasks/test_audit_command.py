@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from command_line import Confide
 from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
 
+from dp_core.audit.record import COIN_BOUND
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
-from dp_core.models.parameters import fresh
+from dp_core.models.parameters import WORD, fresh
+from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.protocol import PrivacyAuditSpec, RunContext
 from tasks.runtime.deployment import Deployment
@@ -117,7 +120,113 @@ def test_a_decoder_of_a_stranger_is_read_with_its_own_tokens(
     found = confide.json("audit", folder, *texts, "--canaries", canaries)["audits"]
     assert {one["key"] for one in found} == {
         "exposure_given", "membership_given_loss", "membership_given_min_k",
+        "extraction_given_targeted", "extraction_given_discoverable",
     }  # fmt: skip
+    (late,) = (one for one in found if one["key"] == "extraction_given_discoverable")
+    assert late["verdict"] == "not run" and "no rows that trained" in late["finding"]  # 22 tokens
+    code, _, err = confide("audit", folder, *texts, "--top-k", "0")
+    assert code == 2 and "extraction_top_k" in err
+
+
+def decoder_that_ends_in_z(folder: Path) -> Path:
+    """Write a decoder that expects `z`, and next ` z`, whatever it is shown."""
+    folder.mkdir()
+    tokens = [*ALPHABET, "Ġz", "Ġy", "<|endoftext|>"]
+    model = fresh(Gpt2Config(vocab_size=len(tokens), **SIZES), 0)
+    words, place = model.parameters[WORD], {token: i for i, token in enumerate(tokens)}
+    model.parameters["final_norm/gain"][:] = 0.0
+    model.parameters["final_norm/bias"][:] = 100 * words[place["z"]] + 80 * words[place["Ġz"]]
+    save(model, folder)
+    (folder / "vocab.json").write_text(json.dumps(place))
+    (folder / "merges.txt").write_text("#version: 0.2\nĠ z\nĠ y")
+    return folder
+
+
+def test_what_a_decoder_goes_on_with_comes_out_beside_what_it_does_not(
+    confide: Confide, tmp_path: Path
+) -> None:
+    folder = decoder_that_ends_in_z(tmp_path / "decoder")
+    words = list(map("".join, itertools.permutations("abcd", 3)))
+    for name, end in (("in", "zzzzz"), ("out", "zzazz"), ("alike", "zzzzzz")):
+        (tmp_path / name).write_text("\n".join(f"{word}{end}" for word in words))
+    secrets = ["z"] * 12 + ["y"] * 12
+    canaries = lines_in(
+        tmp_path, *(f"{word} [[{secret}]]" for word, secret in zip(words, secrets, strict=True))
+    )
+    texts = ("--members", tmp_path / "in", "--held-out")
+    protocol = ("--prefix", "3", "--suffix", "4", "--top-k", "2", "--tries", "10")
+    claim = ("--epsilon", "1", "--delta", "1e-6", "--canaries", canaries)
+    records = confide.json("audit", folder, *texts, tmp_path / "out", *protocol, *claim)["audits"]
+    found = {one["key"]: one for one in records}
+    rows, secret = (found[f"extraction_given_{name}"] for name in ("discoverable", "targeted"))
+    assert (rows["value"], rows["verdict"], rows["label"]) == (1.0, "inconclusive", "operator")
+    assert rows["rows"][0]["control_found"] == 0
+    highest = 1 - 0.025 ** (1 / 24)  # none of 24 came out
+    most = PrivacyProfile.of_claim(1.0, 1e-6).true_positive_rate(highest)
+    assert rows["ceiling"] == pytest.approx(most, abs=1e-6)
+    assert "prefixes of 3 tokens, suffixes of 4; k = 2" in rows["power"]
+    assert "chosen by who audits" in rows["power"]
+    assert (secret["value"], secret["verdict"]) == (0.5, "inconclusive")
+    assert secret["rows"][0]["control_tried"] == 8 * 24
+    assert secret["rows"][0]["control_found"] <= 6  # drawn by chance among 258
+    alike = confide.json("audit", folder, *texts, tmp_path / "alike", *protocol)["audits"]
+    (same,) = [one for one in alike if one["key"] == rows["key"]]
+    assert (same["verdict"], same["null_control"]["p_value"]) == ("consistent", 1.0)
+
+
+# --- texts that coins divided
+
+
+def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
+    """Texts in or out by fair coins, of which a share shows by its words on which side it is."""
+    rng, sides = np.random.default_rng(1), {True: set[str](), False: set[str]()}
+    while sum(map(len, sides.values())) < count:
+        inside = bool(rng.random() < 0.5)
+        shown = inside if rng.random() < told_apart else bool(rng.random() < 0.5)
+        sides[inside].add(" ".join(rng.choice(KNOWN if shown else OTHER, 8)))
+    words = []
+    for option, inside in (("--members", True), ("--held-out", False)):
+        file = tmp_path / f"coins{option}.txt"
+        file.write_text("\n".join(sorted(sides[inside])))
+        words += [option, str(file)]
+    return [*words, "--coins", "--delta", "1e-6"]
+
+
+def test_coins_contradict_a_claim_that_is_false_and_no_other(
+    confide: Confide, stranger: Path, tmp_path: Path
+) -> None:
+    """Of 96 in 100 the side can be told: as ε = ln 24 = 3.2 allows, and ε = 0.5 does not."""
+    given = divided(tmp_path, 0.92)
+    told = {}
+    for epsilon in ("0.5", "3.2"):
+        code, out, err = confide("audit", stranger, *given, "--epsilon", epsilon, "--json")
+        told[epsilon] = json.loads(out)
+        (bound,) = [one for one in told[epsilon]["audits"] if one["key"] == COIN_BOUND]
+        contradicted = epsilon == "0.5"
+        assert code == (4 if contradicted else 0), err
+        assert (bound["verdict"] == "contradicted") is contradicted
+        assert bound["label"] == "operator" and "800 canaries" in bound["power"]
+        assert 0.5 < bound["value"] <= 3.2
+    assert told["0.5"]["verdict"] == "contradicted"
+    nothing = divided(tmp_path, 0.0)
+    found = confide.json("audit", stranger, *nothing, "--epsilon", "1")
+    assert found["verdict"] == "consistent"
+
+
+def test_what_are_no_coins_is_refused(
+    confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
+) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
+    claim = ("--epsilon", "1", "--delta", "1e-6")
+    for words, said in (
+        (["--coins"], "coins divide texts"),
+        ([*texts, "--coins"], "there is no claim that coins could contradict"),
+        ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
+    ):
+        code, _, err = confide("audit", stranger, *words)
+        assert code == 2, said
+        assert said in err
 
 
 def test_a_model_of_a_run_comes_with_its_claim_and_its_audits(

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import html
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -35,7 +36,7 @@ from evidence_examples import (
 from step_outputs import publish
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import rows_from_ranks
+from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership_metrics import MembershipRow, Share
 from dp_core.config.audit import ExtractionConfig
@@ -46,7 +47,13 @@ from tasks.evidence import check_evidence
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
 from tasks.evidence.pack import read_pack, schema
 from tasks.releases.statements import DATA, WORDS
-from tasks.report.results import DISCOVERABLE, EXPOSURE_FILE, MEMBERSHIP_FILE, TARGETED
+from tasks.report.results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    MEMBERSHIP_FILE,
+    TARGETED,
+)
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 
@@ -195,23 +202,30 @@ def test_the_operators_edition_says_so_on_every_page(
 def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
     canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
     references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
-    rows = [
-        row
-        for context in ("alone", "embedded")
-        for row in rows_from_ranks(
-            canaries, np.full((4, 2), ranks), references, np.full((4, 2), 500.0),
-            context=context, candidates=1000, declared_units=UNITS,
-        )
-    ]  # fmt: skip
     folder = deployment.home / "made" / f"exposure-{name}"
     folder.mkdir(parents=True)
-    (folder / EXPOSURE_FILE).write_text(json.dumps([asdict(row) for row in rows]))
+    for key, contexts in ((EXPOSURE, (ALONE, EMBEDDED)), (EXPOSURE_IN_ROWS, (IN_ROWS,))):
+        rows = [
+            row
+            for context in contexts
+            for row in rows_from_ranks(
+                canaries, np.full((4, 2), ranks), references, np.full((4, 2), 500.0),
+                context=context, candidates=1000, declared_units=UNITS,
+            )
+        ]  # fmt: skip
+        (folder / f"{key}.json").write_text(json.dumps([asdict(row) for row in rows]))
     return folder
 
 
 def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
     folder, store = _exposed(deployment, name, ranks), store_of(deployment)
-    publish(store, f"{store.root}/exposure/{name * 16}", folder, **facts)
+    publish(
+        store,
+        f"{store.root}/exposure/{name * 16}",
+        folder,
+        outputs=(EXPOSURE, EXPOSURE_IN_ROWS),
+        **facts,
+    )
 
 
 def test_an_audit_that_was_not_run_is_said_to_be_not_run(pack: Path) -> None:
@@ -234,6 +248,23 @@ def test_exposure_of_this_model_and_of_no_other_is_in_the_pack(
     assert (found.verdict, found.label, found.level) == ("consistent", "dp", "canary")
     assert found.null_control is not None and found.null_control.alarm_rate == 0.025
     assert len(found.rows) == 2
+    assert found.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
+
+
+def test_exposure_in_the_rows_that_trained_is_the_operators(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    ours = hashlib.sha256(b"weights").hexdigest()
+    _exposures(deployment, "1", 2.0, **{SUBJECT: ours, PROBES: "c"})
+    found = {}
+    for edition in ("publishable", "operator"):
+        folder = tmp_path / edition
+        evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
+        (found[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
+    assert found["publishable"].verdict == "not run" and not found["publishable"].rows
+    assert "for the operator alone" in found["publishable"].finding
+    assert (found["operator"].verdict, found["operator"].label) == ("inconclusive", "operator")
+    assert found["operator"].value == pytest.approx(math.log2(500))
 
 
 def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(

@@ -10,24 +10,25 @@ from typing import Any
 
 import pytest
 from command_line import Confide
-from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
+from evidence_examples import EARLIER, TRAINING, pack_of, released_model, settled, store_of
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
 from step_outputs import publish
 
-from dp_core.audit.record import AuditRecord, NullControl, not_run
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl, not_run
 from dp_core.audit.verdict import verdict_of
 from dp_core.errors import Contradicted
 from dp_core.labels import Label
 from tasks.evidence import audits
 from tasks.evidence.audits import SUBJECT, Audit, Finding
 from tasks.evidence.gate import JUDGED, judge, verdict_on
-from tasks.protocol import PromoteSpec, ReportSpec, RunContext
+from tasks.evidence.pack import read_pack
+from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.runtime import step as contract
 from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.steps import promote
+from tasks.steps import privacy_audit, promote
 from tasks.tracking.event_log import EventLog, Model
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 
@@ -353,6 +354,96 @@ def test_what_was_contradicted_while_it_waited_is_not_promoted(
     with pytest.raises(Contradicted):
         contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
     assert MlflowClient(tracked.tracking).get_registered_model(NAME).aliases == {}
+
+
+# --- audits from outside, run whenever somebody does
+
+
+def given(verdict: str) -> AuditRecord:
+    """What was found by texts that somebody says coins divided."""
+    found = record(verdict, label=Label.OPERATOR, name="Given coins")
+    assert isinstance(found, AuditRecord)
+    return found.model_copy(update={"key": COIN_BOUND})
+
+
+def outside(
+    deployment: Deployment,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    found: AuditRecord,
+) -> StepResult:
+    """Run the step `privacy_audit` on a model, as a process would; its audit finds what is said."""
+    monkeypatch.setattr(contract, "_module", lambda _: privacy_audit)
+    monkeypatch.setattr("dp_core.audit.black_box.open_model", lambda _: None)
+    monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [found])
+    canaries = tmp_path / f"{found.verdict}.txt"
+    canaries.write_text("her number is [[seven]]")
+    spec = PrivacyAuditSpec(
+        root=deployment.store, made_up=False, audited_model=model, given_canaries=str(canaries)
+    )
+    context = RUN.model_copy(update={"run_key": "later", "task": "privacy_audit"})
+    return contract.run_step(spec, deployment, context)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack(
+    tracked: Deployment,
+    uri: str,
+    copied: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    report = report_of(tracked, uri, monkeypatch)
+    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    client, store = MlflowClient(tracked.tracking), store_of(tracked)
+    assert ALIAS in client.get_registered_model(NAME).aliases
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(
+        (store.local_copy(uri) / "model.safetensors").read_bytes()
+    )
+    model = str(folder) if copied else uri
+    for _ in range(2):  # the second finds it done, and says the same
+        with pytest.raises(Contradicted, match="contradicted by Given coins"):
+            outside(tracked, model, monkeypatch, tmp_path, given("contradicted"))
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert version.tags["confide.verdict"] == "contradicted"
+    assert client.get_registered_model(NAME).aliases == {}
+    assert judged(tracked, uri, "unaudited")["promoted"] is False
+    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
+    (told,) = [one for one in evidence.audits if one.verdict == "contradicted"]
+    assert (told.key, told.subject) == (COIN_BOUND, "the released model")
+
+
+def test_nothing_that_is_found_from_outside_promotes_a_model(
+    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody bound the coins before the training: they may have been chosen to find nothing."""
+    for verdict in ("consistent", "inconclusive"):
+        result = outside(tracked, uri, monkeypatch, tmp_path, given(verdict))
+        assert result.facts[JUDGED] == []
+    assert judged(tracked, uri)["verdict"] == "not audited"
+    assert MlflowClient(tracked.tracking).search_registered_models() == []
+    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
+    (told,) = [one for one in evidence.audits if one.key == "from_outside"]
+    assert "for the operator alone" in told.finding
+    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "whole", operator=True))
+    shown = {one.verdict for one in evidence.audits if one.key == COIN_BOUND}
+    assert shown == {"consistent", "inconclusive"}
+
+
+def test_a_contradicted_stranger_fails_its_audit_and_is_nobodys_version(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"of somebody else")
+    with pytest.raises(Contradicted, match="the claim, as given: contradicted by Given coins"):
+        outside(tracked, str(folder), monkeypatch, tmp_path, given("contradicted"))
+    assert MlflowClient(tracked.tracking).search_registered_models() == []
 
 
 def test_a_training_registers_nothing_by_itself(

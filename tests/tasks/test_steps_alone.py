@@ -43,7 +43,13 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import DISCOVERABLE, OCCURRENCES_FILE, TARGETED
+from tasks.report.results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    OCCURRENCES_FILE,
+    TARGETED,
+)
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.steps import (
@@ -356,8 +362,10 @@ def test_an_exposure_has_the_label_of_its_model(
         labels = context.labels()
         assert labels.pop("epsilon") == {OPERATOR if label == OPERATOR else PUBLIC}
         labels.pop("delta", None)
+        within = [name for name in labels if "in_rows" in name or "/in rows/" in name]
+        assert within and {own for name in within for own in labels.pop(name)} == {OPERATOR}
         assert {own for of_one in labels.values() for own in of_one} == {label}
-        assert [artifact.label for artifact in answer.artifacts] == [label]
+        assert [artifact.label for artifact in answer.artifacts] == [label, OPERATOR]
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +413,7 @@ def test_what_comes_out_of_rows_is_the_operators_and_of_canaries_the_models(
             assert found == {OPERATOR if "discoverable" in metric else own}, metric
         shown = {artifact.file: artifact.label for artifact in answer.artifacts}
         assert shown[f"{TARGETED}.json"] == own and shown[f"{DISCOVERABLE}.json"] == OPERATOR
-        assert set(answer.outputs) == {"exposure", TARGETED, DISCOVERABLE}
+        assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED, DISCOVERABLE}
         for key in (TARGETED, DISCOVERABLE):
             written = (context.out / f"{key}.json").read_text()
             assert json.loads(written)["fixed_before_training"] is True
@@ -429,7 +437,7 @@ def test_a_protocol_that_was_chosen_after_the_training_is_told_from_one_that_was
     answer, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
     told = json.loads((context.out / f"{TARGETED}.json").read_text())
     assert told["fixed_before_training"] is False
-    assert set(answer.outputs) == {"exposure", TARGETED}  # no row was asked for
+    assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED}  # no row was asked for
 
 
 def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:

@@ -29,7 +29,7 @@ from tasks.protocol import (
     sweep_report,
     sweep_steps,
 )
-from tasks.report.results import EXPOSURE_FILE
+from tasks.report.results import EXPOSURE, EXPOSURE_FILE
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -75,7 +75,7 @@ def _done(
     result = StepResult(
         step=spec.step,
         spec_hash=spec.digest(),
-        outputs={},
+        outputs={EXPOSURE: EXPOSURE_FILE},
         metrics=[MetricRecord(name="f1", value=f1, label="dp")],
         releases=[release] if task == "dp_pretraining" else [],
         facts={"made_up": True, **FACTS.get(task, {}), **facts},

@@ -13,6 +13,7 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import (
     ALONE,
     EMBEDDED,
+    IN_ROWS,
     ExposureRow,
     Floats,
     Ints,
@@ -20,11 +21,15 @@ from dp_core.audit.exposure import (
     alone,
     counted_occurrences,
     embedded,
+    in_rows,
     interval,
     measure,
+    measure_in_rows,
     null_exposure,
+    null_mean_rank_exposure,
     null_p_value,
     null_rank_exposure,
+    null_rank_p_value,
     rows_from_ranks,
     summarise,
 )
@@ -354,9 +359,129 @@ def test_rank_exposure_without_memory() -> None:
     assert null_rank_exposure(100_000) == pytest.approx(math.log2(math.e), abs=1e-3)
 
 
+@pytest.mark.parametrize(("references", "canaries"), [(3, 1), (4, 2), (2, 4), (5, 3)])
+def test_rank_exposure_of_a_small_group_equals_enumeration(references: int, canaries: int) -> None:
+    """All orders of n canaries among R references are equally likely where nothing is kept."""
+    means = []
+    for places in itertools.combinations(range(references + canaries), canaries):
+        ahead = [place - number for number, place in enumerate(places)]
+        means.append(math.log2(references + 1) - float(np.mean(np.log2(np.array(ahead) + 1))))
+    found = null_mean_rank_exposure(references, canaries)
+    assert found.expected == pytest.approx(float(np.mean(means)), abs=1e-9)
+    assert found.expected == pytest.approx(null_rank_exposure(references), abs=1e-9)
+    for mean in np.unique(np.round(means, 9)):
+        exact = float((np.array(means) >= mean - 1e-6).mean())
+        assert null_rank_p_value(float(mean), references, canaries) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("canaries", [1, 4, 64, 1000])
+def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
+    """As models without memory are measured: all canaries beside the same 32 references."""
+    trials, coins = 4000, np.random.default_rng(canaries)
+    planted, references = _draw(canaries, 0.1, 1), _draw(32, 0.0, 2)
+    scores = coins.random((trials, canaries + 32))
+    order = np.sort(scores[:, canaries:], axis=1)
+    bits = np.empty(trials)
+    for trial in range(trials):
+        ahead = np.searchsorted(order[trial], scores[trial, :canaries])
+        bits[trial] = math.log2(33) - np.log2(1 + ahead).mean()
+    (row,) = rows_from_ranks(
+        planted,
+        1 + scores[0, :canaries, None],
+        references,
+        1 + scores[0, canaries:, None],
+        context=ALONE,
+        candidates=V,
+        declared_units=UNITS,
+    )
+    assert row.rank_exposure == pytest.approx(bits[0])
+    null, spread = row.rank_null, float(bits.std())
+    assert null.expected == pytest.approx(row.rank_exposure_null)
+    assert bits.mean() == pytest.approx(null.expected, abs=5 * spread / trials**0.5)
+    # Five standard errors; of one canary, an end of the band holds a place of 33, which has 3%.
+    allowed = 5 * (0.025 / trials) ** 0.5 + (0.02 if canaries == 1 else 0)
+    assert (bits < null.low - 1e-3).mean() == pytest.approx(0.025, abs=allowed)
+    assert (bits > null.high + 1e-3).mean() == pytest.approx(0.025, abs=allowed)
+    values = np.quantile(bits, [0.5, 0.95, 0.999])
+    for value in values:
+        share, found = (bits >= value - 1e-9).mean(), null_rank_p_value(value, 32, canaries)
+        error = (share * (1 - share) / trials) ** 0.5
+        assert found == pytest.approx(share, abs=5 * error + 0.002)
+    assert null_rank_p_value(math.log2(33), 32, 4) == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
+
+
 def test_nothing_to_average_is_an_error() -> None:
     with pytest.raises(ValueError, match="canaries=0"):
         null_exposure(100, 0)
+    with pytest.raises(ValueError, match="references=0"):
+        null_mean_rank_exposure(0, 4)
+
+
+# --- where they stand in the rows that trained
+
+
+def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
+    """Rows of S tokens of 900 others; unit i carries canary i mod all, from token 3 on."""
+    coins, writer = np.random.default_rng(0), TokenStoreWriter(folder, S, V + 5)
+    for unit in range(units):
+        body = coins.integers(905, 905 + 100, S - 2).tolist()
+        carried = canaries[unit % len(canaries)].tokens
+        body[2 : 2 + len(carried)] = carried
+        writer.add_unit(str(unit), [[2, *body, 3]])
+    return writer.finish()
+
+
+def test_in_rows_a_canary_stands_as_it_trained_and_a_reference_in_its_stead(tmp_path: Path) -> None:
+    planted = [dataclasses.replace(c, id=f"p{i}") for i, c in enumerate(_draw(3, 0.1, 1))]
+    nowhere = dataclasses.replace(_draw(1, 0.1, 9)[0], id="nowhere")
+    others = [dataclasses.replace(c, id=f"r{i}") for i, c in enumerate(_draw(4, 0.0, 2))]
+    strange = dataclasses.replace(others[0], id="other pattern", pattern="SHH")
+    store = _planted_store(tmp_path, planted)
+    shown, found, references = in_rows(
+        store, [*planted, nowhere], [*others, strange], SpecialIds(), repeats=16, seed=3
+    )
+    assert (found, references) == (planted, others)
+    assert shown.positions.tolist() == [4] * (7 * 16)
+    for at, canary in enumerate([*planted, *others]):
+        part = slice(16 * at, 16 * at + 16)
+        assert set(shown.secrets[part].tolist()) == {canary.secret}
+        rows = shown.input_ids[part].copy()
+        assert (rows[:, 4] == 4).all()
+        rows[:, 4] = canary.secret
+        assert (rows[:, 3:6] == canary.tokens).all()
+        if canary in planted:  # the very rows; of 13 or 14 places all, and then the first again
+            held = [n for n in range(40) if tuple(store.tokens[n, 3:6]) == canary.tokens]
+            of_rows = {tuple(store.tokens[n].tolist()) for n in held}
+            assert {tuple(row) for row in rows.tolist()} == of_rows
+        else:
+            trained = {tuple(np.delete(row, [3, 4, 5])) for row in store.tokens.tolist()}
+            assert {tuple(np.delete(row, [3, 4, 5])) for row in rows.tolist()} <= trained
+            assert len({tuple(row) for row in rows.tolist()}) > 8
+    assert in_rows(store, [nowhere], others, SpecialIds(), repeats=2, seed=3)[1:] == ([], [])
+
+
+def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> None:
+    planted = [dataclasses.replace(c, id=f"p{i}") for i, c in enumerate(_draw(4, 0.1, 1))]
+    others = [dataclasses.replace(c, id=f"r{i}") for i, c in enumerate(_draw(32, 0.0, 2))]
+    store = _planted_store(tmp_path, planted)
+    by_heart = {tuple(row[:2]) + tuple(row[6:]): row[4] for row in store.tokens.tolist()}
+
+    def rank(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
+        known = [by_heart.get(tuple(row[:2]) + tuple(row[6:])) for row in input_ids.tolist()]
+        guess = np.random.default_rng(7).permutation(V)[secrets - 5] + 1.0
+        return np.where(np.array(known, float) == secrets, 1.0, guess)
+
+    shared = {"special": SpecialIds(), "candidates": CANDIDATES, "declared_units": UNITS}
+    (row,) = measure_in_rows(rank, store, planted, others, repeats=8, seed=0, **shared)
+    assert (row.context, row.canaries, row.references) == (IN_ROWS, 4, 32)
+    assert row.exposure == pytest.approx(math.log2(V)) and row.remembers
+    assert row.rank_exposure == pytest.approx(math.log2(33))
+    assert row.rank_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
+    alone_rows = measure(rank, planted, others, sequence_length=S, repeats=8, seed=0, **shared)
+    assert not any(one.remembers for one in alone_rows)
+    with pytest.raises(ValueError, match="not among the candidates"):
+        measure_in_rows(rank, store, [Canary("x", "HS", 0.1, (7, 4999))], [], repeats=1, seed=0,
+                        **shared)  # fmt: skip
 
 
 def test_occurrences_are_the_units_that_hold_a_canary(tmp_path: Path) -> None:

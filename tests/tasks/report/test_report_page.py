@@ -1,6 +1,7 @@
 """The page: whole, self-contained, and silent about what an edition must not show."""
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from report_examples import extractions, job_report, membership, public_scores, sweep_report
+from rich.console import Console
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.record import AuditRecord, NullControl
 from dp_core.labels import Label, Operator
 from tasks.report.model import Edition, Exposures, Extraction, JobReport, Membership, Statement
 from tasks.report.page import Page, job_page, sweep_page
-from tasks.report.tables import WITHHELD_MARK
+from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -342,3 +344,25 @@ def test_an_audit_of_the_training_is_the_first_line(verdict: str, said: str) -> 
     kept = dataclasses.replace(report, audit=_audited(verdict, Label.OPERATOR))
     assert "21 of 30" not in job_page(kept, Edition.PUBLISHABLE).html
     assert "21 of 30" in job_page(kept, Edition.OPERATOR).html
+
+
+def test_what_another_runs_audit_contradicts_is_the_first_line_whatever_this_ones_says() -> None:
+    sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
+    report = dataclasses.replace(
+        job_report(made_up=False), audit=_audited("consistent"), against=sentence
+    )
+    html = job_page(report, Edition.PUBLISHABLE).html
+    (first,) = re.findall(r"<h1>(.*?)</h1>", html)
+    assert "stand against the claimed ε" in first and "hero bad" in html
+    assert sentence in html
+    assert closing_of(report).lead == sentence
+
+
+def test_the_terminal_says_the_audit_before_the_table() -> None:
+    table = closing_of(dataclasses.replace(job_report(), audit=_audited("consistent")))
+    written = io.StringIO()
+    kept = Table.from_json(json.loads(json.dumps(table.to_json())))
+    Console(file=written, width=100).print(side_by_side(kept))
+    first = written.getvalue().splitlines()[0]
+    assert first.startswith("Audit of the private training: consistent. 21 of 30")
+    assert closing_of(job_report()).lead == ""

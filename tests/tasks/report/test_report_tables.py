@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from report_examples import (
@@ -16,12 +17,15 @@ from report_examples import (
 )
 from rich.console import Console
 
+from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from tasks.protocol import StepResult
 from tasks.report import tables
-from tasks.report.model import Cost, Edition, JobReport, Withheld, edition_of
+from tasks.report.model import Cost, Edition, Exposures, JobReport, Withheld, edition_of
 from tasks.report.page import job_page, verdict
+from tasks.report.results import audit_time
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
@@ -31,6 +35,7 @@ from tasks.report.tables import (
     rich_table,
     side_by_side,
 )
+from tasks.runtime.context import Input
 
 
 def _closing() -> Table:
@@ -117,6 +122,28 @@ def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None
         assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
         assert {row[2].label for row in often} == {Label.PUBLIC}
         assert {row[3].label for row in often} == {Label.OPERATOR}
+
+
+def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alone() -> None:
+    report = job_report(made_up=False)
+    dp = report.model("dp")
+    assert dp is not None and isinstance(dp.exposures, Exposures)
+    within = tuple(
+        dataclasses.replace(row, context=IN_ROWS)
+        for row in dp.exposures.rows
+        if row.context == EMBEDDED
+    )
+    row = dataclasses.replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
+    report = dataclasses.replace(report, models=(row,))
+    shown = {}
+    for edition in Edition:
+        models = edition_of(report, edition).models
+        table = tables.exposure_table(models, {})
+        shown[edition] = [r for r in table.rows if r[0].detail == "in the rows that trained"]
+    assert len(shown[Edition.OPERATOR]) == len(within) and not shown[Edition.PUBLISHABLE]
+    assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
+    ranked = shown[Edition.OPERATOR][0][7]
+    assert ranked.detail.startswith("without memory 0.") and "by chance" in ranked.detail
 
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
@@ -321,3 +348,19 @@ def test_the_page_and_its_first_sentence_claim_no_sum() -> None:
     assert "ε =" not in said.detail
     html = job_page(report, Edition.PUBLISHABLE).html
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
+
+
+def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> None:
+    def took(step: str, seconds: float) -> Input:
+        result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], seconds=seconds)
+        return Input(result, Path())
+
+    results = {
+        "dp_pretraining": took("pretrain", 80.0),
+        "dp_exposure": took("exposure", 4.0),
+        "dp_audit": took("audit", 3.0),
+        "public_exposure": took("exposure", 50.0),
+    }
+    assert audit_time(results) == Operator(7 / 80)
+    resumed = results | {"dp_pretraining": took("pretrain", 0.0)}
+    assert audit_time(resumed) is None

@@ -1,0 +1,83 @@
+"""OpenLineage events, by Airflow's provider: which task ran when, from which outputs to which.
+
+Off until the deployment names where events go (`AIRFLOW__OPENLINEAGE__TRANSPORT`,
+docs/operate.md). The provider would send more than names: a run's parameters, with its paths; error
+messages; everything that later versions add. `NamesOnly` stands before the transport and lets
+through names of DAGs and tasks, ids of runs, states and times, and outputs of the store by step and
+hash. This file is imported where the provider is configured, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from openlineage.client.event_v2 import Dataset, Job, Run, RunEvent
+from openlineage.client.facet_v2 import parent_run
+from openlineage.client.transport.transform.transform import EventTransformer
+
+STORE = "confide-store"  # the namespace of outputs
+_OUTPUT = re.compile(r"[a-z_]+/[0-9a-f]{16}")
+
+
+class NamesOnly(EventTransformer):
+    """What of an event may leave; events of other kinds than a run's may not."""
+
+    def transform(self, event: Any) -> RunEvent | None:
+        """Return the event with names, ids, state and time alone."""
+        if not isinstance(event, RunEvent):
+            return None
+        above = (event.run.facets or {}).get("parent")
+        return RunEvent(
+            eventTime=event.eventTime,
+            eventType=event.eventType,
+            run=Run(runId=event.run.runId, facets={"parent": _names(above)} if above else {}),
+            job=_job(event.job),
+            inputs=_outputs(event.inputs),
+            outputs=_outputs(event.outputs),
+            producer=event.producer,
+        )
+
+
+def _job(job: Any) -> Job:
+    return Job(namespace=job.namespace, name=job.name)
+
+
+def _names(above: Any) -> Any:
+    """Return the run that this one is part of: its id, and its job's name."""
+    return parent_run.ParentRunFacet(
+        run=parent_run.Run(runId=above.run.runId),
+        job=parent_run.Job(namespace=above.job.namespace, name=above.job.name),
+    )
+
+
+def _outputs(datasets: Any) -> list[Dataset]:
+    """Return the outputs of the store among data sets: others may be named by private paths."""
+    return [
+        Dataset(namespace=STORE, name=one.name)
+        for one in datasets or ()
+        if one.namespace == STORE and _OUTPUT.fullmatch(one.name)
+    ]
+
+
+def lineage_of(spec: Any) -> Any:
+    """Return what a step reads of the store and what it writes there, for the provider."""
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    root, written = f"{spec.root}/", spec.output.removeprefix(f"{spec.root}/")
+    named = (text.removeprefix(root) for text in _texts(spec.model_dump()) if root in text)
+    read = dict.fromkeys(name for name in named if _OUTPUT.fullmatch(name) and name != written)
+    return OperatorLineage(
+        inputs=[Dataset(namespace=STORE, name=name) for name in read],
+        outputs=[Dataset(namespace=STORE, name=written)],
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text within a spec."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
