@@ -36,6 +36,8 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
+    Head,
+    HeadConfig,
     RunConfig,
     SeedConfig,
     TrainingConfig,
@@ -136,9 +138,13 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
 
 
 class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
-    """Read sentences with entity labels: a training and a test part, or one to make folds of."""
+    """Read labelled text: a training and a test part, or one to make folds of.
+
+    Sentences with entities, or texts, or pairs of texts, with a class.
+    """
 
     step: Literal["entities"] = "entities"
+    head: Head = "entities"  # that learns from it
     format: EntitiesFormat
     public: bool  # the labels may be shown; else F1 on them is the operator's
     dataset: str = ""  # to which uses of private labels are charged; empty if they are public
@@ -334,8 +340,8 @@ class PretrainSpec(TrainingSpec):
         return self
 
 
-class FinetuneSpec(TrainingSpec, SequenceConfig):
-    """Fine-tune a model for entity extraction and score it by strict entity F1.
+class FinetuneSpec(TrainingSpec, SequenceConfig, HeadConfig):
+    """Fine-tune a model with a head, and score it: by strict entity F1, or by accuracy.
 
     Charged where the labels are private and there is a plan.
     """
@@ -344,9 +350,10 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
     model_uri: str
     entities_uri: str
     updates: int = 0  # with a plan; else epochs say it
-    entity_types: tuple[str, ...] = ()  # public; with a plan only
+    entity_types: tuple[str, ...] = ()  # that are learned and scored; empty: those of the training
+    class_names: tuple[str, ...] = ()  # likewise, of the other heads
     epochs: int
-    folds: int = 0  # of the labelled documents; 0: a test part of its own
+    folds: int = 0  # of the labelled documents or patients; 0: a test part of its own
     fold: int = 0  # the one that is tested on
 
     @model_validator(mode="after")
@@ -357,7 +364,16 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
             raise ValueError("maskings_per_example: fine-tuning masks nothing")
         if self.plan and self.plan.audit_canaries:
             raise ValueError("audit_canaries: only pre-training is audited")
+        if self.plan and not self.label_names:
+            raise ValueError("entity_types, class_names: private fine-tuning is told its labels")
+        if self.plan and self.plan.unit == "example" and self.tagging_context == "document":
+            raise ValueError("tagging_context: a row holds sentences of a whole document")
         return self
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The entity types, or the classes, that are public knowledge; empty: none are told."""
+        return self.entity_types if self.head == "entities" else self.class_names
 
 
 class SelectSpec(StepSpec):

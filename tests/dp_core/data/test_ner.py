@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from seqeval.metrics import classification_report
 from seqeval.scheme import IOB2
 
-from dp_core.data.ner import Sentence, entities, fold_of, label_set, score
+from dp_core.data.labelled_text import fold_of
+from dp_core.data.ner import EntityScores, Sentence, entities, label_set
+from dp_core.data.ner import score as score_of
+
+
+def score(expected: list[list[str]], predicted: list[list[str]]) -> EntityScores:
+    words = [Sentence(("a",) * len(tags), tuple(tags)) for tags in expected]
+    return score_of(words, predicted)
 
 
 def test_a_sentence_has_a_tag_for_each_token() -> None:
