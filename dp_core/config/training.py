@@ -330,7 +330,7 @@ Head = Literal["entities", "classes", "pairs"]
 
 
 class HeadConfig(Config):
-    """What a model is fine-tuned for: the head on its encoder, and the text that it reads."""
+    """What a model is fine-tuned for."""
 
     head: Head = setting(
         "entities",
@@ -339,6 +339,11 @@ class HeadConfig(Config):
         "What fine-tuning teaches. entities: tags of words, scored by strict F1; classes: one of "
         "each text; pairs: one of each pair of texts, as in MedNLI; both scored by accuracy.",
     )
+
+
+class TaggingConfig(HeadConfig):
+    """How words are tagged: in which text, and by which head."""
+
     tagging_context: Literal["sentence", "document"] = setting(
         "sentence",
         MORE_TRAINING,

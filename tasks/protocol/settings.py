@@ -46,10 +46,10 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     BatchSize,
-    HeadConfig,
     LearningRate,
     OptimizerConfig,
     RunConfig,
+    TaggingConfig,
     TrainingConfig,
     is_causal,
     refuse_masks,
@@ -228,7 +228,7 @@ class DataSettings(ReaderConfig):
         return self
 
 
-class FinetuneSettings(HeadConfig, DataSettings):
+class FinetuneSettings(TaggingConfig, DataSettings):
     """Fine-tuning on labels; of private ones by DP-SGD, with a charge of its own."""
 
     finetune_privacy: Literal["none", "dp"] = setting(

@@ -36,10 +36,10 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
-    Head,
     HeadConfig,
     RunConfig,
     SeedConfig,
+    TaggingConfig,
     TrainingConfig,
     refuse_masks,
     refuse_short_growth,
@@ -137,14 +137,13 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
         return (source,)
 
 
-class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
+class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """Read labelled text: a training and a test part, or one to make folds of.
 
     Sentences with entities, or texts, or pairs of texts, with a class.
     """
 
     step: Literal["entities"] = "entities"
-    head: Head = "entities"  # that learns from it
     format: EntitiesFormat
     public: bool  # the labels may be shown; else F1 on them is the operator's
     dataset: str = ""  # to which uses of private labels are charged; empty if they are public
@@ -340,7 +339,7 @@ class PretrainSpec(TrainingSpec):
         return self
 
 
-class FinetuneSpec(TrainingSpec, SequenceConfig, HeadConfig):
+class FinetuneSpec(TrainingSpec, SequenceConfig, TaggingConfig):
     """Fine-tune a model with a head, and score it: by strict entity F1, or by accuracy.
 
     Charged where the labels are private and there is a plan.
