@@ -519,16 +519,20 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
 
 
 def pairing(
-    chain: Chain, model: Input, name: str, *, public: bool, **changes: Any
+    chain: Chain, model: Input, name: str, *, public: bool, odd: str = "yes", **changes: Any
 ) -> tuple[Bench, FinetuneSpec]:
-    """Return the context of a fine-tuning on sixty pairs of thirty documents, and its spec."""
+    """Return the context of a fine-tuning on sixty pairs of thirty documents, and its spec.
+
+    `odd` is the class of the first pair, which else is yes.
+    """
     context, spec = tuning(chain, model, name, head="pairs", class_names=("no", "yes"), **changes)
     labelled = chain.context(f"pairs of {name}")
     for part in entities.PARTS:
         pairs = [
-            LabelledText("pain in arm", f"pain {n}", ("no", "yes")[n % 2], str(n // 2))
+            LabelledText("pain in arm", f"pain {n}", ("yes", "no")[n % 2], str(n // 2))
             for n in range(60)
         ]
+        pairs[0] = replace(pairs[0], label=odd)
         entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
@@ -550,6 +554,18 @@ def test_private_pairs_are_charged_and_their_accuracy_is_the_operators(
     assert (answer.facts["head"], answer.facts["labels"]) == ("pairs", ["no", "yes"])
     assert "documents" not in answer.facts  # facts are for everyone
     assert load(context.out).labels == ("no", "yes")
+
+
+def test_private_pairs_learn_the_classes_that_were_told_and_no_others(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    """A class that one document alone has must not become an output of the model."""
+    plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
+    context, spec = pairing(chain, trained[0], "odd", public=False, odd="mumps", plan=plan)
+    answer = finetune.run(spec, context)
+    assert load(context.out).labels == ("no", "yes")
+    assert "mumps" not in json.dumps(answer.facts)
+    assert "f1/mumps" not in context.labels()
 
 
 def test_accuracy_on_public_pairs_is_drawn_by_document(
