@@ -25,6 +25,7 @@ COMMANDS = {  # modules of tasks/commands, likewise: the list needs no import of
     "ledger": "What was spent of each data set's privacy budget.",
     "report": "The latest report: its table, and where the page is.",
     "compare": "What differs between runs: settings, ε, scores, exposure.",
+    "errors": "What a fine-tuned model got wrong, with the words: for the operator alone.",
     "export": "Copy a released model, to be handed on.",
     "evidence": "What a stranger needs to check a released model, in one folder.",
     "audit": "What audits say of a model's claim: of a run here, or anybody's.",

@@ -341,6 +341,7 @@ def _identity(result: StepResult, digests: dict[str, str]) -> ModelIdentity:
         layers=shape.get("layers"),
         hidden=shape.get("hidden"),
         parameters=result.facts.get("parameters"),
+        head=result.facts.get("head"),
         files=digests,
     )
 

@@ -33,7 +33,7 @@ from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import Spending, write_model
 from tasks.storage import sha256_of
 
-ERRORS = "errors.json"  # what the model got wrong, with the words of the test part
+ERRORS = "errors.json"  # what the model got wrong: labels and places, no word of the test part
 Item = TypeVar("Item", bound=LabelledItem)
 
 
@@ -77,7 +77,8 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     scores = head.scores(test, predicted)
     _measure(context, scores, label)
     write_model(context, tuned.model, model)
-    (context.out / ERRORS).write_text(json.dumps(head.errors(test, predicted), indent=1))
+    told = {"spec": spec.model_dump(mode="json"), **head.errors(test, predicted)}
+    (context.out / ERRORS).write_text(json.dumps(told))
     names = sorted(scores.f1_by_label) if public else list(spec.label_names)
     return StepOutput(
         outputs={"model": ""},

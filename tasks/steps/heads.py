@@ -29,6 +29,8 @@ from dp_core.training.tagging import TaggingHead, tag
 from tasks.protocol import FinetuneSpec
 from tasks.steps.entities import read_part, read_text_part
 
+_AROUND = 8  # words beside an error
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -75,7 +77,13 @@ class HeadOfStep(Protocol):
         """Return what the predictions are worth."""
 
     def errors(self, items: Sequence[Any], predicted: Sequence[Any]) -> dict[str, Any]:
-        """Return every wrong prediction, and counts of them: private text, the operator's alone."""
+        """Return every wrong prediction by the number of its text, and counts; no word of a text.
+
+        It is the operator's alone: which labels private texts have is private too.
+        """
+
+    def in_words(self, items: Sequence[Any], error: Mapping[str, Any]) -> dict[str, str]:
+        """Return one of these errors with the words that it is about."""
 
 
 def head_of(spec: FinetuneSpec) -> HeadOfStep:
@@ -143,21 +151,28 @@ class Tagging:
         """As in `HeadOfStep`; counted by type, of a spurious entity the predicted one."""
         listed: list[dict[str, Any]] = []
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for item, guess in zip(items, predicted, strict=True):
+        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
             for error in tagging_errors(item, guess):
-                (kind, _, _) = told = error.expected or error.predicted or ("", 0, 0)
+                kind = (error.expected or error.predicted or ("",))[0]
                 counts[kind][error.kind] += 1
-                listed.append(
-                    {
-                        "document": item.document_id,
-                        "error": error.kind,
-                        "expected": _shown(item, error.expected),
-                        "predicted": _shown(item, error.predicted),
-                        "context": " ".join(item.tokens[max(0, told[1] - 8) : told[2] + 8]),
-                    }
-                )
+                own = {"expected": error.expected, "predicted": error.predicted}
+                listed.append({"item": number, "error": error.kind} | own)
         by_type = {kind: dict(sorted(own.items())) for kind, own in sorted(counts.items())}
         return {"counts": by_type, "errors": listed}
+
+    def in_words(self, items: Sequence[Sentence], error: Mapping[str, Any]) -> dict[str, str]:
+        """As in `HeadOfStep`; with eight words on each side."""
+        item, wanted, found = items[error["item"]], error["expected"], error["predicted"]
+        spans = [(begin, end) for _, begin, end in (e for e in (wanted, found) if e is not None)]
+        first = max(0, min(begin for begin, _ in spans) - _AROUND)
+        last = max(end for _, end in spans) + _AROUND
+        return {
+            "document": item.document_id,
+            "error": error["error"],
+            "expected": _shown(item, wanted),
+            "predicted": _shown(item, found),
+            "context": " ".join(item.tokens[first:last]),
+        }
 
 
 @dataclass(frozen=True)
@@ -213,20 +228,27 @@ class Classifying:
         """As in `HeadOfStep`; counted by expected class, by what was predicted instead."""
         listed = []
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for item, guess in zip(items, predicted, strict=True):
+        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
             if guess != item.label:
                 counts[item.label][guess] += 1
-                told = {"document": item.document_id, "expected": item.label, "predicted": guess}
-                listed.append(told | {"text": item.first, "second": item.second})
+                own = {"expected": item.label, "predicted": guess}
+                listed.append({"item": number, "error": "wrong class"} | own)
         by_class = {label: dict(sorted(own.items())) for label, own in sorted(counts.items())}
         return {"counts": by_class, "errors": listed}
 
+    def in_words(self, items: Sequence[LabelledText], error: Mapping[str, Any]) -> dict[str, str]:
+        """As in `HeadOfStep`; with the whole text, or pair."""
+        item = items[error["item"]]
+        told = {name: error[name] for name in ("error", "expected", "predicted")}
+        context = " ⏎ ".join(text for text in (item.first, item.second) if text)
+        return {"document": item.document_id, **told, "context": context}
 
-def _shown(item: Sentence, entity: Entity | None) -> dict[str, Any] | None:
+
+def _shown(item: Sentence, entity: Entity | None) -> str:
     if entity is None:
-        return None
+        return "–"
     kind, begin, end = entity
-    return {"type": kind, "text": " ".join(item.tokens[begin:end]), "tokens": [begin, end]}
+    return f"{kind}: {' '.join(item.tokens[begin:end])}"
 
 
 def _by_owner(items: Iterable[LabelledItem]) -> dict[str, list[int]]:

@@ -59,6 +59,7 @@ from tasks.steps import (
     vocabulary,
     written_text,
 )
+from tasks.steps.heads import head_of
 from tasks.steps.training_inputs import TrainingInputs
 from tasks.storage import Store
 
@@ -506,7 +507,13 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
     answer = finetune.run(spec, context)
     (shown,) = answer.artifacts
     assert (shown.file, shown.label) == (finetune.ERRORS, OPERATOR)
-    told = json.loads((context.out / finetune.ERRORS).read_text())
+    written = (context.out / finetune.ERRORS).read_text()
+    assert "pain" not in written  # places alone: no word of a text
+    told = json.loads(written)
+    assert FinetuneSpec.model_validate(told["spec"]) == spec
+    items = head_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
+    shown_error = head_of(spec).in_words(items, told["errors"][0])
+    assert shown_error["context"] == "pain in arm"
     counted = sum(n for kinds in told["counts"].values() for n in kinds.values())
     assert counted == len(told["errors"]) > 0  # after two updates under noise
     result = StepResult(
