@@ -107,10 +107,10 @@ class DataSettings(ReaderConfig):
         "synthetic",
         DATA,
         "Labelled text: format",
-        "Of entities: i2b2, folders of .txt and .con (2010 and 2011); columns, token and tag (IOB, "
-        "IOB2); pubtator. Of classes and pairs: jsonl, an object a line, or tsv, a table with a "
-        "header; fields text and label, or sentence1, sentence2 and gold_label, and if there are "
-        "any document_id and patient_id.",
+        "With entities: i2b2, folders of .txt and .con (2010 and 2011); columns, token and tag "
+        "(IOB, IOB2); pubtator. With classes and pairs: jsonl, an object a line, or tsv, a table "
+        "with a header; fields text and label, or sentence1, sentence2 and gold_label, and if "
+        "there are any document_id and patient_id.",
     )
     entities_train: str = setting(
         "",

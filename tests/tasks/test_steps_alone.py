@@ -526,11 +526,11 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
 
 
 def pairing(
-    chain: Chain, model: Input, name: str, *, public: bool, odd: str = "yes", **changes: Any
+    chain: Chain, model: Input, name: str, *, public: bool, odd: str = "no", **changes: Any
 ) -> tuple[Bench, FinetuneSpec]:
     """Return the context of a fine-tuning on sixty pairs of thirty documents, and its spec.
 
-    `odd` is the class of the first pair, which else is yes.
+    `odd` is the class of the second pair, which else is no.
     """
     context, spec = tuning(chain, model, name, head="pairs", class_names=("no", "yes"), **changes)
     labelled = chain.context(f"pairs of {name}")
@@ -539,7 +539,7 @@ def pairing(
             LabelledText("pain in arm", f"pain {n}", ("yes", "no")[n % 2], str(n // 2))
             for n in range(60)
         ]
-        pairs[0] = replace(pairs[0], label=odd)
+        pairs[1] = replace(pairs[1], label=odd)
         entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
@@ -566,7 +566,7 @@ def test_private_pairs_are_charged_and_their_accuracy_is_the_operators(
 def test_private_pairs_learn_the_classes_that_were_told_and_no_others(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    """A class that one document alone has must not become an output of the model."""
+    """Neither a class that one document alone has, nor the order in which texts show them."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, trained[0], "odd", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)

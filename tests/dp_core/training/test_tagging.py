@@ -93,6 +93,8 @@ def test_each_word_is_asked_once_where_it_has_most_context(sizes, room, overlap)
             every = [context(sizes, e, word) for e in extents if e[0] <= word < e[1]]
             own = context(sizes, (w.begin, w.end), word)
             assert own == max(every)
+    if len(extents) > 1:  # no room is left in the last
+        assert sum(sizes[extents[-1][0] - 1 :]) > room
     for (_, end), (begin, last) in itertools.pairwise(extents):
         assert begin <= end < last
         if last < len(sizes):  # the last is filled from before
