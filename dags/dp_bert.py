@@ -29,7 +29,7 @@ training = partial(step, pool=TRAINING)
 @dag(
     dag_id="dp_bert",
     dag_display_name="dp_bert · train privately, then measure",
-    description="Private corpus → DP vocabulary → DP pre-training → entity F1 and exposure",
+    description="Private corpus → DP vocabulary → DP pre-training → fine-tuning and exposure",
     schedule=configuration.schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
@@ -41,9 +41,9 @@ training = partial(step, pool=TRAINING)
 
 Follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained Language
 Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
-pre-training** on the private rows (ε_T), **fine-tuning** for entity extraction (F1), and the
-**exposure** of canaries planted among the private rows. The same is measured for the public-only
-model and, for comparison, for one trained without privacy.
+pre-training** on the private rows (ε_T), **fine-tuning** for entities, classes or pairs (F1 or
+accuracy), and the **exposure** of canaries planted among the private rows. The same is measured for
+the public-only model and, for comparison, for one trained without privacy.
 
 The defaults run on made-up notes. *Trigger* opens the form; wrong values are refused there or by
 the first task. A task whose result is there already answers at once, and nothing is charged twice.
@@ -68,10 +68,10 @@ def dp_bert() -> None:
     # The whole run is charged to the data set's budget first: it fits, or nothing is spent.
     budget = step("budget", doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**")
 
-    # The data: confidential notes, public text, and sentences with labelled entities.
+    # The data: confidential notes, public text, and labelled text.
     private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
     public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
-    entities = step("entities", doc_md="Reads sentences with entity labels: training and test.")
+    entities = step("entities", doc_md="Reads labelled text: training and test.")
     settings() >> budget >> [private_corpus, public_corpus, entities]
 
     # The vocabulary: public words, which are free, and noised counts of private ones that public
@@ -115,8 +115,8 @@ def dp_bert() -> None:
     [public_pretraining, phrases_pretraining] >> dp_pretraining
     public_pretraining >> nonprivate_pretraining
 
-    # What the models are good for (strict entity F1), what they remember (exposure), and, where
-    # the settings ask for it, whether units that trained can be told from those held out.
+    # What the models are good for (strict entity F1, or accuracy), what they remember (exposure),
+    # and, where settings ask for it, whether units that trained can be told from those held out.
     measured = []
     for mode, model in {
         "public": public_pretraining,
@@ -124,7 +124,7 @@ def dp_bert() -> None:
         "dp": dp_pretraining,
         "nonprivate": nonprivate_pretraining,
     }.items():
-        finetuning = training(f"{mode}_finetuning", doc_md="Entity extraction; strict F1.")
+        finetuning = training(f"{mode}_finetuning", doc_md="Learns labels, and is scored.")
         exposure = training(f"{mode}_exposure", doc_md="How well it remembers its canaries.")
         membership = training(f"{mode}_membership", doc_md="Whether it gives its members away.")
         [model, entities] >> finetuning

@@ -26,6 +26,7 @@ WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
 POINTS_OR_NONE = r"^$|^\s*[a-z_]+=[^=;,]+([;,]\s*[a-z_]+=[^=;,]+)*$"
 THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
+CLASSES_OR_NONE = r"^$|^[^,]+(,[^,]+)+$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
 
 _NAME = "letters, digits, dots, dashes and underscores, 64 at most, the first a letter or digit"
@@ -40,6 +41,7 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
     POINTS_OR_NONE: "empty, or points name=value,name=value with semicolons between them",
     THREE_FIELDS: "three names with commas between them",
     TYPES_OR_NONE: "names without spaces, commas between them",
+    CLASSES_OR_NONE: "empty, or two or more names with commas between them",
     CANARIES: "strings of H with one S each, commas between them",
 }
 

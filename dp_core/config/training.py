@@ -36,7 +36,7 @@ class ArchitectureConfig(Config):
         MODEL,
         "Kind of model",
         "distilbert: the same without token types. gpt2, llama: causal models, measured by "
-        "perplexity and exposure; they are not fine-tuned for entities.",
+        "perplexity and exposure; they are not fine-tuned.",
     )
     layers: int = setting(2, MODEL, "Layers", "How many Transformer blocks.", ge=1, le=48)
     hidden: int = setting(
@@ -324,6 +324,56 @@ def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> 
     asked = {"whole_words": whole_words, "maskings_per_example": maskings_per_example > 1}
     for name in [n for n, masks in asked.items() if masks and is_causal(kind)]:
         raise ValueError(f"{name}: a causal model ({kind}) masks nothing")
+
+
+Head = Literal["entities", "classes", "pairs"]
+
+
+class HeadConfig(Config):
+    """What a model is fine-tuned for."""
+
+    head: Head = setting(
+        "entities",
+        TRAINING,
+        "Fine-tuning: head",
+        "What fine-tuning teaches. entities: tags of words, scored by strict F1; classes: one of "
+        "each text; pairs: one of each pair of texts, as in MedNLI; both scored by accuracy.",
+    )
+
+
+class TaggingConfig(HeadConfig):
+    """How words are tagged: in which text, and by which head."""
+
+    tagging_context: Literal["sentence", "document"] = setting(
+        "sentence",
+        MORE_TRAINING,
+        "Tagging: context",
+        "What is tagged as one text. sentence: each by itself; document: all sentences of a "
+        "document together, so that nothing depends on where they were cut.",
+    )
+    window_overlap: float = setting(
+        0.5,
+        MORE_TRAINING,
+        "Tagging: overlap of windows",
+        "Share of a row that the next one repeats, where a text is longer than a row. Each word is "
+        "learned and tagged once, in the row that shows most of the text around it.",
+        ge=0,
+        le=0.9,
+    )
+    crf: bool = setting(
+        False,
+        MORE_TRAINING,
+        "Tagging: CRF",
+        "Learn the tags of a row together, by a linear-chain conditional random field, and take "
+        "the best sequence of tags that is well formed.",
+    )
+
+    @model_validator(mode="after")
+    def _only_words_are_tagged(self) -> Self:
+        if self.head != "entities" and (self.crf or self.tagging_context != "sentence"):
+            name = "crf" if self.crf else "tagging_context"
+            raise ValueError(f"{name}: only the head entities tags words")
+        return self
 
 
 class SeedConfig(Config):

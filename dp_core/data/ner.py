@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from dp_core.data.corpus import normalised_id
-from dp_core.data.hashing import digest64
+
+Entity = tuple[str, int, int]  # type, first token, token after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class Sentence:
         document_id: where it comes from; empty where the source does not say.
         patient_id: whose text it is; empty where nobody has said. Both ids are normalised
             (`normalised_id`), whoever makes the sentence.
+        overlapped: entities that overlap one of the tags' own, which have one entity a token.
     """
 
     tokens: tuple[str, ...]
     tags: tuple[str, ...]
     document_id: str = ""
     patient_id: str = ""
+    overlapped: tuple[Entity, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.tags):
@@ -36,18 +40,72 @@ class Sentence:
             object.__setattr__(self, name, normalised_id(getattr(self, name)))
 
 
-def fold_of(sentence: Sentence, folds: int) -> int:
-    """Return which fold a sentence is in: that of its patient, or else of its document.
+def annotated(
+    tokens: Sequence[str], found: Iterable[Entity], document_id: str = "", patient_id: str = ""
+) -> Sentence:
+    """Return a sentence with entities that may overlap.
 
-    It is a function of that id alone, so that another document moves nobody from fold to fold: a
-    private training on some of the folds is as private as one on all of them. Folds are therefore
-    of about the same size, not exactly.
+    Of those that overlap, the longest is the one that the tags hold, of equally long ones the
+    first; each of the others is in `overlapped`. One that is given twice counts once.
 
     Args:
-        sentence: with a document id.
-        folds: how many, 1 or more.
+        tokens: the words.
+        found: the entities, in any order, each within the tokens and not empty.
+        document_id: as in `Sentence`.
+        patient_id: as in `Sentence`.
     """
-    return digest64(b"", "fold", sentence.patient_id or sentence.document_id) % folds
+    tags, overlapped = ["O"] * len(tokens), []
+    for kind, begin, end in sorted(set(found), key=lambda e: (e[1] - e[2], e[1], e[0])):
+        if any(tag != "O" for tag in tags[begin:end]):
+            overlapped.append((kind, begin, end))
+        else:
+            tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return Sentence(tuple(tokens), tuple(tags), document_id, patient_id, tuple(overlapped))
+
+
+def all_entities(sentence: Sentence) -> list[Entity]:
+    """Return every entity of a sentence, those that overlap a longer one among them."""
+    return [*entities(sentence.tags), *sentence.overlapped]
+
+
+def with_types(sentences: Iterable[Sentence], types: Iterable[str]) -> list[Sentence]:
+    """Return the sentences with the entities of these types alone; what overlapped may now fit."""
+    chosen = frozenset(types)
+    return [
+        annotated(
+            s.tokens, [e for e in all_entities(s) if e[0] in chosen], s.document_id, s.patient_id
+        )
+        for s in sentences
+    ]
+
+
+def joined(sentences: Iterable[Sentence]) -> list[Sentence]:
+    """Return each document as one long sentence, in the order of their first sentences.
+
+    What has no document id stays as it is. How a text was cut into sentences then makes no
+    difference to what is learned and scored.
+    """
+    documents: dict[tuple[str, str] | int, list[Sentence]] = {}
+    for number, s in enumerate(sentences):
+        key = (s.document_id, s.patient_id) if s.document_id else number
+        documents.setdefault(key, []).append(s)
+    return [_one(own) if len(own) > 1 else own[0] for own in documents.values()]
+
+
+def _one(sentences: Sequence[Sentence]) -> Sentence:
+    tokens: list[str] = []
+    tags: list[str] = []
+    overlapped: list[Entity] = []
+    for s in sentences:
+        overlapped += [
+            (kind, begin + len(tokens), end + len(tokens)) for kind, begin, end in s.overlapped
+        ]
+        tokens += s.tokens
+        tags += s.tags
+    first = sentences[0]
+    return Sentence(
+        tuple(tokens), tuple(tags), first.document_id, first.patient_id, tuple(overlapped)
+    )
 
 
 def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
@@ -110,9 +168,6 @@ def token_spans(
     return [m.span() for a, b in pairwise(edges) for m in _TOKEN.finditer(text, a, b)]
 
 
-Entity = tuple[str, int, int]  # type, first token, token after the last
-
-
 @dataclass(frozen=True)
 class Score:
     """Counts of entities, and what follows from them.
@@ -172,12 +227,16 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return out
 
 
-def score(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> EntityScores:
-    """Return the scores of predicted tags.
+def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> EntityScores:
+    """Return the strict scores of predicted tags.
+
+    An entity is right if its type and both ends are (the exact match of Uzuner et al. 2011, JAMIA
+    18:552). Every entity of the text is expected, also one that overlaps another: tags cannot hold
+    both, so that one of the two is then missed.
 
     Args:
-        expected: the right IOB2 tags of each sentence.
-        predicted: as many tags for as many sentences.
+        expected: sentences with their right entities.
+        predicted: as many IOB2 tags for as many sentences.
 
     Raises:
         ValueError: the two do not have the same lengths.
@@ -186,9 +245,9 @@ def score(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]])
     guessed: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for right, guess in zip(expected, predicted, strict=True):
-        if len(right) != len(guess):
-            raise ValueError(f"{len(right)} tags are expected, {len(guess)} were predicted")
-        right_set, guess_set = set(entities(right)), set(entities(guess))
+        if len(right.tags) != len(guess):
+            raise ValueError(f"{len(right.tags)} tags are expected, {len(guess)} were predicted")
+        right_set, guess_set = set(all_entities(right)), set(entities(guess))
         wanted.update(kind for kind, _, _ in right_set)
         guessed.update(kind for kind, _, _ in guess_set)
         correct.update(kind for kind, _, _ in right_set & guess_set)
@@ -199,3 +258,49 @@ def score(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]])
             for k in sorted(wanted.keys() | guessed.keys())
         },
     )
+
+
+Kind = Literal["missed", "spurious", "wrong type", "wrong boundary"]
+
+
+@dataclass(frozen=True)
+class TaggingError:
+    """One entity that was not found as it is, or one that is not there.
+
+    Attributes:
+        kind: spurious: nothing expected overlaps it; missed: nothing predicted overlaps it; wrong
+            type: right ends; wrong boundary: it overlaps what is expected, and its ends are others.
+        expected: the right entity; None of a spurious one.
+        predicted: what overlaps it, and is wrong; None of a missed one.
+    """
+
+    kind: Kind
+    expected: Entity | None
+    predicted: Entity | None
+
+
+def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
+    """Return what is wrong with the predicted tags of a sentence, each entity in one error only.
+
+    Args:
+        right: with its right entities.
+        guess: predicted IOB2 tags.
+    """
+    wanted, found = all_entities(right), entities(guess)
+    missing = sorted(set(wanted) - set(found), key=lambda e: (e[1], e[2], e[0]))
+    wrong = sorted(set(found) - set(wanted), key=lambda e: (e[1], e[2], e[0]))
+    errors: list[TaggingError] = []
+    pairs: tuple[tuple[Kind, Callable[[Entity, Entity], bool]], ...] = (
+        ("wrong type", lambda a, b: a[1:] == b[1:]),
+        ("wrong boundary", lambda a, b: a[0] == b[0] and a[1] < b[2] and b[1] < a[2]),
+        ("wrong boundary", lambda a, b: a[1] < b[2] and b[1] < a[2]),  # and of another type
+    )
+    for kind, belong in pairs:
+        for one in list(missing):
+            other = next((e for e in wrong if belong(one, e)), None)
+            if other is not None:
+                errors.append(TaggingError(kind, one, other))
+                missing.remove(one)
+                wrong.remove(other)
+    errors += [TaggingError("missed", one, None) for one in missing]
+    return errors + [TaggingError("spurious", None, one) for one in wrong]

@@ -30,6 +30,7 @@ from dp_core.models.parameters import (
     CLASSIFIERS,
     TABLES,
     TAGGER,
+    TRANSITIONS,
     AnyModel,
     Arrays,
     C,
@@ -260,6 +261,9 @@ def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
 
 
 def _classifier_names(model: AnyModel) -> dict[str, str]:
-    """Return Hugging Face's names of the parameters of a classifier, if the model has one."""
-    names = hf_names(model.config, heads_of(model.parameters))
+    """Return Hugging Face's names of the parameters of a classifier, if the model has one.
+
+    A CRF's transitions are in the merged model alone: no module of PEFT's could hold them.
+    """
+    names = hf_names(model.config, heads_of(model.parameters) - {TRANSITIONS})
     return {n: theirs[0] for n, theirs in names.items() if n.startswith(CLASSIFIERS)}

@@ -11,7 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from dp_core.models.config import BertConfig
-from dp_core.models.parameters import CLASSIFIER, MLM_BIAS, POOLER, POSITION, TAGGER, TYPE, WORD
+from dp_core.models.parameters import (
+    CLASSIFIER,
+    MLM_BIAS,
+    POOLER,
+    POSITION,
+    TAGGER,
+    TRANSITIONS,
+    TYPE,
+    WORD,
+)
+from dp_core.nn.crf import chain_losses
 from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu, row_losses, shape_of
 
 
@@ -146,3 +156,23 @@ def _classes_by_positions(
 mlm_row_losses = row_losses(mlm_logits)  # answers are the tokens that stood at masked positions
 tag_row_losses = row_losses(tag_logits)  # words' tags, at the position of their first token
 class_row_losses = row_losses(_classes_by_positions)
+
+
+def crf_row_losses(
+    layers: Layers,
+    config: BertConfig,
+    ids: Tensor,
+    lengths: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """Return each row's −log p(its tags), by a CRF over its words, divided by their number: (M,).
+
+    The arguments are those of `tag_row_losses`; the words come first among the answers.
+    """
+    m, k = shape_of(positions)
+    logits = tag_logits(layers, config, ids, lengths, positions)  # (M·K, L)
+    emissions = tf.reshape(logits, (m, k, logits.shape[1]))
+    losses = chain_losses(emissions, layers.for_each_row(TRANSITIONS, m), labels, weights)
+    return losses / tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)

@@ -28,6 +28,7 @@ from dp_core.models.parameters import (
     POOLER,
     POSITION,
     TAGGER,
+    TRANSITIONS,
     TYPE,
     WORD,
     AnyModel,
@@ -41,6 +42,8 @@ from dp_core.models.parameters import (
 )
 
 _Names = Mapping[str, str | tuple[str, ...]]  # of a module or table, ours and theirs
+
+_CRF = "crf.transitions"  # which `transformers` does not know, and leaves alone
 
 _BERT: _Names = {
     WORD: "bert.embeddings.word_embeddings",
@@ -59,6 +62,7 @@ _BERT: _Names = {
     "mlm/norm": "cls.predictions.transform.LayerNorm",
     "mlm": "cls.predictions",
     TAGGER: "classifier",
+    TRANSITIONS: _CRF,
     POOLER: "bert.pooler.dense",
     CLASSIFIER: "classifier",
 }
@@ -79,6 +83,7 @@ _DISTILBERT: _Names = {
     "mlm/norm": "vocab_layer_norm",
     "mlm": "vocab_projector",
     TAGGER: "classifier",
+    TRANSITIONS: _CRF,
     POOLER: "pre_classifier",
     CLASSIFIER: "classifier",
 }
@@ -117,12 +122,13 @@ def hf_names(config: ModelConfig, heads: frozenset[str]) -> dict[str, tuple[str,
 
     Args:
         config: the model's shape.
-        heads: which of `mlm`, TAGGER and CLASSIFIER it has.
+        heads: which of `mlm`, TAGGER, TRANSITIONS and CLASSIFIER it has.
     """
     names = [n for n in parameter_shapes(config) if "mlm" in heads or not n.startswith("mlm/")]
     linear = [h for h in (TAGGER, CLASSIFIER) if h in heads]
     linear += [POOLER] if CLASSIFIER in heads else []
     names += [f"{head}/{leaf}" for head in linear for leaf in ("kernel", "bias")]
+    names += [TRANSITIONS] if TRANSITIONS in heads else []
     return {name: _hf_name(name, _table(config)) for name in names}
 
 
@@ -188,6 +194,7 @@ def from_hf(
 def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
     """Return which heads these parameters have."""
     marks = {"mlm": MLM_BIAS, TAGGER: TAGGER + _KERNEL, CLASSIFIER: CLASSIFIER + _KERNEL}
+    marks[TRANSITIONS] = TRANSITIONS
     return frozenset(head for head, name in marks.items() if name in parameters)
 
 
@@ -259,7 +266,8 @@ def load_model(folder: Path) -> AnyModel:
     about = _read_config(folder)
     config = _KINDS.get(str(about.get("model_type")), BertConfig).from_hf(about)
     head = _classifier(about)
-    found = from_hf(_read_tensors(folder), config, frozenset({"mlm"} if head is None else {head}))
+    heads = {TAGGER: {TAGGER, TRANSITIONS}, CLASSIFIER: {CLASSIFIER}, None: {"mlm"}}[head]
+    found = from_hf(_read_tensors(folder), config, frozenset(heads))
     shapes = parameter_shapes(config)
     for name, shape in shapes.items():
         if name not in found and not name.startswith(HEADS):

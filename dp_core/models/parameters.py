@@ -26,6 +26,7 @@ WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/typ
 MLM_BIAS = "mlm/bias"
 HEAD = "head"  # a decoder's output projection, where it is not the word table
 TAGGER = "tagger"  # classifies tokens
+TRANSITIONS = f"{TAGGER}/transitions"  # of a CRF over its tags: (from, to)
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
 CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")
 HEADS = ("mlm/", *CLASSIFIERS)  # what stands on a BERT's encoder

@@ -226,6 +226,11 @@ class Layers:
         factors = (tf.cast(factor, self._type) for factor in (a, b))
         return tf.cast(tf.matmul(*factors, transpose_b=transpose_b), tf.float32)
 
+    def for_each_row(self, name: str, rows: Any) -> Tensor:
+        """Return a whole parameter once for each of M rows: (M, ...), as a CRF reads its matrix."""
+        value = tf.convert_to_tensor(self._parameters[name])
+        return tf.tile(value[None], (rows, *(1 for _ in value.shape)))
+
     def attention(
         self,
         name: str,

@@ -1,9 +1,12 @@
-"""How sure an entity F1 is, and a difference of two: a bootstrap over documents and seeds.
+"""How sure an F1 or an accuracy is, and a difference of two: a bootstrap over documents and seeds.
 
 Documents and seeds are resampled independently of each other: the pigeonhole bootstrap of Owen 2007
 (Annals of Applied Statistics 1:386), which errs on the side of wide intervals. Documents are
 resampled within their fold. What seeds and documents do not vary is not in the interval: the
 pre-training that they share, and which documents there are.
+
+Accuracy is the micro F1 of classes: of each text one class is predicted, and one expected. Where
+patients are known they stand in the place of documents, all of whose texts are drawn together.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 LEAST_DOCUMENTS = 10  # with fewer, resampling says next to nothing
-Counts = Mapping[str, Sequence[float]]  # by document: correct, predicted and expected entities
+Counts = Mapping[str, Sequence[float]]  # by document: correct, predicted and expected labels
 Floats = NDArray[np.float64]
 
 
@@ -40,7 +43,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class MeanF1:
-    """Mean of strict micro F1 over seeds and folds, within 0 … 1; None: one alone does not say.
+    """Mean of micro F1 over seeds and folds, within 0 … 1; None: one alone does not say.
 
     Attributes:
         mean: over all replicates.

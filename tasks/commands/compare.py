@@ -1,4 +1,4 @@
-"""`confide compare`: what differs between runs, and whether a difference in F1 is one."""
+"""`confide compare`: what differs between runs, and whether a difference in scores is one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tasks.storage import Store
 if TYPE_CHECKING:
     from tasks.report.comparison import Compared, Run
 
-_PERCENT = ("f1", "mlm_accuracy_public", "mlm_accuracy_private")
+_PERCENT = ("f1", "accuracy", "mlm_accuracy_public", "mlm_accuracy_private")
 _HEADS = {
     "epsilon": "ε",
     "delta": "δ",
     "f1": "F1, %",
+    "accuracy": "accuracy, %",
     "mlm_accuracy_public": "MLM, public, %",
     "mlm_accuracy_private": "MLM, private, %",
     "perplexity_public": "perplexity",
@@ -30,9 +31,9 @@ _HEADS = {
     "exposure_largest": "largest",
 }
 _PAIRED = (
-    "F1 of the second less that of the first, in points; by a paired bootstrap over the documents "
-    "that both were tested on, and over seeds where there are several. p is of no difference, and "
-    "is not corrected for how many are asked."
+    "F1, or accuracy, of the second less that of the first, in points; by a paired bootstrap over "
+    "the documents that both were tested on, and over seeds where there are several. p is of no "
+    "difference, and is not corrected for how many are asked."
 )
 
 
@@ -41,7 +42,7 @@ _PAIRED = (
 @click.option("--operator", is_flag=True, help="With the figures that only the operator may see.")
 @as_json
 def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
-    """Compare runs: the settings that differ, and ε, δ, F1 and exposure of each model.
+    """Compare runs: the settings that differ, and ε, δ, F1 (or accuracy) and exposure.
 
     RUN is a report step's output (confide report --json names it), or a number: 0 is the latest
     report, 1 the one before. Of one RUN alone, its models are compared with its first one.
@@ -103,8 +104,10 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
     heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
     write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
     if compared:
-        columns = ["first", "second", "F1", "95% interval", "p"]
-        write_table("Differences in F1", columns, [_difference(one, names) for one in compared])
+        columns = ["first", "second", "score", "95% interval", "p"]
+        write_table(
+            "Differences in F1 or accuracy", columns, [_difference(one, names) for one in compared]
+        )
         click.echo(_PAIRED)
 
 

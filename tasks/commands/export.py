@@ -116,4 +116,4 @@ def _released_files(store: Store, uri: str) -> list[str]:
     verdict = verdict_on(store, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="It is not to be handed on.")
-    return store.published(uri)
+    return [name for name in store.published(uri) if name not in result.operator_files]

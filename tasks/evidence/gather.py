@@ -95,7 +95,7 @@ def gather(
     ledger = open_ledger(deployment, store)
     entries = _entries(ledger, result, uri)
     own = _own_release(ledger, result, uri)
-    digests = store.digests(uri)
+    digests = {n: d for n, d in store.digests(uri).items() if n not in result.operator_files}
     statements = [statement, *statement.get("others", ())]
     claims = tuple(
         _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
@@ -341,6 +341,7 @@ def _identity(result: StepResult, digests: dict[str, str]) -> ModelIdentity:
         layers=shape.get("layers"),
         hidden=shape.get("hidden"),
         parameters=result.facts.get("parameters"),
+        head=result.facts.get("head"),
         files=digests,
     )
 

@@ -152,6 +152,7 @@ class ModelIdentity(Config):
     Attributes:
         step: the step that made it.
         kind, layers, hidden, parameters: its architecture; None where its step does not say.
+        head: what it was fine-tuned for; None of a pre-trained one.
         files: SHA-256 of each of its files, as they are exported.
     """
 
@@ -160,6 +161,7 @@ class ModelIdentity(Config):
     layers: int | None
     hidden: int | None
     parameters: int | None
+    head: str | None = None
     files: dict[str, Sha256]
 
 

@@ -86,7 +86,10 @@ def _environment() -> Environment:
 
 def _metadata(evidence: Evidence) -> list[tuple[str, Any]]:
     words, kind = evidence.operator_words, evidence.model.kind
-    pipeline = "token-classification" if evidence.model.step == "finetune" else "fill-mask"
+    pipeline = "fill-mask"
+    if evidence.model.step == "finetune":
+        tags = (evidence.model.head or "entities") == "entities"
+        pipeline = "token-classification" if tags else "text-classification"
     if kind in ("gpt2", "llama"):
         pipeline = "text-generation"
     stated = {"language": words.language, "license": words.license}

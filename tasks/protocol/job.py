@@ -30,6 +30,7 @@ from dp_core.config.training import (
     NoisyUpdatesConfig,
     RunConfig,
     SeedConfig,
+    TaggingConfig,
     TrainingConfig,
     is_causal,
 )
@@ -94,6 +95,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
     )
     entities = EntitiesSpec(
         **seeded,
+        head=s.head,
         format=s.entities_format,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
@@ -283,10 +285,12 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         made_up=model.made_up,
         **s.part(RunConfig).model_dump(),
         **s.part(SequenceConfig).model_dump(),
+        **s.part(TaggingConfig).model_dump(),
         model_uri=model.output,
         entities_uri=entities.output,
         plan=plan,
-        entity_types=tuple(sorted(set(s.entity_types.split(",")))) if private else (),
+        entity_types=_names(s.entity_types) if s.head == "entities" else (),
+        class_names=_names(s.class_names) if s.head != "entities" else (),
         training=training,
         batches=BatchConfig(
             batch_size=s.finetune_batch_size,
@@ -296,6 +300,11 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         epochs=s.finetune_epochs,
         folds=s.entities_folds,
     )
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    """Return listed names, each once, sorted: in which order they are given makes no difference."""
+    return tuple(sorted({name.strip() for name in listed.split(",")})) if listed else ()
 
 
 def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> ExposureSpec:
@@ -346,8 +355,8 @@ def dp_bert_steps(
 ) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
-    A causal model is not fine-tuned for entities, which ask for what stands on both sides of a
-    word: it ends with its perplexity and its exposure.
+    A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: it
+    ends with its perplexity and its exposure.
     """
     front = front_half(settings, root)
     causal = is_causal(settings.model_kind)
@@ -600,6 +609,6 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 def local_files(settings: JobSettings) -> dict[str, str]:
     """Return the local files that the job reads, by setting. Formats that read none have none."""
     named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
-    if is_causal(settings.model_kind):  # which is not fine-tuned for entities
+    if is_causal(settings.model_kind):  # which is not fine-tuned
         named = {name: path for name, path in named.items() if not name.startswith("entities_")}
     return {name: path for name, path in named.items() if path and "://" not in path}

@@ -65,3 +65,9 @@ class StepResult(Config):
     facts: dict[str, Any] = Field(default_factory=dict)  # fit for publication: no private text
     seconds: float = 0.0
     versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def operator_files(self) -> frozenset[str]:
+        """Files of the output that are for the operator alone: they are handed on to nobody."""
+        artifacts = self.facts.get("artifacts", ())
+        return frozenset(file for file, label, _ in artifacts if label == "operator")

@@ -15,6 +15,7 @@ from pydantic import ValidationError, model_validator
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
 from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
+    CLASSES_OR_NONE,
     DATA,
     MODEL,
     MORE_DATA,
@@ -48,6 +49,7 @@ from dp_core.config.training import (
     LearningRate,
     OptimizerConfig,
     RunConfig,
+    TaggingConfig,
     TrainingConfig,
     is_causal,
     refuse_masks,
@@ -58,11 +60,12 @@ from dp_core.errors import PlanError
 MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
-EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator"]
+EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+CLASS_FORMATS = ("jsonl", "tsv")  # of texts with a class; the others hold sentences with entities
 
 
 class DataSettings(ReaderConfig, HoldoutConfig):
-    """The private corpus, the public one, and the sentences with labelled entities."""
+    """The private corpus, the public one, and the labelled text."""
 
     private_format: PrivateFormat = setting(
         "synthetic",
@@ -103,29 +106,33 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     entities_format: EntitiesFormat = setting(
         "synthetic",
         DATA,
-        "Entities: format",
-        "i2b2: folders of .txt and .con; columns: token and tag (IOB, IOB2); pubtator.",
+        "Labelled text: format",
+        "With entities: i2b2, folders of .txt and .con (2010 and 2011); columns, token and tag "
+        "(IOB, IOB2); pubtator. With classes and pairs: jsonl, an object a line, or tsv, a table "
+        "with a header; fields text and label, or sentence1, sentence2 and gold_label, and if "
+        "there are any document_id and patient_id.",
     )
     entities_train: str = setting(
         "",
         DATA,
-        "Entities: training path",
-        "File or folder (local or gs://) of labelled sentences to learn from; empty for synthetic.",
+        "Labelled text: training path",
+        "File or folder (local or gs://) of labelled text to learn from; empty for synthetic.",
         path=True,
     )
     entities_test: str = setting(
         "",
         DATA,
-        "Entities: test path",
-        "File or folder (local or gs://) of labelled sentences that give F1; empty for synthetic.",
+        "Labelled text: test path",
+        "File or folder (local or gs://) of labelled text that gives F1 or accuracy; empty for "
+        "synthetic.",
         path=True,
     )
     entities_folds: int = setting(
         0,
         MORE_DATA,
-        "Entities: folds",
+        "Labelled text: folds",
         "Divide the labelled documents of entities_train into so many folds, by the hash of each "
-        "one's name (of its patient's, where entities_patients says it). A job is tested on the "
+        "one's name (of its patient's, where it is known). A job is tested on the "
         "first fold and learns from the others; a sweep takes each in turn. entities_test stays "
         "empty. 0: no folds, a test path of its own.",
         ge=0,
@@ -134,16 +141,17 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     entities_patients: str = setting(
         "",
         MORE_DATA,
-        "Entities: patients",
+        "Labelled text: patients",
         "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
-        "private fine-tuning needs it to protect patients. Documents are named as the reader names "
-        "them: i2b2 by path without suffix, pubtator by id, columns by file#number from 0.",
+        "private fine-tuning needs it to protect patients, unless texts name them (patient_id). "
+        "Documents are named as the reader names them: i2b2 by path without suffix, pubtator by "
+        "id, columns by file#number from 0, jsonl and tsv by document_id.",
         path=True,
     )
     entities_dataset: str = setting(
         "",
         MORE_DATA,
-        "Entities: data set",
+        "Labelled text: data set",
         "Its name in the privacy ledger, if the labels are private; empty: the private data set, "
         "whose people they may be about.",
         pattern=NAME_OR_NONE,
@@ -151,9 +159,9 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     entities_public: bool = setting(
         False,
         MORE_DATA,
-        "Entities: public",
+        "Labelled text: public",
         "Tick if the operator has declared both label files public (confide ledger "
-        "declare-public). Otherwise F1 on them is the operator's alone.",
+        "declare-public). Otherwise F1 or accuracy on them is the operator's alone.",
     )
     all_public: bool = setting(
         False,
@@ -220,7 +228,7 @@ class DataSettings(ReaderConfig, HoldoutConfig):
         return self
 
 
-class FinetuneSettings(DataSettings):
+class FinetuneSettings(TaggingConfig, DataSettings):
     """Fine-tuning on labels; of private ones by DP-SGD, with a charge of its own."""
 
     finetune_privacy: Literal["none", "dp"] = setting(
@@ -234,9 +242,10 @@ class FinetuneSettings(DataSettings):
         "document",
         PRIVATE_LABELS,
         "Private labels: unit",
-        "What private fine-tuning protects. example: a sentence; patient: with a list of whose "
-        "each document is (entities_patients). Labels charged to the private data set have its "
-        "unit.",
+        "What private fine-tuning protects. example: a sentence or text; document: texts without "
+        "a document_id are one where their first text is the same; patient: where texts name it "
+        "(patient_id), or with a list of whose each document is (entities_patients). Labels "
+        "charged to the private data set have its unit.",
     )
     entities_declared_units: int = setting(
         0,
@@ -248,10 +257,21 @@ class FinetuneSettings(DataSettings):
     )
     entity_types: str = setting(
         "",
-        PRIVATE_LABELS,
-        "Private fine-tuning: entity types",
-        "Comma-separated, from public knowledge: which types occur is private too.",
+        MORE_TRAINING,
+        "Tagging: entity types",
+        "Which entities are learned and scored, comma-separated; others count as no entity. Empty: "
+        "all that the training part has. Private fine-tuning must be told them from public "
+        "knowledge: which types occur is private too.",
         pattern=TYPES_OR_NONE,
+    )
+    class_names: str = setting(
+        "",
+        MORE_TRAINING,
+        "Classes",
+        "Classes of texts or pairs that are learned and scored, comma-separated; texts of others "
+        "are left out. Empty: all that the training part has. Private fine-tuning must be told "
+        "them from public knowledge.",
+        pattern=CLASSES_OR_NONE,
     )
     finetune_noise_multiplier: NoiseMultiplier = setting(
         1.0,
@@ -275,8 +295,8 @@ class FinetuneSettings(DataSettings):
     finetune_rows_per_unit: int = setting(
         4,
         PRIVATE_LABELS,
-        "Private fine-tuning: sentences per unit",
-        "Sentences of a drawn unit that one update reads; clipped together.",
+        "Private fine-tuning: rows per unit",
+        "Sentences, windows or texts of a drawn unit that one update reads; clipped together.",
         ge=1,
         le=256,
     )
@@ -284,7 +304,7 @@ class FinetuneSettings(DataSettings):
         3,
         MORE_TRAINING,
         "Fine-tuning: epochs",
-        "Passes of fine-tuning over the labelled sentences.",
+        "Passes of fine-tuning over the labelled text.",
         ge=1,
         le=1000,
     )
@@ -292,7 +312,7 @@ class FinetuneSettings(DataSettings):
         32,
         MORE_TRAINING,
         "Fine-tuning: batch size",
-        "Sentences per update of fine-tuning; expected units where it is private.",
+        "Rows per update of fine-tuning; expected units where it is private.",
     )
     finetune_learning_rate: LearningRate = setting(
         5e-4,
@@ -308,11 +328,27 @@ class FinetuneSettings(DataSettings):
         return max(1, math.ceil(passes / self.finetune_batch_size))
 
     @model_validator(mode="after")
+    def _labels_are_of_the_head(self) -> Self:
+        of_classes = self.entities_format in CLASS_FORMATS
+        if self.entities_format != "synthetic" and of_classes == (self.head == "entities"):
+            labels = "classes" if of_classes else "entities"
+            raise ValueError(
+                f"entities_format: {self.entities_format} holds {labels}, and head is {self.head}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _private_fine_tuning_is_told_what_it_needs(self) -> Self:
         if self.finetune_privacy == "none":
             return self
-        if not self.entity_types or not self.entities_declared_units:
-            raise ValueError("private fine-tuning needs entity_types and entities_declared_units")
+        names = "entity_types" if self.head == "entities" else "class_names"
+        if not getattr(self, names) or not self.entities_declared_units:
+            raise ValueError(f"private fine-tuning needs {names} and entities_declared_units")
+        if self.tagging_context == "document" and self.entities_unit == "example":
+            raise ValueError(
+                "tagging_context: a row of a document holds many sentences, and cannot protect "
+                "one: choose entities_unit document or patient"
+            )
         if self.entities_declared_units < LEAST_UNITS:
             raise ValueError(f"entities_declared_units: must be at least {LEAST_UNITS}")
         if self.finetune_batch_size > self.entities_declared_units:
@@ -524,14 +560,15 @@ class JobSettings(
         if self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
         if is_causal(self.model_kind):
-            raise ValueError("finetune_privacy: a causal model is not fine-tuned for entities")
+            raise ValueError("finetune_privacy: a causal model is not fine-tuned")
         if self._tunes_the_private_data_set and self.entities_unit != self.unit:
             raise ValueError(
                 f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
                 f"{self.unit}, not {self.entities_unit}: choose {self.unit}, "
                 "or name a data set of their own in entities_dataset"
             )
-        if self.entities_unit == "patient" and not self.entities_patients:
+        nameless = self.head == "entities" and not self.entities_patients
+        if self.entities_unit == "patient" and nameless:
             raise ValueError(
                 "entities_unit: no labelled document names its patient: choose document, or give "
                 "entities_patients, a list of whose each document is"

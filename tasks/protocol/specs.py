@@ -37,8 +37,10 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
+    HeadConfig,
     RunConfig,
     SeedConfig,
+    TaggingConfig,
     TrainingConfig,
     refuse_masks,
     refuse_short_growth,
@@ -140,8 +142,11 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
         return (source,)
 
 
-class EntitiesSpec(StepSpec, VersionConfig, SeedConfig):
-    """Read sentences with entity labels: a training and a test part, or one to make folds of."""
+class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
+    """Read labelled text: a training and a test part, or one to make folds of.
+
+    Sentences with entities, or texts, or pairs of texts, with a class.
+    """
 
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
@@ -390,8 +395,8 @@ class PretrainSpec(TrainingSpec):
             raise ValueError(f"asked: {ALIKE}")
 
 
-class FinetuneSpec(TrainingSpec, SequenceConfig):
-    """Fine-tune a model for entity extraction and score it by strict entity F1.
+class FinetuneSpec(TrainingSpec, SequenceConfig, TaggingConfig):
+    """Fine-tune a model with a head, and score it: by strict entity F1, or by accuracy.
 
     Charged where the labels are private and there is a plan.
     """
@@ -400,9 +405,10 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
     model_uri: str
     entities_uri: str
     updates: int = 0  # with a plan; else epochs say it
-    entity_types: tuple[str, ...] = ()  # public; with a plan only
+    entity_types: tuple[str, ...] = ()  # that are learned and scored; empty: those of the training
+    class_names: tuple[str, ...] = ()  # likewise, of the other heads
     epochs: int
-    folds: int = 0  # of the labelled documents; 0: a test part of its own
+    folds: int = 0  # of the labelled documents or patients; 0: a test part of its own
     fold: int = 0  # the one that is tested on
 
     @model_validator(mode="after")
@@ -413,7 +419,16 @@ class FinetuneSpec(TrainingSpec, SequenceConfig):
             raise ValueError("maskings_per_example: fine-tuning masks nothing")
         if self.plan and self.plan.audit_canaries:
             raise ValueError("audit_canaries: only pre-training is audited")
+        if self.plan and not self.label_names:
+            raise ValueError("entity_types, class_names: private fine-tuning is told its labels")
+        if self.plan and self.plan.unit == "example" and self.tagging_context == "document":
+            raise ValueError("tagging_context: a row holds sentences of a whole document")
         return self
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The entity types, or the classes, that are public knowledge; empty: none are told."""
+        return self.entity_types if self.head == "entities" else self.class_names
 
 
 class SelectSpec(StepSpec):

@@ -48,7 +48,12 @@ ENTRIES = {
         "dp_core.vocabulary.wordpiece",
         "dp_core.audit.coins",
     ),
-    "finetune": ("dp_core.training.finetune", "dp_core.vocabulary.wordpiece"),
+    "finetune": (
+        "dp_core.training.finetune",
+        "dp_core.training.tagging",
+        "dp_core.training.classification",
+        "dp_core.vocabulary.wordpiece",
+    ),
 }
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
@@ -57,7 +62,10 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.vocabulary.mechanism_choice",
 )
 # Lines of other steps' making that say which rows and which first weights a training gets.
-SHARED = dict.fromkeys(("pretrain", "select"), ("tasks.steps.training_inputs",))
+SHARED = {
+    **dict.fromkeys(("pretrain", "select"), ("tasks.steps.training_inputs",)),
+    "finetune": ("tasks.steps.heads",),
+}
 BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 
 

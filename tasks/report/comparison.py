@@ -1,4 +1,4 @@
-"""What differs between runs: their settings, and the ε, F1 and exposure of their models."""
+"""What differs between runs: their settings, and the ε, score and exposure of their models."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from tasks.runtime.context import read_result
 from tasks.storage import Store
 
 FIGURES_FILE = "figures.json"  # in the folder of each edition, with what that edition shows
-FINETUNED = "finetuned"  # fact of a report: by model, the fine-tunings behind its F1
+FINETUNED = "finetuned"  # fact of a report: by model, the fine-tunings behind its score
 _NO_COUNTS = "no counts by document: labels or model are private, or of an earlier version"
 _OTHERS = "not tested on the same documents, by the same seeds on each fold, or too few of them"
+_OTHER_HEADS = "fine-tuned for something else"
 Figure = dict[str, Any]  # value and label, or that it is withheld
 
 
@@ -52,8 +53,12 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
         yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
         if total.epsilon is not None and math.isfinite(total.epsilon):  # else it says nothing
             yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
-    measured: list[tuple[str, Value]] = [("f1", row.f1), ("mlm_accuracy_public", row.mlm_public)]
-    measured.append(("mlm_accuracy_private", row.mlm_private))
+    measured: list[tuple[str, Value]] = [
+        ("f1", row.f1),
+        ("accuracy", row.accuracy),
+        ("mlm_accuracy_public", row.mlm_public),
+        ("mlm_accuracy_private", row.mlm_private),
+    ]
     if isinstance(row, ModelRow):
         measured.append(("perplexity_public", row.perplexity_public))
     for name, value in measured:
@@ -81,7 +86,7 @@ class Run:
         created: date, and of the operator's edition the time.
         settings: all of them.
         models: by name, figures by name.
-        finetuned: by model, the fine-tunings behind its F1.
+        finetuned: by model, the fine-tunings behind its score.
     """
 
     uri: str
@@ -132,7 +137,7 @@ def settings_that_differ(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Compared:
-    """F1 of one model less that of another, or why nothing can be said of it.
+    """F1, or accuracy, of one model less that of another, or why nothing can be said of it.
 
     Attributes:
         first: number of the run and name of the model that the other is compared with.
@@ -148,7 +153,7 @@ class Compared:
 
 
 def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
-    """Return what can be said of differences in F1, document by document.
+    """Return what can be said of differences in F1 or accuracy, document by document.
 
     Models of the same name are compared, of each run with the first that has it; where one run is
     given, its models with its first one. Only what anyone may see is read: counts by document are
@@ -172,6 +177,8 @@ def _compared(
     first, second = (_replicates(store, runs[number], name) for number, name in (one, two))
     if first is None or second is None:
         return Compared(one, two, None, _NO_COUNTS)
+    if len({runs[number].settings.get("head", "entities") for number, _ in (one, two)}) > 1:
+        return Compared(one, two, None, _OTHER_HEADS)
     found = f1_difference(first, second)
     return Compared(one, two, found, "" if found else _OTHERS)
 

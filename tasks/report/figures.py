@@ -18,7 +18,16 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow
 from dp_core.training.bootstrap import MeanF1
-from tasks.report.model import Curve, Exposures, Kind, ModelRow, SweepRow, number_of
+from tasks.report.model import (
+    F1,
+    Curve,
+    Exposures,
+    Kind,
+    ModelRow,
+    SweepRow,
+    measure_of,
+    number_of,
+)
 from tasks.report.tables import FINETUNING_TITLES, significant
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
@@ -306,16 +315,17 @@ def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
 
 
 def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
-    """Return strict F1 by entity type, a bar for each model; None if no value may be shown."""
+    """Return F1 by entity type or class, a bar for each model; None if no value may be shown."""
+    measure = measure_of(models)
     measured = [
-        (model, {**model.f1_by_type, "all (micro)": model.f1})
+        (model, {**model.f1_by_type, measure.over_all: model.score})
         for model in models
-        if any(number_of(v) is not None for v in (model.f1, *model.f1_by_type.values()))
+        if any(number_of(v) is not None for v in (model.score, *model.f1_by_type.values()))
     ]
     if not measured:
         return None
-    types = sorted({kind for _, scores in measured for kind in scores if kind != "all (micro)"})
-    types.append("all (micro)")
+    types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
+    types.append(measure.over_all)
     figure, (axes,) = canvas(1, 1, 3.8)
     width = 0.8 / len(measured)
     for index, (model, scores) in enumerate(measured):
@@ -338,14 +348,13 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.set_ylabel("Strict entity F1")
+    axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
     figure.legend(loc="outside lower center", frameon=False, ncols=len(measured))
     return finish(
         figure,
         "entities",
-        "Entity extraction by type",
-        "Strict entity F1 after fine-tuning each model in the same way: an entity counts when "
-        "its type and both ends are right.",
+        measure.by_label,
+        f"{measure.axis} after fine-tuning each model in the same way: {measure.explained}.",
     )
 
 
@@ -389,11 +398,12 @@ def _coordinates(point: SweepRow) -> Coordinates:
 
 
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
-    """Return ε (red) and F1 (blue) against each setting, a panel each; None without points.
+    """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
 
     Strong lines go through the middle of the points; pale ones are the others.
     """
-    public = [f1 for p in points if p.public and (f1 := number_of(p.f1)) is not None]
+    measure = measure_of(points)
+    public = [score for p in points if p.public and (score := number_of(p.score)) is not None]
     grid = {_coordinates(point): point for point in points if not point.public}
     if not grid:
         return None
@@ -403,13 +413,13 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     of_training = not varied or min(varied) < _OF_TRAINING
     shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
     figure, panels = canvas(len(shown), 3, 4.1)
-    # F1 is compared across panels, and so is ε: each has one scale.
+    # Scores are compared across panels, and so is ε: each has one scale.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
-        for f1 in public:
-            right.axhline(f1, color=COLOURS["public"], linestyle=":", linewidth=1.2)
+        for score in public:
+            right.axhline(score, color=COLOURS["public"], linestyle=":", linewidth=1.2)
         held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
@@ -421,16 +431,17 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         if index == shown[0]:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
         if index == shown[-1]:
-            right.set_ylabel("Strict entity F1", color=SCORE_BLUE)
+            right.set_ylabel(measure.axis, color=SCORE_BLUE)
     return finish(
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        "ε of all that each point cost, its seeds together (red circles, left axes), and strict "
-        "entity F1 (blue squares, right axes; bars: 95% intervals over documents and seeds) "
-        "against each setting. Strong lines hold the other settings at the middle of the points, "
-        "given above each panel; pale lines are the rest; dotted ones, F1 of the model of public "
-        "text, where it was asked for. After Hoory et al. 2021, Fig. 1, which "
+        "ε of all that each point cost, its seeds together (red circles, left axes), and "
+        f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars: 95% "
+        "intervals over documents and seeds) against each setting. Strong lines hold the other "
+        "settings at the middle of the points, given above each panel; pale lines are the rest; "
+        "dotted ones, the model of public text, where it was asked for. After Hoory et al. 2021, "
+        "Fig. 1, which "
         "shows the ε of training alone.",
     )
 
@@ -462,7 +473,9 @@ def _lines(
         line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
         epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
         axes.plot(*_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
-        scores = [(c[index], v, grid[c]) for c in line if (v := number_of(grid[c].f1)) is not None]
+        scores = [
+            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].score)) is not None
+        ]
         x, y = _columns([(x, y) for x, y, _ in scores])
         bars = _columns([_bars(point, y) for _, y, point in scores])
         right.errorbar(
@@ -486,13 +499,13 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[fl
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _bars(point: SweepRow, f1: float) -> tuple[float, float]:
-    """Return how far the interval of F1 reaches below and above it; 0 where there is none."""
+def _bars(point: SweepRow, score: float) -> tuple[float, float]:
+    """Return how far the interval of a score reaches below and above it; 0 without one."""
     spread = point.spread if isinstance(point.spread, MeanF1) else None
     if spread is None or spread.interval is None:
         return 0.0, 0.0
     low, high = spread.interval
-    return max(0.0, f1 - low), max(0.0, high - f1)
+    return max(0.0, score - low), max(0.0, high - score)
 
 
 def _epsilon(point: SweepRow) -> float | None:
@@ -502,8 +515,8 @@ def _epsilon(point: SweepRow) -> float | None:
 
 
 def _score_limits(right: Axes, points: Sequence[SweepRow]) -> None:
-    """Frame F1 with some air, at least five points high, so that noise does not look like a law."""
-    scores = [score for p in points if (score := number_of(p.f1)) is not None]
+    """Frame scores with some air, at least five points high: noise must not look like a law."""
+    scores = [score for p in points if (score := number_of(p.score)) is not None]
     if not scores:
         right.set_yticks([])
         return

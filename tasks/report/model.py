@@ -38,12 +38,53 @@ class Withheld:
 Value = Labelled | Withheld | None  # None: not measured
 
 
+def measure_of(rows: Iterable[Row]) -> Measure:
+    """Return what the rows' models are compared by."""
+    return ACCURACY if any(row.accuracy is not None for row in rows) else F1
+
+
 def number_of(value: Value) -> float | None:
     """Return the number, where it was measured and may be seen."""
     return None if value is None or isinstance(value, Withheld) else value.value
 
 
 Kind = Literal["public", "phrases", "dp", "nonprivate"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What fine-tuned models are compared by, as tables and figures call it."""
+
+    short: str
+    column: str
+    unit: str
+    axis: str
+    by_label: str  # what the table of single labels shows
+    label: str  # what one of them is
+    over_all: str  # its last row
+    explained: str
+
+
+F1 = Measure(
+    "F1",
+    "Entity F1",
+    "strict, micro, %",
+    "Strict entity F1",
+    "Entity extraction: strict F1 by type",
+    "Entity type",
+    "all (micro)",
+    "an entity counts when its type and both ends are right",
+)
+ACCURACY = Measure(
+    "Accuracy",
+    "Accuracy",
+    "%",
+    "Accuracy",
+    "Classification: F1 by class, and accuracy",
+    "Class",
+    "accuracy",
+    "F1 of each class, and the share of texts whose class is right",
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +132,7 @@ class Row:
     """One trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
 
     Its cost is that of everything that its figures cost: of the pre-trained model, and of the
-    fine-tuned one that gives F1.
+    fine-tuned one that gives F1 or accuracy.
     """
 
     name: str
@@ -99,8 +140,14 @@ class Row:
     cost: Cost
     untuned: Cost | None = None  # before fine-tuning, where that cost something
     f1: Value = None  # strict entity F1, micro
+    accuracy: Value = None  # of classes, where the head is for them
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
+
+    @property
+    def score(self) -> Value:
+        """What the fine-tuned model is worth: F1 or accuracy, as its head has it."""
+        return self.f1 if self.accuracy is None else self.accuracy
 
     @property
     def pretrained(self) -> Cost:
@@ -116,7 +163,8 @@ class ModelRow(Row):
     epsilon_vocabulary: float
     perplexity_public: Value = None  # of a causal model, by token, on the same texts
     perplexity_private: Value = None
-    f1_by_type: Mapping[str, Value] = field(default_factory=dict)
+    f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # of entities, or by class
+    interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95%, of the score
     exposures: Exposures | Withheld | None = None
     exposures_in_rows: Exposures | None = None  # the operator's
     membership: Membership | Withheld | None = None
@@ -137,7 +185,8 @@ class SweepRow(Row):
     updates: int = 0  # of one private training
     trainings: int = 1  # seeds of it
     finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
-    spread: MeanF1 | Withheld | None = None  # of F1
+    spread: MeanF1 | Withheld | None = None  # of the score
+    best_three: Value = None  # mean of the three best seeds, of eight or more
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each private training
 
     @property
@@ -309,14 +358,20 @@ def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
 def _row(row: T, hidden: Labels) -> T:
     """Return the row without operator values, nor the cost of a fine-tuned model not shown.
 
-    Fine-tuned without privacy, a model stays with the operator, and its F1 is withheld: what is
+    Fine-tuned without privacy, a model stays with the operator, and its score is withheld: what is
     left in the row is the pre-trained model's. What is measured on private text is withheld also
     where there was none to measure on.
     """
-    f1 = _value(row.f1, hidden)
-    if row.untuned is not None and isinstance(f1, Withheld) and row.cost.infinite:
+    score = _value(row.score, hidden)
+    if row.untuned is not None and isinstance(score, Withheld) and row.cost.infinite:
         row = replace(row, cost=row.untuned, untuned=None)
-    return replace(row, f1=f1, mlm_public=_value(row.mlm_public, hidden), mlm_private=Withheld())
+    return replace(
+        row,
+        f1=_value(row.f1, hidden),
+        accuracy=_value(row.accuracy, hidden),
+        mlm_public=_value(row.mlm_public, hidden),
+        mlm_private=Withheld(),
+    )
 
 
 def _point(row: SweepRow, hidden: Labels) -> SweepRow:
@@ -325,15 +380,18 @@ def _point(row: SweepRow, hidden: Labels) -> SweepRow:
     secret = any(one.label in hidden for one in measured)
     return replace(
         shown,
-        spread=Withheld() if row.spread and isinstance(shown.f1, Withheld) else row.spread,
+        spread=Withheld() if row.spread and isinstance(shown.score, Withheld) else row.spread,
+        best_three=_value(row.best_three, hidden),
         exposures=Withheld() if secret else row.exposures,
     )
 
 
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
     exposures, membership = row.exposures, row.membership
+    shown = _row(row, hidden)
     return replace(
-        _row(row, hidden),
+        shown,
+        interval=Withheld() if row.interval and isinstance(shown.score, Withheld) else row.interval,
         perplexity_public=_value(row.perplexity_public, hidden),
         perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},

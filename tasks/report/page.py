@@ -23,13 +23,16 @@ from tasks.report.figures import (
     training_figure,
 )
 from tasks.report.model import (
+    F1,
     Edition,
     Exposures,
     JobReport,
     LedgerView,
     ModelRow,
+    Row,
     SweepReport,
     edition_of,
+    measure_of,
     number_of,
 )
 from tasks.report.tables import Table
@@ -281,8 +284,8 @@ def _job_marks(report: JobReport) -> list[Mark]:
     for other in cost.others:
         total = tables.total(other.epsilon)
         marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
-    if (f1 := number_of(private.f1)) is not None:
-        marks.append(Mark(f"{100 * f1:.1f} %", "entity F1, strict"))
+    if (score := number_of(private.score)) is not None:
+        marks.append(Mark(f"{100 * score:.1f} %", _score_mark(report.models)))
     if (accuracy := number_of(private.mlm_public)) is not None:
         marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
     if (perplexity := number_of(private.perplexity_public)) is not None:
@@ -293,15 +296,19 @@ def _job_marks(report: JobReport) -> list[Mark]:
 def _sweep_marks(report: SweepReport) -> list[Mark]:
     private = [point for point in report.points if not point.public]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
-    scores = [f1 for point in private if (f1 := number_of(point.f1)) is not None]
+    scores = [score for point in private if (score := number_of(point.score)) is not None]
     marks = [Mark(str(len(report.points)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
         span = f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %"
-        marks.append(Mark(span, "entity F1, strict"))
+        marks.append(Mark(span, _score_mark(report.points)))
     return marks
+
+
+def _score_mark(rows: Iterable[Row]) -> str:
+    return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 
 def _spent(ledger: LedgerView) -> dict[str, str | int]:

@@ -70,6 +70,8 @@ AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit ste
 GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
+SCORES = ("f1", "accuracy")  # metrics of a fine-tuning: of entities, of classes
+SEEDS_FOR_THE_BEST = 8
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
@@ -175,11 +177,20 @@ def model_row(
         perplexity_public=values.get("perplexity_public"),
         perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
+        interval=_interval(scores),
         exposures=_exposures(audited),
         exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
         membership=_membership(attacked),
         extractions=tuple(_extractions(audited)),
     )
+
+
+def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | None:
+    """Return the interval of the score, if the fine-tuning has measured one."""
+    for name in SCORES:
+        if f"{name}_low" in scores:
+            return scores[f"{name}_low"], scores[f"{name}_high"]
+    return None
 
 
 def _epsilon_of(vocabulary: Input) -> float:
@@ -235,9 +246,10 @@ def _row(
 ) -> dict[str, Any]:
     """Return what the rows of both tables show of a model; the pre-trained one is audited."""
     values = last_values(model.result)
+    scores = last_values(finetuned.result) if finetuned else {}
     return {
         **_costs(dataset, model, (model, audited), (finetuned,)),
-        "f1": last_values(finetuned.result).get("f1") if finetuned else None,
+        **{name: scores.get(name) for name in SCORES},
         "mlm_public": values.get("mlm_accuracy_public"),
         "mlm_private": values.get("mlm_accuracy_private"),
     }
@@ -299,7 +311,9 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
             if any(getattr(point, axis) is not None for point in varied)
         },
         f1=_mean(tuned, "f1"),
+        accuracy=_mean(tuned, "accuracy"),
         spread=_spread(own),
+        best_three=_best_three(own),
         mlm_public=_mean(models.values(), "mlm_accuracy_public"),
         mlm_private=_mean(models.values(), "mlm_accuracy_private"),
         exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
@@ -316,7 +330,7 @@ def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
 
 
 def _spread(own: Replicates) -> MeanF1 | None:
-    """Return how F1 spreads over seeds and folds; None where a seed lacks a fold."""
+    """Return how the score spreads over seeds and folds; None where a seed lacks a fold."""
     replicates = [_replicate(point, results["dp_finetuning"]) for point, results in own]
     try:
         return mean_f1([one for one in replicates if one is not None])
@@ -325,15 +339,37 @@ def _spread(own: Replicates) -> MeanF1 | None:
 
 
 def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
-    """Return what a fine-tuned model made of each test document; None: it has no F1.
+    """Return what a fine-tuned model made of each test document; None: it has no score.
 
-    Of private labels there are no counts by document: all of them count as one, with the same F1.
+    Of private labels there are no counts by document: all of them count as one, of the same score.
     """
-    f1 = last_values(finetuned.result).get("f1")
-    if f1 is None:
+    score = _score(finetuned)
+    if score is None:
         return None
-    counts = finetuned.facts.get("documents") or {"": (f1.value, 1.0, 1.0)}
+    counts = finetuned.facts.get("documents") or {"": (score.value, 1.0, 1.0)}
     return Replicate(counts=counts, **_drawn(point))
+
+
+def _score(finetuned: Input) -> Labelled | None:
+    values = last_values(finetuned.result)
+    return next((values[name] for name in SCORES if name in values), None)
+
+
+def _best_three(own: Replicates) -> Labelled | None:
+    """Return the mean of the three best seeds of a setting, each the mean over its folds.
+
+    Of eight seeds or more, as in Jagannatha et al. 2021, appendix A.3; None for fewer.
+    """
+    by_seed: dict[str, list[Labelled]] = {}
+    for point, results in own:
+        if (score := _score(results["dp_finetuning"])) is not None:
+            by_seed.setdefault(_drawn(point)["seed"], []).append(score)
+    if len(by_seed) < SEEDS_FOR_THE_BEST:
+        return None
+    every = [score for scores in by_seed.values() for score in scores]
+    kind = next((type(v) for v in every if v.label is Label.OPERATOR), type(every[0]))
+    means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
+    return kind(math.fsum(means[-3:]) / 3)
 
 
 def _drawn(point: SweepPoint) -> dict[str, Any]:

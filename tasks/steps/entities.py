@@ -1,17 +1,24 @@
-"""Read sentences with entity labels: a training and a test part, or one to make folds of."""
+"""Read labelled text: a training and a test part, or one to make folds of."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from dp_core.data.ner import Sentence, label_set
+from dp_core.config.training import Head
+from dp_core.data.labelled_text import LabelledText
+from dp_core.data.ner import Sentence, all_entities
 from dp_core.data.readers.patients import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_sentences
+from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
+from tasks.demo_data.texts import labelled_pairs, labelled_texts
 from tasks.protocol import EntitiesSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
@@ -20,49 +27,92 @@ from tasks.runtime.context import StepContext, StepOutput
 from tasks.steps.corpus import listed
 
 PARTS = ("train", "test")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Labelled text of one kind: where it comes from, and how it is written.
+
+    Attributes:
+        noun: what a metric calls it.
+        made_up: seed -> the training and the test part.
+        read: (format, path, quarantine) -> what a file or folder holds.
+        write: (items, file), as JSON lines.
+        labels: items -> the entity types, or classes, that they have.
+        least: labels that a training part needs.
+    """
+
+    noun: str
+    made_up: Callable[[int], tuple[list[Any], list[Any]]]
+    read: Callable[[str, Path, Quarantine], Iterator[Any]]
+    write: Callable[[Sequence[Any], Path], None]
+    labels: Callable[[Sequence[Any]], set[str]]
+    least: int
 
 
 def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     """Write the parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
         refuse_unregistered(context, spec.dataset)  # what reads them will be written down there
-    opened = [open_source(source, context) for source in spec.sources]
+    opened, kind = [open_source(source, context) for source in spec.sources], _KINDS[spec.head]
     names = PARTS[:1] if spec.folded else PARTS
     if spec.format == "synthetic":
-        parts = dict(zip(names, labelled_sentences(seed=spec.seed), strict=False))
+        parts = dict(zip(names, kind.made_up(spec.seed), strict=False))
     else:
         parts = {
-            part: _read(spec, context, part, source.path)
+            part: _read(kind, spec, context, part, source.path)
             for part, source in zip(names, opened[: len(names)], strict=True)
         }
     if spec.patients_path:
         patients = read_patients(opened[-1].path)
         parts["train"] = with_patients(parts["train"], patients)
     count = Public if spec.public else Operator
-    for part, sentences in parts.items():
-        write_sentences(sentences, context.out / f"{part}.jsonl")
-        context.measure(f"{part}_sentences", count(len(sentences)))
-    # Of private labels, whether one unit's entity is the only one is not for this step to tell.
-    if spec.public and len(label_set(parts["train"])) == 1:
-        raise BadInput("the training part has no entity", where="entities_train")
+    for part, items in parts.items():
+        kind.write(items, context.out / f"{part}.jsonl")
+        context.measure(f"{part}_{kind.noun}", count(len(items)))
+    # Of private labels, whether one unit's label is the only one is not for this step to tell.
+    if spec.public and len(kind.labels(parts["train"])) < kind.least:
+        lacking = "no entity" if kind.least == 1 else "fewer than two classes"
+        raise BadInput(f"the training part has {lacking}", where="entities_train")
     return StepOutput(
         outputs={part: f"{part}.jsonl" for part in parts},
         facts={
+            "head": spec.head,
             "public": spec.public,
             "dataset": spec.dataset,
             "unit": spec.entities_unit,
-            "all_name_a_patient": bool(spec.patients_path),
+            "all_name_a_patient": all(item.patient_id for item in parts["train"]),
             "source_digests": [source.digest for source in opened],
             "digest": context.content_digest(context.out),
         },
     )
 
 
-def write_sentences(sentences: list[Sentence], file: Path) -> None:
+def _read(
+    kind: _Kind, spec: EntitiesSpec, context: StepContext, part: str, path: Path
+) -> list[Any]:
+    quarantine = Quarantine()
+    with listed(quarantine, context, f"{part}_quarantine.json"):
+        items = list(kind.read(spec.format, path, quarantine))
+    context.measure(f"{part}_{kind.noun}_quarantined", Operator(quarantine.rejected))
+    return items
+
+
+def write_sentences(sentences: Sequence[Sentence], file: Path) -> None:
     """Write sentences as JSON lines."""
     with file.open("w", encoding="utf-8") as stream:
         for s in sentences:
-            stream.write(json.dumps([s.document_id, s.tokens, s.tags, s.patient_id]) + "\n")
+            row = [s.document_id, s.tokens, s.tags, s.patient_id, s.overlapped]
+            stream.write(json.dumps(row) + "\n")
+
+
+def write_texts(texts: Sequence[LabelledText], file: Path) -> None:
+    """Write texts with a class as JSON lines."""
+    with file.open("w", encoding="utf-8") as stream:
+        for t in texts:
+            row = [t.document_id, t.first, t.second, t.label, t.patient_id]
+            stream.write(json.dumps(row) + "\n")
 
 
 def read_part(folder: Path, part: str) -> list[Sentence]:
@@ -71,27 +121,42 @@ def read_part(folder: Path, part: str) -> list[Sentence]:
     Raises:
         BadInput: the file is not as it was written.
     """
-    file = folder / f"{part}.jsonl"
+    return _parsed(folder / f"{part}.jsonl", "sentences", _sentence)
+
+
+def read_text_part(folder: Path, part: str) -> list[LabelledText]:
+    """Return the texts of a part that this step wrote.
+
+    Raises:
+        BadInput: the file is not as it was written.
+    """
+    return _parsed(folder / f"{part}.jsonl", "texts", _text)
+
+
+def _parsed(file: Path, what: str, of_row: Callable[[object], Item]) -> list[Item]:
     try:
         with file.open(encoding="utf-8") as stream:
-            return [_sentence(json.loads(line)) for line in stream]
+            return [of_row(json.loads(line)) for line in stream]
     except (OSError, ValueError, TypeError):
         # `from None`: the cause may quote the line, which is private
         raise BadInput(
-            "the sentences are damaged", where=str(file), fix="Run the entities step again."
+            f"the {what} are damaged", where=str(file), fix="Run the entities step again."
         ) from None
 
 
 def _sentence(row: object) -> Sentence:
-    if not (isinstance(row, list) and len(row) == 4):
+    if not (isinstance(row, list) and len(row) == 5):
         raise TypeError("not a sentence")
-    document, tokens, tags, patient = row
+    document, tokens, tags, patient, overlapped = row
     if not (isinstance(document, str) and isinstance(patient, str)):
         raise TypeError("not ids")
     for words in (tokens, tags):
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise TypeError("not words")
-    return Sentence(tuple(tokens), tuple(tags), document, patient)
+    if not isinstance(overlapped, list):
+        raise TypeError("not entities")
+    entities = tuple(_entity(one, len(tokens)) for one in overlapped)
+    return Sentence(tuple(tokens), tuple(tags), document, patient, entities)
 
 
 def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepContext) -> None:
@@ -103,9 +168,39 @@ def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepConte
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
 
-def _read(spec: EntitiesSpec, context: StepContext, part: str, path: Path) -> list[Sentence]:
-    quarantine = Quarantine()
-    with listed(quarantine, context, f"{part}_quarantine.json"):
-        sentences = list(read_sentences(spec.format, path, quarantine))
-    context.measure(f"{part}_sentences_quarantined", Operator(quarantine.rejected))
-    return sentences
+def _entity(row: object, tokens: int) -> tuple[str, int, int]:
+    if not (isinstance(row, list) and len(row) == 3):
+        raise TypeError("not an entity")
+    kind, begin, end = row
+    if not (isinstance(kind, str) and type(begin) is int and type(end) is int):
+        raise TypeError("not an entity")
+    if not 0 <= begin < end <= tokens:
+        raise ValueError("not within the sentence")
+    return kind, begin, end
+
+
+def _text(row: object) -> LabelledText:
+    if not (isinstance(row, list) and len(row) == 5 and all(isinstance(x, str) for x in row)):
+        raise TypeError("not a text")
+    document, first, second, label, patient = row
+    return LabelledText(first, second, label, document, patient)
+
+
+def _types(sentences: Sequence[Sentence]) -> set[str]:
+    return {kind for s in sentences for kind, _, _ in all_entities(s)}
+
+
+def _classes(texts: Sequence[LabelledText]) -> set[str]:
+    return {text.label for text in texts}
+
+
+_KINDS: dict[Head, _Kind] = {
+    "entities": _Kind(
+        "sentences", lambda seed: labelled_sentences(seed=seed), read_sentences, write_sentences,
+        _types, 1,
+    ),
+    "classes": _Kind("texts", labelled_texts, read_labelled_texts, write_texts, _classes, 2),
+    "pairs": _Kind(
+        "pairs", labelled_pairs, partial(read_labelled_texts, pairs=True), write_texts, _classes, 2
+    ),
+}  # fmt: skip

@@ -1,20 +1,18 @@
-"""Fine-tune a model for entity extraction, and score it by strict entity F1."""
+"""Fine-tune a model with a head on labelled text; score it by strict entity F1, or accuracy."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
 from dataclasses import dataclass
-
-from tokenizers import Tokenizer
+from typing import Any, TypeVar
 
 from dp_core.config.training import is_causal
-from dp_core.data.hashing import digest64
-from dp_core.data.ner import Sentence, fold_of, label_set, score, tags_of_types
+from dp_core.data.labelled_text import LabelledItem, fold_of
 from dp_core.errors import BadInput
-from dp_core.labels import Dp, Operator
+from dp_core.labels import Dp, Label, Operator
 from dp_core.models.parameters import Bert
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.training.finetune import finetune, finetune_privately, tag
+from dp_core.training.finetune import finetune, finetune_privately
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import FinetuneSpec, ReleaseRecord
@@ -30,38 +28,42 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.runtime.context import Input, StepContext, StepOutput
-from tasks.steps.entities import read_part
+from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import Spending, write_model
 from tasks.storage import sha256_of
+
+ERRORS = "errors.json"  # what the model got wrong: labels and places, no word of the test part
+Item = TypeVar("Item", bound=LabelledItem)
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A fine-tuned model, what it makes of the test sentences, and its own charge, if any."""
+    """A fine-tuned model, the labels that it tells apart, and its own charge, if any."""
 
     model: Bert
-    predictions: list[tuple[str, ...]]
+    labels: tuple[str, ...]
     release: ReleaseRecord | None = None
 
 
 def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
-    """Train on the training part, tag the test part, score.
+    """Train on the training part, predict the test part, score.
 
     The model may be released if the one it began with may, and its labels are public or its
-    training was private. Its F1 is `dp` on public labels only: on private ones it is a function
-    of private sentences without noise, whatever the model is.
+    training was private. Its score is `dp` on public labels only: on private ones it is a function
+    of private texts without noise, whatever the model is.
     """
     model = model_at(context, spec.model_uri, field="model_uri")
     if is_causal(model.facts.get("shape", {}).get("kind", "")):
         raise BadInput(
-            "entity extraction needs a model that reads both sides of a word, and this one is"
-            " causal",
+            "fine-tuning needs a model that reads both sides of a word, and this one is causal",
             where="model_uri",
             fix="Give the output of a pre-training of kind bert or distilbert.",
         )
     context.descends_from_choice(spec.after)
     entities = output_of(context, spec.entities_uri, "entities")
+    if (held := fact(entities, "head")) != spec.head:
+        raise BadInput(f"the labels are of {held}, the head is for {spec.head}", where="head")
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
@@ -70,38 +72,51 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         if spec.plan
         else _freely(spec, context, model, entities)
     )
-    label = _label(context, entities)
-    test = sentences_of(spec, entities, "test")
-    scores = score([s.tags for s in test], tuned.predictions)
-    context.measure("f1", label(scores.micro.f1))
-    context.measure("precision", label(scores.micro.precision))
-    context.measure("recall", label(scores.micro.recall))
-    for kind, of_type in scores.by_type.items():
-        context.measure(f"f1/{kind}", label(of_type.f1))
+    label, head = _label(context, entities), head_of(spec)
+    test = head.learned(items_of(spec, entities, "test"))
+    predicted = head.predict(tuned.model, test, wordpiece.load(model.folder))
+    scores = head.scores(test, predicted)
+    _measure(context, scores, label)
     write_model(context, tuned.model, model)
-    types = sorted(scores.by_type) if public else list(spec.entity_types)
+    told = {"spec": spec.model_dump(mode="json"), **head.errors(test, predicted)}
+    (context.out / ERRORS).write_text(json.dumps(told))
+    names = sorted(scores.f1_by_label) if public else list(spec.label_names)
     return StepOutput(
         outputs={"model": ""},
         facts={
-            "entity_types": types,
+            "head": spec.head,
+            "labels": names,
             "epsilon_training": tuned.release.epsilon if tuned.release else None,
             # By document only where anyone may see them: facts are for everyone.
-            **({"documents": _by_document(test, tuned.predictions)} if label is Dp else {}),
+            **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
         },
+        artifacts=[Artifact(ERRORS, Label.OPERATOR)],
     )
 
 
-def sentences_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Sentence]:
-    """Return the sentences of the part `train` or `test`, as the step's own fold divides them.
+def _measure(context: StepContext, scores: Scores, label: type[Dp] | type[Operator]) -> None:
+    """Measure every score, and the interval of the one that models are compared by."""
+    for name, value in scores.values.items():
+        context.measure(name, label(value))
+    for name, value in scores.f1_by_label.items():
+        context.measure(f"f1/{name}", label(value))
+    if scores.interval is not None:
+        for end, value in zip(("low", "high"), scores.interval, strict=True):
+            context.measure(f"{scores.headline}_{end}", label(value))
+
+
+def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
+    """Return the texts of the part `train` or `test`, as the step's own fold divides them.
 
     Raises:
         BadInput: the labels are public, and the part is empty.
     """
+    read = head_of(spec).read
     if not spec.folds:
-        return read_part(entities.folder, part)
-    every = read_part(entities.folder, "train")
+        return read(entities.folder, part)
+    every = read(entities.folder, "train")
     own = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
     if not own and entities.facts["public"]:  # of private ones, that is nobody's business
         raise BadInput(
@@ -110,20 +125,6 @@ def sentences_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Sentenc
             fix="Use fewer folds; documents without names are all in one.",
         )
     return own
-
-
-def _by_document(
-    sentences: list[Sentence], predictions: list[tuple[str, ...]]
-) -> dict[str, tuple[int, int, int]]:
-    """Return (correct, predicted, expected) entities by the hash of the document's name."""
-    of_document: dict[str, list[int]] = defaultdict(list)
-    for number, sentence in enumerate(sentences):
-        of_document[f"{digest64(b'', 'document', sentence.document_id):016x}"].append(number)
-    found = {}
-    for document, numbers in sorted(of_document.items()):
-        own = score([sentences[i].tags for i in numbers], [predictions[i] for i in numbers]).micro
-        found[document] = (own.correct, own.predicted, own.expected)
-    return found
 
 
 def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
@@ -136,9 +137,11 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
     if not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
         record_operator_use(context, private_units(entities), reason=reason)
-        if len(label_set(sentences_of(spec, entities, "train"))) == 1:
-            raise BadInput("the training part has no entity", where="entities_train")
-    tokenizer, label = wordpiece.load(model.folder), _label(context, entities)
+    head, label = head_of(spec), _label(context, entities)
+    train = head.learned(items_of(spec, entities, "train"))
+    labels = head.labels(train)
+    if not labels:
+        raise BadInput("the training part has no label", where="entities_train")
 
     def progress(now: Progress) -> None:
         # In epochs: how many updates there are, or what share is one, says how many sentences.
@@ -149,8 +152,9 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
 
     trained = finetune(
         model.folder,
-        sentences_of(spec, entities, "train"),
-        tokenizer,
+        train,
+        wordpiece.load(model.folder),
+        head=head.head(labels),
         epochs=spec.epochs,
         batch_size=spec.batches.batch_size,
         config=spec.training,
@@ -160,7 +164,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
         device=spec.device,
         progress=progress,
     )
-    return _Tuned(trained, _tagged(trained, spec, entities, tokenizer))
+    return _Tuned(trained, labels)
 
 
 def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
@@ -173,7 +177,11 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         vocabulary=sha256_of(model.folder / "vocab.txt"),
         plan=plan.to_json(),
         training_config=spec.training.identity(),
-        types=",".join(spec.entity_types),
+        head=spec.head,
+        labels=",".join(spec.label_names),
+        context=spec.tagging_context,
+        overlap=spec.window_overlap,
+        crf=spec.crf,
         folds=spec.folds,
         fold=spec.fold,
         max_length=spec.sequence_length,
@@ -183,15 +191,14 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
     charged = charge(context, units, planned_release(spec), content=content)
     # Only now may the labels be read.
     context.refuse_altered(entities)
-    train = sentences_of(spec, entities, "train")
-    tokenizer = wordpiece.load(model.folder)
-
+    head = head_of(spec)
+    train = head.learned(items_of(spec, entities, "train"))
     trained = finetune_privately(
         model.folder,
         train,
-        tokenizer,
-        labels=tags_of_types(spec.entity_types),
-        units=units_of_sentences(train, plan.unit),
+        wordpiece.load(model.folder),
+        head=head.head(spec.label_names),
+        units=units_of(train, plan.unit),
         updates=PrivateUpdates(plan, charged.seed, content),
         config=spec.training,
         init_seed=spec.seed,
@@ -201,28 +208,21 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         progress=Spending(context, plan, spec.updates).tell,
     )
     release = charged.settle(weights_released(trained.parameters))
-    return _Tuned(trained, _tagged(trained, spec, entities, tokenizer), release)
+    return _Tuned(trained, spec.label_names, release)
 
 
-def _tagged(
-    model: Bert, spec: FinetuneSpec, entities: Input, tokenizer: Tokenizer
-) -> list[tuple[str, ...]]:
-    test = sentences_of(spec, entities, "test")
-    return tag(model, test, tokenizer, max_length=spec.sequence_length, device=spec.device)
-
-
-def units_of_sentences(sentences: list[Sentence], unit: PrivacyUnit) -> list[str]:
-    """Return each sentence's unit: its patient, its document, or itself.
+def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
+    """Return each text's unit: its patient, its document, or itself.
 
     Raises:
-        BadInput: the unit is the patient, and a sentence names none.
+        BadInput: the unit is the patient, and a text names none.
     """
     match unit:
         case PrivacyUnit.PATIENT:
-            if not all(sentence.patient_id for sentence in sentences):
+            if not all(item.patient_id for item in items):
                 raise unlisted_patients()
-            return [sentence.patient_id for sentence in sentences]
+            return [item.patient_id for item in items]
         case PrivacyUnit.DOCUMENT:
-            return [sentence.document_id for sentence in sentences]
+            return [item.document_id for item in items]
         case PrivacyUnit.EXAMPLE:
-            return [str(number) for number in range(len(sentences))]
+            return [str(number) for number in range(len(items))]

@@ -81,6 +81,7 @@ def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
         ("perplexity_public", row.perplexity_public),
         ("perplexity_private", row.perplexity_private),
         ("f1", row.f1),
+        ("accuracy", row.accuracy),
     ):
         if isinstance(value, Dp | Public | Operator):
             yield name, value

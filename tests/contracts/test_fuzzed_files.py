@@ -18,6 +18,7 @@ from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
 from dp_core.data.corpus import Document, open_corpus, write_corpus
+from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
@@ -62,6 +63,13 @@ def sentences(folder: Path) -> Path:
     folder.mkdir()
     found = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
     entities_step.write_sentences(found, folder / "train.jsonl")
+    return folder / "train.jsonl"
+
+
+def texts(folder: Path) -> Path:
+    folder.mkdir()
+    found = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
+    entities_step.write_texts(found, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
@@ -152,6 +160,7 @@ CASES = {
     "a shard of a corpus": Case(corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
     "a corpus's mark": Case(corpus("corpus.json"), lambda f: list(open_corpus(f))),
     "sentences": Case(sentences, lambda f: entities_step.read_part(f, "train")),
+    "texts": Case(texts, lambda f: entities_step.read_text_part(f, "train")),
     "vocab.txt": Case(vocabulary, wordpiece.load),
     "canaries.json": Case(canaries, canaries_step.read_canaries),
     "store.json": Case(store("store.json"), every_row),

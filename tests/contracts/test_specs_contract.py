@@ -16,6 +16,7 @@ from tasks.protocol import (
     AuditSpec,
     BudgetSpec,
     EntitiesSpec,
+    FinetuneSpec,
     JobSettings,
     MembershipSpec,
     Need,
@@ -123,7 +124,7 @@ ELSEWHERE = {
     "clip_quantile",  # with adaptive clipping only
     "checkpoint_every", "keep_checkpoints", "time_box_minutes",  # no weight depends on them
     # with private fine-tuning only
-    "finetune_privacy", "entities_declared_units", "entity_types", "finetune_noise_multiplier",
+    "finetune_privacy", "entities_declared_units", "class_names", "finetune_noise_multiplier",
     "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
 }  # fmt: skip
 
@@ -154,6 +155,8 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "phrases_lengths": {"phrases_lengths": "2,4"},
         "written_public_share": {"written_public_share": 0.25},
         "extraction_rows": {"extraction_rows": 5, "model_kind": "gpt2"},
+        "entity_types": {"entity_types": "problem"},
+        "window_overlap": {"window_overlap": 0.25},
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
@@ -173,6 +176,11 @@ PRIVATE_LABELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+PRIVATE_PAIRS: dict[str, Any] = {
+    **PRIVATE_LABELS, "head": "pairs", "entities_format": "jsonl", "class_names": "no,yes",
+}  # fmt: skip
+
+
 NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "notes"}
 
 
@@ -183,6 +191,8 @@ NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "not
         ({"sampling": "truncated-poisson", "batch_cap": 300}, {"batch_cap": 400}),
         (PRIVATE_LABELS, {"entities_declared_units": 200}),
         (PRIVATE_LABELS, {"entity_types": "a,b,c"}),
+        (PRIVATE_PAIRS, {"class_names": "yes,no,perhaps"}),
+        (PRIVATE_PAIRS, {"head": "classes"}),
         (PRIVATE_LABELS, {"finetune_noise_multiplier": 2.0}),
         (PRIVATE_LABELS, {"finetune_clip_norm": 2.0}),
         (PRIVATE_LABELS, {"finetune_delta": 1e-5}),
@@ -206,8 +216,10 @@ def test_settings_that_belong_together_change_the_training(
         for steps in (one, two)
     )
     assert before != after
-    same_list = "entities_patients" not in changed  # else the sentences are read anew
-    assert (one["public_finetuning"].digest() == two["public_finetuning"].digest()) is same_list
+    # Of these, the public model's fine-tuning learns too.
+    shared = {"entities_patients", "entity_types", "class_names", "head"}
+    same = not shared & set(changed)
+    assert (one["public_finetuning"].digest() == two["public_finetuning"].digest()) is same
     assert one["vocabulary"].digest() == two["vocabulary"].digest()
 
 
@@ -269,6 +281,16 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         (dict(PRIVATE_LABELS, **NOTES, entities_unit="patient"), "entities_patients"),
         (dict(PRIVATE_LABELS, entities_dataset="labels", entities_unit="patient"), "name"),
         ({"entities_patients": "/p.csv"}, "takes no list of patients"),
+        (dict(PRIVATE_LABELS, head="pairs"), "entities_format: i2b2 holds entities, and head is"),
+        (dict(PRIVATE_PAIRS, head="entities"), "jsonl holds classes, and head is entities"),
+        (dict(PRIVATE_PAIRS, class_names=""), "needs class_names"),
+        ({"class_names": "alone"}, "class_names: must be empty, or two or more names"),
+        ({"head": "classes", "crf": True}, "crf: only the head entities"),
+        ({"head": "pairs", "tagging_context": "document"}, "tagging_context: only the head"),
+        (
+            dict(PRIVATE_LABELS, tagging_context="document", entities_unit="example"),
+            "tagging_context: a row of a document",
+        ),
         ({"device": "xpu"}, "device: must be cpu, mock-tpu:N (N from 1 to 99), gpu or tpu"),
         ({"private_dataset": "a b"}, "private_dataset: must be letters, digits"),
         ({"entity_types": "a b"}, "entity_types: must be names without spaces"),
@@ -283,6 +305,25 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
     line = one_line(refused.value)
     assert said in line
     assert not line.startswith("settings: ")  # whoever shows the line says whose it is
+
+
+def test_classes_have_an_id_that_no_order_changes() -> None:
+    """Neither that of the setting nor that of the private texts."""
+    tuned = [
+        dp_bert_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}), ROOT)
+        for names in ("yes,no,maybe", "maybe, yes,no,yes")
+    ]
+    for steps in tuned:
+        spec = steps["dp_finetuning"]
+        assert isinstance(spec, FinetuneSpec)
+        assert spec.label_names == spec.class_names == ("maybe", "no", "yes")
+        assert spec.entity_types == ()
+
+
+def test_texts_may_name_their_patients_themselves() -> None:
+    JobSettings.model_validate(PRIVATE_PAIRS | {"entities_unit": "patient"})
+    with pytest.raises(ValidationError, match="entities_patients"):
+        JobSettings.model_validate(PRIVATE_LABELS | {"entities_unit": "patient"})
 
 
 @pytest.mark.parametrize(

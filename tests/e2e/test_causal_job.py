@@ -117,7 +117,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
             "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
             "entities_train": "a", "entities_test": "b", "entity_types": "problem",
             "entities_declared_units": 40,
-        }, "not fine-tuned for entities"),
+        }, "a causal model is not fine-tuned"),
     ],
 )  # fmt: skip
 def test_what_a_causal_model_cannot_do_is_refused_with_the_settings(

@@ -89,6 +89,22 @@ def test_a_model_is_copied_whole_or_not_at_all(
     assert code == 2 and "not empty" in said
 
 
+def test_what_is_the_operators_stays_behind(export: Export, store: Store, tmp_path: Path) -> None:
+    """What a fine-tuned model got wrong lies beside it, with the words of the test part."""
+    made = tmp_path / "made"
+    made.mkdir()
+    for name in ("config.json", "PRIVACY.md", "errors.json"):
+        (made / name).write_text("{}")
+    uri = publish(
+        store,
+        f"{store.root}/finetune/{'a' * 16}",
+        made,
+        artifacts=[["errors.json", "operator", ""], ["config.json", "dp", ""]],
+    )
+    assert export(tmp_path / "given", "--uri", uri)[0] == 0
+    assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md"}
+
+
 def test_the_folder_that_one_stands_in_will_do(
     export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
 ) -> None:

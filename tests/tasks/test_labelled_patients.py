@@ -14,8 +14,8 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import EntitiesSpec, RunContext
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities import read_part
-from tasks.steps.finetune import units_of_sentences
+from tasks.steps.entities import read_part, read_text_part
+from tasks.steps.finetune import units_of
 
 WHO = RunContext(run_key="by-hand", run_name="by hand", task="entities")
 SENTENCE = "Pain\tB-problem\n\n"
@@ -41,9 +41,9 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     assert [(s.document_id, s.patient_id) for s in train] == [
         ("train.tsv#0", "p"), ("train.tsv#1", "p")
     ]  # fmt: skip
-    assert len(set(units_of_sentences(train, PrivacyUnit.PATIENT))) == 1
-    assert len(set(units_of_sentences(train, PrivacyUnit.DOCUMENT))) == 2
-    assert len(set(units_of_sentences([*train, *train], PrivacyUnit.EXAMPLE))) == 4
+    assert len(set(units_of(train, PrivacyUnit.PATIENT))) == 1
+    assert len(set(units_of(train, PrivacyUnit.DOCUMENT))) == 2
+    assert len(set(units_of([*train, *train], PrivacyUnit.EXAMPLE))) == 4
 
 
 def test_another_list_is_another_version_of_the_data(
@@ -70,7 +70,7 @@ def test_without_a_list_no_labelled_document_names_a_patient(
     assert contract.run_step(alone, untracked, WHO).facts["all_name_a_patient"] is False
     nobody = [Sentence(("a",), ("O",), "d")]
     with pytest.raises(BadInput, match="entities_patients"):
-        units_of_sentences(nobody, PrivacyUnit.PATIENT)
+        units_of(nobody, PrivacyUnit.PATIENT)
 
 
 def test_that_private_labels_hold_no_entity_is_not_told(
@@ -82,3 +82,20 @@ def test_that_private_labels_hold_no_entity_is_not_told(
     (tmp_path / "train.tsv").write_text("Pain\tO\n\n-DOCSTART-\tO\n\nPain\tO\n\n")
     without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, WHO)
     assert set(with_it.facts) == set(without.facts)
+
+
+def test_texts_with_a_class_name_their_patients_themselves(
+    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+) -> None:
+    rows = ("p\tno pain\tmild pain\tno\n", "q\tno pain\tnone\tyes\n")
+    for part in ("train", "test"):
+        header = "patient_id\tsentence1\tsentence2\tgold_label\n"
+        (tmp_path / f"{part}.tsv").write_text(header + "".join(rows))
+    change = {"head": "pairs", "format": "tsv", "patients_path": ""}
+    result = contract.run_step(spec.model_copy(update=change), untracked, WHO)
+    assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
+    texts = read_text_part(Path(result.outputs["train"].removeprefix("file://")).parent, "train")
+    assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
+    assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 1  # the same first text, no id
+    assert units_of(texts, PrivacyUnit.EXAMPLE) == ["0", "1"]
+    assert {m.name: m.label for m in result.metrics}["train_pairs"] == "operator"

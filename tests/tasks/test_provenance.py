@@ -111,7 +111,8 @@ def house(untracked: Deployment) -> House:
     words = {"vocabulary_size": size, "dataset": "notes", "unit": "patient", "digest": "v"}
     corpus = {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}
     labelled = {
-        "public": False, "dataset": "labels", "unit": "patient", "all_name_a_patient": False,
+        "head": "entities", "public": False, "dataset": "labels", "unit": "patient",
+        "all_name_a_patient": False,
         "digest": "x",
     }  # fmt: skip
     cards = made / "canaries"

@@ -20,7 +20,8 @@ AFTERWARDS = {  # what a step imports to look at a release, not to make it
     "finetune": {
         "dp_core.data.ner",
         "dp_core.labels",
-        "dp_core.training.finetune",  # without privacy; its `tag` reads the finished model
+        "dp_core.training.finetune",  # without privacy
+        "dp_core.training.bootstrap",  # of scores
     },
 }
 TRAINING = [

@@ -22,11 +22,13 @@ from dp_core.config.privacy import (
 )
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.hashing import seed_key
+from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Labelled
+from dp_core.models.hugging_face import load
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import (
@@ -63,6 +65,7 @@ from tasks.steps import (
     vocabulary,
     written_text,
 )
+from tasks.steps.heads import head_of
 from tasks.steps.training_inputs import TrainingInputs
 from tasks.storage import Store
 
@@ -448,15 +451,20 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
         ]
         entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
-    facts = {"public": False, "dataset": "labels", "unit": "document", "all_name_a_patient": False}
+    facts = {
+        "head": "entities", "public": False, "dataset": "labels", "unit": "document",
+        "all_name_a_patient": False,
+    }  # fmt: skip
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs = chain.inputs | {"model": model}
     context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     spec = spec_of(
         FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
-        plan=PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-        entity_types=("sign",), epochs=0, batches={"batch_size": 4}, **changes,
+        **{
+            "plan": PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
+            "entity_types": ("sign",), "epochs": 0, "batches": {"batch_size": 4}, **changes,
+        },
     )  # fmt: skip
     return context, spec
 
@@ -485,7 +493,7 @@ def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
         context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
         finetune.run(spec, context)
         train, test = (
-            {s.document_id for s in finetune.sentences_of(spec, context.inputs["labels"], part)}
+            {s.document_id for s in finetune.items_of(spec, context.inputs["labels"], part)}
             for part in entities.PARTS
         )
         assert train and test and not train & test and len(train | test) == 12
@@ -502,12 +510,111 @@ def test_of_public_labels_counts_by_document_add_up_to_f1(
     context.inputs["labels"] = labels
     freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
     counts = finetune.run(freely, context).facts["documents"]
-    test = finetune.sentences_of(freely, labels, "test")
+    test = finetune.items_of(freely, labels, "test")
     assert len(counts) == len(test) > 0
     correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
     assert expected == len(test)  # each has one entity
     (f1,) = [number for number in context.numbers if number.name == "f1"]
     assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
+
+
+def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "listed")
+    answer = finetune.run(spec, context)
+    (shown,) = answer.artifacts
+    assert (shown.file, shown.label) == (finetune.ERRORS, OPERATOR)
+    written = (context.out / finetune.ERRORS).read_text()
+    assert "pain" not in written  # places alone: no word of a text
+    told = json.loads(written)
+    assert FinetuneSpec.model_validate(told["spec"]) == spec
+    items = head_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
+    shown_error = head_of(spec).in_words(items, told["errors"][0])
+    assert shown_error["context"] == "pain in arm"
+    counted = sum(n for kinds in told["counts"].values() for n in kinds.values())
+    assert counted == len(told["errors"]) > 0  # after two updates under noise
+    result = StepResult(
+        step="finetune", spec_hash="", outputs={}, metrics=[],
+        facts={"artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts]},
+    )  # fmt: skip
+    assert result.operator_files == {finetune.ERRORS}
+    assert finetune.ERRORS not in answer.outputs.values()
+    assert "pain" not in json.dumps(answer.facts)
+
+
+def pairing(
+    chain: Chain, model: Input, name: str, *, public: bool, odd: str = "no", **changes: Any
+) -> tuple[Bench, FinetuneSpec]:
+    """Return the context of a fine-tuning on sixty pairs of thirty documents, and its spec.
+
+    `odd` is the class of the second pair, which else is no.
+    """
+    context, spec = tuning(chain, model, name, head="pairs", class_names=("no", "yes"), **changes)
+    labelled = chain.context(f"pairs of {name}")
+    for part in entities.PARTS:
+        pairs = [
+            LabelledText("pain in arm", f"pain {n}", ("yes", "no")[n % 2], str(n // 2))
+            for n in range(60)
+        ]
+        pairs[1] = replace(pairs[1], label=odd)
+        entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
+    facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
+    facts["digest"] = labelled.content_digest(labelled.out)
+    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
+    return context, spec
+
+
+def test_private_pairs_are_charged_and_their_accuracy_is_the_operators(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
+    context, spec = pairing(chain, trained[0], "pairs", public=False, plan=plan)
+    answer = finetune.run(spec, context)
+    labels = context.labels()
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "f1_macro", "f1/yes"):
+        assert labels[name] == {OPERATOR}, name
+    assert {r.dataset for r in context.releases} == {"notes", "labels"}
+    assert not operator_only(context.releases)
+    assert (answer.facts["head"], answer.facts["labels"]) == ("pairs", ["no", "yes"])
+    assert "documents" not in answer.facts  # facts are for everyone
+    assert load(context.out).labels == ("no", "yes")
+
+
+def test_private_pairs_learn_the_classes_that_were_told_and_no_others(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    """Neither a class that one document alone has, nor the order in which texts show them."""
+    plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
+    context, spec = pairing(chain, trained[0], "odd", public=False, odd="mumps", plan=plan)
+    answer = finetune.run(spec, context)
+    assert load(context.out).labels == ("no", "yes")
+    assert "mumps" not in json.dumps(answer.facts)
+    assert "f1/mumps" not in context.labels()
+
+
+def test_accuracy_on_public_pairs_is_drawn_by_document(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    """Pairs of one document stand or fall together: drawn by pair, the interval is too narrow."""
+    context, spec = pairing(chain, trained[0], "open pairs", public=True, plan=None, epochs=1)
+    answer = finetune.run(spec, context)
+    counts = answer.facts["documents"]
+    assert len(counts) == 30
+    assert all(predicted == expected == 2 for _, predicted, expected in counts.values())
+    values = {number.name: number for number in context.numbers}
+    right = sum(one for one, _, _ in counts.values())
+    assert values["accuracy"].value == right / 60
+    assert values["accuracy"].label == DP
+    assert values["accuracy_low"].value <= right / 60 <= values["accuracy_high"].value
+
+
+def test_a_head_learns_labels_of_its_own_kind_alone(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "other", head="classes", class_names=("a", "b"))
+    with pytest.raises(BadInput, match="labels are of entities, the head is for classes"):
+        finetune.run(spec, context)
 
 
 # --- phrases, and text written from them

@@ -67,6 +67,7 @@ def _done(
     spec: StepSpec,
     f1: float = 0.5,
     rank: float = 512.0,
+    score: str = "f1",
     **facts: Any,
 ) -> None:
     """Leave what a step of a point would have left."""
@@ -76,7 +77,7 @@ def _done(
         step=spec.step,
         spec_hash=spec.digest(),
         outputs={EXPOSURE: EXPOSURE_FILE},
-        metrics=[MetricRecord(name="f1", value=f1, label="dp")],
+        metrics=[MetricRecord(name=score, value=f1, label="dp")],
         releases=[release] if task == "dp_pretraining" else [],
         facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
@@ -165,3 +166,36 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
+
+
+@pytest.mark.parametrize("seeds", [7, 8])
+def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
+    tracked: Deployment, seeds: int
+) -> None:
+    """Accuracy of pairs, as Jagannatha et al. 2021 report MedNLI."""
+    Ledger.open(tracked.ledger).register_made_up("notes")
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_finetune_seeds": seeds, "head": "pairs"}
+    )
+    accuracies = iter([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5])
+    for _, task, spec in sweep_steps(settings, tracked.store):
+        if isinstance(spec, FinetuneSpec):
+            accuracy = next(accuracies)
+            documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
+            _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
+        elif task in ("vocabulary", "dp_pretraining", "dp_exposure"):
+            _done(tracked, task, spec)
+    done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
+    table = done.facts["table"]
+    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
+    (row,) = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    tried = [0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5][:seeds]
+    assert row["Accuracy %"]["value"] == pytest.approx(sum(tried) / seeds)
+    assert "Entity F1 strict, micro, %" not in columns
+    best = row.get("Accuracy three best seeds, %")
+    if seeds == 8:
+        assert best is not None and best["value"] == pytest.approx(0.8)
+        assert any("chosen by the test itself" in note for note in table["notes"])
+    else:
+        assert best is None

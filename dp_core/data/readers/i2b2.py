@@ -1,8 +1,10 @@
-"""The i2b2/VA 2010 form: `name.txt`, a tokenised sentence a line, and `name.con`, its concepts.
+"""The form of i2b2/VA 2010 and 2011: `name.txt`, a tokenised sentence a line, and its concepts.
 
 A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, both ends included.
 Lines that share a concept are one sentence. The two files lie side by side, or in folders of their
-own (`txt/` and `concept/`).
+own: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and `concepts/name.txt.con` in
+2011, whose coreference (`chains/`, `pairs/`) is passed over. Concepts may overlap, as those of 2011
+do (persons and pronouns within problems); see `ner.annotated`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.data.ner import Sentence
+from dp_core.data.ner import Entity, Sentence, annotated
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     DAMAGED,
@@ -26,7 +28,8 @@ from dp_core.data.readers.sources import (
 )
 from dp_core.errors import BadInput
 
-_FOLDERS = ("txt", "concept")
+_FOLDERS = ("txt", "concept", "docs", "concepts")
+_COREFERENCE = (".chains", ".pairs")  # of 2011
 _CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"\s]+)"\s*')
 
 
@@ -44,7 +47,7 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     A concept whose offsets do not give its own text puts its sentence into quarantine, every line
     of it; a text without concepts file (or the reverse), or with two of them, the document.
     """
-    texts = _by_name(path, ".txt", quarantine, ".con")
+    texts = _by_name(path, ".txt", quarantine, ".con", *_COREFERENCE)
     concepts = _by_name(path, ".con", Quarantine(), ".txt")
     if not path.is_dir():
         raise BadInput("i2b2 is read from a folder", where=str(path), fix="Give the folder.")
@@ -62,9 +65,11 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
                     quarantine.reject(Reason.UNREADABLE, name)
 
 
-def _by_name(path: Path, suffix: str, quarantine: Quarantine, other: str) -> dict[str, list[Path]]:
+def _by_name(
+    path: Path, suffix: str, quarantine: Quarantine, *others: str
+) -> dict[str, list[Path]]:
     found = defaultdict(list)
-    for file in input_files(path, suffix, quarantine, other):
+    for file in input_files(path, suffix, quarantine, *others):
         found[_name(file, path)].append(file)
     return found
 
@@ -72,13 +77,16 @@ def _by_name(path: Path, suffix: str, quarantine: Quarantine, other: str) -> dic
 def _name(file: Path, folder: Path) -> str:
     """Return what a text and its concepts have in common.
 
-    It is `beth/record-13` for `beth/txt/record-13.txt` and `beth/concept/record-13.con`: hospitals
-    of the i2b2 corpus number their records alike.
+    It is `beth/record-13` for `beth/txt/record-13.txt` and `beth/concept/record-13.con` (or
+    `record-13.txt.con`): hospitals of the i2b2 corpus number their records alike.
     """
     inside = file.relative_to(folder).parent
     if inside.name.lower() in _FOLDERS:
         inside = inside.parent
-    return (inside / Path(bare_name(file)).stem).as_posix()
+    name = Path(bare_name(file)).stem
+    if name.lower().endswith(".txt"):  # of `name.txt.con`
+        name = name[: -len(".txt")]
+    return (inside / name).as_posix()
 
 
 def _document(name: str, text: Path, concepts: Path, quarantine: Quarantine) -> Iterator[Sentence]:
@@ -160,26 +168,30 @@ class _Lines:
 
     def end(self, name: str, quarantine: Quarantine) -> Iterator[Sentence]:
         """Yield the sentence, or put its lines into quarantine."""
-        tags = None if self._problem else self._tags()
-        if tags is None:
+        found = None if self._problem else self._entities()
+        if found is None:
             for number in self._of_line:
                 quarantine.reject(self._problem or Reason.OFFSETS, f"{name}.txt:{number}")
-        elif tags:
+        elif self._tokens:
             quarantine.take()
-            yield Sentence(tuple(self._tokens), tags, name)
+            yield annotated(self._tokens, found, name)
 
-    def _tags(self) -> tuple[str, ...] | None:
-        """Return the tags, or None if a concept does not fit or overlaps another."""
-        tags = ["O"] * len(self._tokens)
+    def _entities(self) -> list[Entity] | None:
+        """Return the entities, or None if a concept does not fit."""
+        found = []
         for c in self._concepts:
             span = range(self._index(c.begin), self._index(c.end) + 1)
-            if span.start < 0 or not span or any(tags[i] != "O" for i in span):
+            if span.start < 0 or not span or not self._holds(span, c):
                 return None
-            if " ".join(self._tokens[i] for i in span).lower() != " ".join(c.text.split()).lower():
-                return None
-            for i in span:
-                tags[i] = f"{'B' if i == span.start else 'I'}-{c.kind}"
-        return tuple(tags)
+            found.append((c.kind, span.start, span.stop))
+        return found
+
+    def _holds(self, span: range, concept: _Concept) -> bool:
+        """Whether the text says what the concept does; over lines 2011 may leave out the space."""
+        text, told = " ".join(self._tokens[i] for i in span), " ".join(concept.text.split())
+        if concept.begin[0] != concept.end[0]:
+            text, told = text.replace(" ", ""), told.replace(" ", "")
+        return text.lower() == told.lower()
 
     def _index(self, where: tuple[int, int]) -> int:
         """Return the index in the sentence of a line's token; -1 if there is none."""

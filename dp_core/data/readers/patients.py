@@ -10,13 +10,16 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from dp_core.data.corpus import normalised_id
+from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.quarantine import Reason
 from dp_core.data.readers.sources import UNREADABLE, text_lines
 from dp_core.errors import BadInput
 
+Item = TypeVar("Item", Sentence, LabelledText)
 _WHERE = "entities_patients"
 _HEADING = ["document", "patient"]
 
@@ -50,17 +53,14 @@ def read_patients(file: Path) -> dict[str, str]:
     return patients
 
 
-def with_patients(sentences: Iterable[Sentence], patients: Mapping[str, str]) -> list[Sentence]:
-    """Return the sentences with their patients.
+def with_patients(items: Iterable[Item], patients: Mapping[str, str]) -> list[Item]:
+    """Return the sentences, or texts, with their patients.
 
     Raises:
         BadInput: a document is not listed: it would be a unit of its own, or of nobody.
     """
-    named = [
-        replace(sentence, patient_id=patients.get(sentence.document_id, ""))
-        for sentence in sentences
-    ]
-    if not all(sentence.patient_id for sentence in named):
+    named = [replace(item, patient_id=patients.get(item.document_id, "")) for item in items]
+    if not all(item.patient_id for item in named):
         raise BadInput(
             "it does not name the patient of every training document",
             where=_WHERE,

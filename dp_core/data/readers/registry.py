@@ -1,4 +1,4 @@
-"""The formats that are read, by name: of documents, and of sentences with entity labels."""
+"""The formats that are read, by name: of documents, sentences with entities, texts with a class."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dp_core.data.corpus import Document
+from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.columns import read_columns
 from dp_core.data.readers.i2b2 import read_i2b2
 from dp_core.data.readers.jsonl import JsonlFields, read_jsonl
+from dp_core.data.readers.labelled_texts import LabelledTextReader
 from dp_core.data.readers.noteevents import read_noteevents
 from dp_core.data.readers.plain_text import read_plain_text
 from dp_core.data.readers.pubtator import read_pubtator
@@ -75,6 +77,21 @@ def read_sentences(
 ) -> Iterator[Sentence]:
     """Yield the sentences of a file or folder; as `read_corpus`, of `LABELLED_READERS`."""
     return _read(LABELLED_READERS, "an entities", format, Path(path), quarantine)
+
+
+def read_labelled_texts(
+    format: str, path: Path | str, quarantine: Quarantine | None = None, *, pairs: bool = False
+) -> Iterator[LabelledText]:
+    """Yield the texts of a file or folder, `jsonl` or `tsv`; as `read_corpus`.
+
+    Args:
+        format: one of these.
+        path: a file, or a folder that is searched at any depth.
+        quarantine: counts what is not taken; a new one by default.
+        pairs: each text has a second one.
+    """
+    readers = {name: LabelledTextReader(name, pairs) for name in ("jsonl", "tsv")}
+    return _read(readers, "a labelled text", format, Path(path), quarantine)
 
 
 def _read(

@@ -33,6 +33,7 @@ from dp_core.nn.layers import (
 )
 from dp_core.privacy.clipping.layer_rules import (
     BlockwiseRecord,
+    CopiesRecord,
     EmbeddingRecord,
     LayerRecord,
     LinearRecord,
@@ -116,6 +117,14 @@ class RecordingLayers(Layers):
             return y
         y = self._watched(y)
         return self._recorded(y, BlockwiseRecord(name, self._units, blocks, x, y))
+
+    def for_each_row(self, name: str, rows: Any) -> Tensor:
+        """As in `Layers`; the record keeps the copies."""
+        y = super().for_each_row(name, rows)
+        if name not in self._trained:
+            return y
+        y = self._watched(y)
+        return self._recorded(y, CopiesRecord(name, self._units, y))
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """As in `Layers`; the record keeps the standardised x and y."""

@@ -208,6 +208,29 @@ class BlockwiseRecord:
         return UnitGradients(norms, tuple(part for one in each for part in one.parts), combine)
 
 
+@dataclass(frozen=True)
+class CopiesRecord:
+    """A parameter that each row reads as a whole, by a copy of its own; M = U·R rows.
+
+    A copy's gradient is that of its row, so a unit's is the sum over its rows' copies.
+    """
+
+    name: str
+    units: int
+    output: Tensor  # (M, ...)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameter: (...)."""
+        return (self.name,)
+
+    def gradients(self, g: Tensor) -> UnitGradients:
+        """(M, ...) -> the units' gradients, explicitly: such parameters are small."""
+        shape = g.shape[1:]
+        sums = tf.reduce_sum(tf.reshape(g, (self.units, -1, *shape)), axis=1)  # (U, ...)
+        return vector_gradients((self.name,), (sums,))
+
+
 def product_gradients(name: str, x: Tensor, g: Tensor) -> UnitGradients:
     """Return the gradients xᵤᵀgᵤ of a matrix, explicitly: (U, T, in), (U, T, out)."""
     products = tuple(unit_products(x, g))
@@ -220,7 +243,7 @@ def product_gradients(name: str, x: Tensor, g: Tensor) -> UnitGradients:
 
 
 def vector_gradients(names: tuple[str, ...], values: tuple[Tensor, ...]) -> UnitGradients:
-    """Return the gradients of vectors, as they are: each (U, D), one for each name."""
+    """Return the gradients of small parameters, as they are: each (U, ...), one for each name."""
 
     def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
         pairs = zip(names, parts, strict=True)

@@ -1,12 +1,31 @@
 """Sentences with entities, and their scores: worked out by hand, and as seqeval has them."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics import classification_report
 from seqeval.scheme import IOB2
 
-from dp_core.data.ner import Sentence, entities, fold_of, label_set, score
+from dp_core.data.labelled_text import fold_of
+from dp_core.data.ner import (
+    EntityScores,
+    Sentence,
+    all_entities,
+    annotated,
+    entities,
+    joined,
+    label_set,
+    tagging_errors,
+    with_types,
+)
+from dp_core.data.ner import score as score_of
+
+
+def score(expected: list[list[str]], predicted: list[list[str]]) -> EntityScores:
+    words = [Sentence(("a",) * len(tags), tuple(tags)) for tags in expected]
+    return score_of(words, predicted)
 
 
 def test_a_sentence_has_a_tag_for_each_token() -> None:
@@ -103,3 +122,86 @@ def test_lengths_must_agree() -> None:
 def test_nothing_found_is_zero_not_an_error() -> None:
     assert score([["B-a"]], [["O"]]).micro.f1 == 0
     assert score([["O"]], [["O"]]).micro.precision == 0
+
+
+def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected() -> None:
+    found = [("person", 1, 2), ("problem", 0, 3), ("problem", 0, 3), ("test", 2, 4)]
+    sentence = annotated(("his", "left", "arm", "x"), found, "d", "p")
+    assert sentence.tags == ("B-problem", "I-problem", "I-problem", "O")
+    assert set(all_entities(sentence)) == set(found)
+    assert (sentence.document_id, sentence.patient_id) == ("d", "p")
+    micro = score_of([sentence], [sentence.tags]).micro
+    assert (micro.correct, micro.predicted, micro.expected) == (1, 1, 3)
+
+
+def test_a_choice_of_types_uncovers_what_a_longer_one_hid() -> None:
+    sentence = annotated(("a", "b", "c"), [("person", 0, 3), ("problem", 1, 2)])
+    (chosen,) = with_types([sentence], ["problem"])
+    assert (chosen.tags, chosen.overlapped) == (("O", "B-problem", "O"), ())
+    assert with_types([sentence], ["person", "problem"]) == [sentence]
+    assert with_types([sentence], ["other"])[0].tags == ("O",) * 3
+
+
+ENTITIES = st.lists(
+    st.tuples(st.sampled_from("xyz"), st.integers(0, 7), st.integers(1, 4)).map(
+        lambda e: (e[0], e[1], min(8, e[1] + e[2]))
+    ),
+    max_size=6,
+)
+
+
+@given(ENTITIES)
+def test_no_entity_is_lost_and_none_counts_twice(found: list[tuple[str, int, int]]) -> None:
+    sentence = annotated(("w",) * 8, found)
+    assert sorted(all_entities(sentence)) == sorted(set(found))
+    for kind, begin, end in sentence.overlapped:
+        own = [e for e in entities(sentence.tags) if e[1] < end and begin < e[2]]
+        assert any(e[2] - e[1] >= end - begin for e in own), kind
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), ENTITIES)
+def test_a_document_is_the_same_however_it_was_cut(
+    sizes: list[int], found: list[tuple[str, int, int]]
+) -> None:
+    """Entities across a cut aside, which no reader makes."""
+    cuts = sorted({0, 8, *(c for c in itertools.accumulate(sizes) if c < 8)})
+    whole = [e for e in found if any(a <= e[1] and e[2] <= b for a, b in itertools.pairwise(cuts))]
+    words = tuple("abcdefgh")
+    parts = [
+        annotated(words[a:b], [(k, s - a, e - a) for k, s, e in whole if a <= s and e <= b], "note")
+        for a, b in itertools.pairwise(cuts)
+    ]
+    other = Sentence(("z",), ("O",), "another")
+    (together, last) = joined([*parts[:1], other, *parts[1:]])
+    assert last == other
+    assert together.tokens == words
+    assert sorted(all_entities(together)) == sorted(all_entities(annotated(words, whole)))
+    assert together.tags == annotated(words, whole).tags
+
+
+def test_sentences_without_a_document_stay_apart() -> None:
+    alone = [Sentence(("a",), ("O",)), Sentence(("b",), ("O",))]
+    assert joined(alone) == alone
+
+
+def test_each_error_of_tagging_is_told_once() -> None:
+    right = Sentence(tuple("abcdefgh"), ("B-x", "I-x", "O", "B-y", "O", "B-x", "O", "B-y"))
+    guess = ("B-x", "O", "O", "B-x", "B-z", "O", "O", "B-y")
+    told = {(e.kind, e.expected, e.predicted) for e in tagging_errors(right, guess)}
+    assert told == {
+        ("wrong boundary", ("x", 0, 2), ("x", 0, 1)),
+        ("wrong type", ("y", 3, 4), ("x", 3, 4)),
+        ("spurious", None, ("z", 4, 5)),
+        ("missed", ("x", 5, 6), None),
+    }
+    assert tagging_errors(right, right.tags) == []
+
+
+@given(PAIRS)
+def test_errors_and_right_ones_add_up(pairs: list[list[tuple[str, str]]]) -> None:
+    for sentence in pairs:
+        gold, guess = (tuple(side) for side in zip(*sentence, strict=True))
+        right = Sentence(("a",) * len(gold), gold)
+        errors, micro = tagging_errors(right, guess), score_of([right], [guess]).micro
+        assert sum(e.expected is not None for e in errors) == micro.expected - micro.correct
+        assert sum(e.predicted is not None for e in errors) == micro.predicted - micro.correct

@@ -27,7 +27,7 @@ from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import MLM_BIAS, POSITION, WORD, AnyModel, Model, fresh
 from dp_core.nn.layers import LORA_SCALE, Layers
-from dp_core.training.finetune import with_classifier
+from dp_core.training.tagging import TaggingHead
 
 SIZES = {
     "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12,
@@ -45,7 +45,7 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=6.0)
 def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> AnyModel:
     """A model whose adapters have learned something."""
     rng, start = np.random.default_rng(0), fresh(MODELS[name], 0)
-    start = prepared(with_classifier(start, tuple("OAB"), 0) if tags else start, config, 0)
+    start = prepared(TaggingHead(tuple("OAB")).begin(start, 0) if tags else start, config, 0)
     values = {
         n: a if n == LORA_SCALE else a + 0.3 * rng.standard_normal(a.shape).astype("f")
         for n, a in start.parameters.items()

@@ -30,7 +30,7 @@ from dp_core.models.hugging_face import (
 )
 from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel, Model
 from dp_core.nn.layers import Layers
-from dp_core.training.finetune import with_classifier
+from dp_core.training.tagging import TaggingHead
 from dp_core.vocabulary import byte_level, subwords, wordpiece
 from examples.distillation import student_of
 
@@ -219,7 +219,7 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(base, folder / name / "base")
         if name == "tagger":
             rng = np.random.default_rng(5)
-            base = with_classifier(base, ("O", "B-x", "I-x"), 0)
+            base = TaggingHead(("O", "B-x", "I-x")).begin(base, 0)
             kernel = rng.standard_normal((base.config.hidden, 3)).astype("f")
             base = Model(base.config, base.parameters | {"tagger/kernel": kernel}, base.labels)
         model = with_learned_adapters(base)

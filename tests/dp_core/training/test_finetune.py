@@ -14,19 +14,14 @@ from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.finetune import (
-    finetune,
-    finetune_privately,
-    rows_of,
-    tag,
-    tagging_units,
-    with_classifier,
-)
+from dp_core.training.finetune import finetune, finetune_privately, labelled_units
 from dp_core.training.loop import PrivateUpdates
+from dp_core.training.tagging import TaggingHead, tag
 from dp_core.vocabulary import wordpiece
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
 LABELS = tags_of_types(["drug", "problem"])
+HEAD = TaggingHead(LABELS)
 UPDATES, LENGTH = 60, 16
 
 
@@ -67,7 +62,7 @@ def run(plan_of, config_of, tmp_path):
             examples_per_step=1,
         )
         settings = {
-            "labels": LABELS,
+            "head": HEAD,
             "units": [s.document_id for s in train],
             "updates": PrivateUpdates(plan, PrivacySeed.fixed(3), b"m"),
             "config": config_of(learning_rate=0.02, micro_rows=16),
@@ -85,7 +80,7 @@ def run(plan_of, config_of, tmp_path):
 def test_it_learns_under_little_noise(pretrained, run):
     test = sentences(20, 1)
     tags = tag(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
-    assert score([s.tags for s in test], tags).micro.f1 > 0.95
+    assert score(test, tags).micro.f1 > 0.95
 
 
 def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
@@ -93,7 +88,7 @@ def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
     settings = {"noise_multiplier": 1000.0, "updates": 3}
     right = run(pretrained, name="right", **settings)
     other = run(pretrained, name="wrong", train=wrong, **settings)
-    start = with_classifier(load(pretrained), LABELS, 1)
+    start = HEAD.begin(load(pretrained), 1)
     first, told, untold = (m.parameters["tagger/kernel"] for m in (start, right, other))
     assert np.abs(told - untold).max() < 0.1 * np.abs(told - first).max()
 
@@ -123,9 +118,9 @@ def test_no_shape_depends_on_the_sentences(pretrained):
     shapes = set()
     for words in (2, 9):
         long = [Sentence(("pain",) * words, ("O",) * words, "a")]
-        rows = rows_of(long, LABELS, tokenizer, LENGTH)
-        store, objective = tagging_units(
-            rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
+        rows = HEAD.rows(long, tokenizer, LENGTH)
+        store, objective = labelled_units(
+            HEAD, rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
         )
         made = objective.examples(store, np.array([0]), np.zeros(1, np.uint64))
         shapes.add((made.input_ids.shape, made.positions.shape))
@@ -135,8 +130,9 @@ def test_no_shape_depends_on_the_sentences(pretrained):
 def test_sentences_of_one_document_are_one_unit(pretrained):
     tokenizer = wordpiece.load(pretrained)
     train = sentences(4, 0)
-    rows = rows_of(train, LABELS, tokenizer, LENGTH)
-    store, objective = tagging_units(
+    rows = HEAD.rows(train, tokenizer, LENGTH)
+    store, objective = labelled_units(
+        HEAD,
         rows,
         ["b", "a", "b", "a"],
         max_length=LENGTH,
@@ -156,17 +152,16 @@ def test_sentences_of_one_document_are_one_unit(pretrained):
 
 
 def test_the_old_heads_are_left_behind(pretrained):
-    model = with_classifier(load(pretrained), LABELS, 1)
+    model = HEAD.begin(load(pretrained), 1)
     assert not any(n.startswith("mlm/") for n in model.parameters)
-    again = with_classifier(model, ("O",), 1)
+    again = TaggingHead(("O",)).begin(model, 1)
     assert again.parameters["tagger/kernel"].shape == (16, 1)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"units": ["a"]}, "one unit for each sentence"),
-        ({"labels": ("B-drug",)}, "not O"),
+        ({"units": ["a"]}, "one unit for each text"),
         ({"max_length": 17}, "max_length"),
         ({"max_length": 3}, "max_length"),
     ],
@@ -180,6 +175,7 @@ def test_what_does_not_fit_is_refused(pretrained, run, changes, words):
 def run_ordinary(config_of, tmp_path):
     def run(folder, train=None, name="a", **changes):
         settings = {
+            "head": HEAD,
             "epochs": 6,
             "batch_size": 8,
             "config": config_of(),
@@ -199,7 +195,7 @@ def test_without_privacy_it_learns_and_repeats_itself(pretrained, run_ordinary):
         pretrained, progress=lambda now: points.append(now) if now.at_point else None
     )
     tags = tag(first, sentences(20, 1), wordpiece.load(pretrained), max_length=LENGTH)
-    assert score([s.tags for s in sentences(20, 1)], tags).micro.f1 > 0.95
+    assert score(sentences(20, 1), tags).micro.f1 > 0.95
     assert [(now.update, now.updates) for now in points] == [(8 * (i + 1), 48) for i in range(6)]
     assert points[-1].loss < points[0].loss / 3
     again = run_ordinary(pretrained, name="b")
@@ -220,14 +216,14 @@ def test_rows_longer_than_the_models_positions_are_cut_in_training_and_tagging(
 
 def test_padding_does_not_pass_the_models_positions(pretrained):
     config = replace(load(pretrained).config, max_positions=LENGTH + 3)
-    model = with_classifier(fresh(config, 0), LABELS, 0)
+    model = HEAD.begin(fresh(config, 0), 0)
     long = [Sentence(("pain",) * 40, ("O",) * 40)]
     (tags,) = tag(model, long, wordpiece.load(pretrained), max_length=LENGTH + 3)
     assert len(tags) == 40
 
 
 def test_nothing_to_train_on_is_refused(pretrained, run_ordinary):
-    with pytest.raises(BadInput, match="no sentences"):
+    with pytest.raises(BadInput, match="no texts"):
         run_ordinary(pretrained, train=[])
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dp_core.data.ner import Sentence
-from dp_core.training.finetune import rows_of, tags_of
+from dp_core.data.ner import Sentence, joined, score
+from dp_core.training.finetune import store_by_unit
+from dp_core.training.tagging import TaggingHead, tags_of, windows
 from dp_core.vocabulary import wordpiece
 
 LABELS = ("O", "B-drug", "I-drug")
+HEAD = TaggingHead(LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +29,13 @@ def sentence(words, tags=None):
 
 
 def echo(rows):
-    """Answer each row with its own labels."""
-    answers = []
-    for row in rows:
-        answer = np.zeros(len(row.ids), np.int32)
-        answer[list(row.firsts)] = row.labels
-        answers.append(answer)
-    return answers
+    """Answer each row with its own labels, as logits."""
+    return [np.eye(len(LABELS), dtype=np.float32)[list(row.labels)] for row in rows]
 
 
 def test_labels_stand_at_first_pieces(tokenizer):
     s = sentence(["pain", "aspirinaspirin", "b"], ["O", "B-drug", "I-drug"])
-    (row,) = rows_of([s], LABELS, tokenizer, 32)
+    (row,) = HEAD.rows([s], tokenizer, 32)
     pieces = [tokenizer.id_to_token(i) for i in row.ids]
     assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
     assert [pieces[f][0] for f in row.firsts] == ["p", "a", "b"]
@@ -46,22 +48,120 @@ def test_tags_survive_any_cut(tokenizer, max_length):
     rng = np.random.default_rng(0)
     words = ["pain", "aspirin", "aabbaabb", "b"]
     sentences = [sentence(rng.choice(words, n), rng.choice(LABELS, n)) for n in (1, 5, 30, 2)]
-    rows = rows_of(sentences, LABELS, tokenizer, max_length)
+    rows = HEAD.rows(sentences, tokenizer, max_length)
     assert max(len(r.ids) for r in rows) <= max_length
     assert tags_of(sentences, rows, echo(rows), LABELS) == [s.tags for s in sentences]
 
 
 def test_a_word_without_pieces_is_outside(tokenizer):
     s = sentence(["\u200b", "pain"], ["B-drug", "B-drug"])
-    rows = rows_of([s], LABELS, tokenizer, 32)
+    rows = HEAD.rows([s], tokenizer, 32)
     assert tags_of([s], rows, echo(rows), LABELS) == [("O", "B-drug")]
 
 
 def test_an_unknown_tag_counts_as_outside(tokenizer):
-    (row,) = rows_of([sentence(["pain"], ["B-other"])], LABELS, tokenizer, 32)
+    (row,) = HEAD.rows([sentence(["pain"], ["B-other"])], tokenizer, 32)
     assert row.labels == (0,)
 
 
 def test_special_tokens_written_in_text_are_text(tokenizer):
-    (row,) = rows_of([sentence(["[SEP]", "pain"])], LABELS, tokenizer, 32)
+    (row,) = HEAD.rows([sentence(["[SEP]", "pain"])], tokenizer, 32)
     assert tokenizer.token_to_id("[SEP]") not in row.ids[1:-1]
+
+
+def context(sizes, window, word):
+    """Return the smaller number of pieces before and behind a word; what the text lacks counts."""
+    before = sum(sizes[window[0] : word]) if window[0] else math.inf
+    behind = sum(sizes[word + 1 : window[1]]) if window[1] < len(sizes) else math.inf
+    return min(before, behind)
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=0, max_size=60),
+    st.integers(5, 14),
+    st.sampled_from([0.0, 0.25, 0.5, 0.9]),
+)
+def test_each_word_is_asked_once_where_it_has_most_context(sizes, room, overlap):
+    found = windows(sizes, room, overlap)
+    asked = [word for w in found for word in range(w.first, w.last)]
+    assert asked == list(range(len(sizes)))
+    extents = [(w.begin, w.end) for w in found]
+    for w in found:
+        assert w.begin <= w.first < w.last <= w.end
+        assert sum(sizes[w.begin : w.end]) <= room
+        for word in range(w.first, w.last):
+            every = [context(sizes, e, word) for e in extents if e[0] <= word < e[1]]
+            own = context(sizes, (w.begin, w.end), word)
+            assert own == max(every)
+    if len(extents) > 1:  # no room is left in the last
+        assert sum(sizes[extents[-1][0] - 1 :]) > room
+    for (_, end), (begin, last) in itertools.pairwise(extents):
+        assert begin <= end < last
+        if last < len(sizes):  # the last is filled from before
+            assert sum(sizes[begin:end]) <= overlap * room
+
+
+def test_a_window_of_half_a_row_gives_each_word_a_quarter_of_a_row_on_both_sides():
+    sizes = [1] * 200
+    for w in windows(sizes, 20, 0.5):
+        assert all(context(sizes, (w.begin, w.end), word) >= 4 for word in range(w.first, w.last))
+    cut = windows(sizes, 20, 0.0)
+    assert min(context(sizes, (w.begin, w.end), w.first) for w in cut[1:-1]) == 0
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5, 0.9])
+def test_a_word_is_learned_and_scored_once_in_whatever_windows_it_stands(tokenizer, overlap):
+    rng = np.random.default_rng(1)
+    words = ["pain", "aspirin", "aabbaabb", "b"]
+    long = sentence(rng.choice(words, 90), rng.choice(LABELS, 90))
+    head = TaggingHead(LABELS, overlap=overlap)
+    rows = head.rows([long], tokenizer, 16)
+    assert [word for row in rows for word in row.words] == list(range(90))
+    assert sum(len(row.ids) for row in rows) > 90 * (1 + overlap)
+    objective = head.objective(rows, 16)
+    store, _ = store_by_unit(
+        [row.ids for row in rows], ["a"] * len(rows), max_length=16,
+        vocabulary=tokenizer.get_vocab_size(), pad=0,
+    )  # fmt: skip
+    made = objective.examples(store, np.arange(len(rows)), np.zeros(len(rows), np.uint64))
+    assert made.weights.sum() == 90
+    assert tags_of([long], rows, echo(rows), LABELS) == [long.tags]
+
+
+def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer):
+    """A tagger that looks at three words on each side, in windows that show it as many."""
+    rng = np.random.default_rng(2)
+    words = tuple(rng.choice(["pain", "aspirin", "b"], 120))
+
+    def guess(row):
+        pieces = [tokenizer.id_to_token(i) for i in row.ids]
+        near = ["".join(pieces[max(0, f - 3) : f + 4]) for f in row.firsts]
+        return np.array([[p.count("pain"), p.count("a"), p.count("b")] for p in near], np.float32)
+
+    tags = tuple(rng.choice(LABELS, 120))
+    whole, scores = annotated_document(words, tags), set()
+    for cuts in ([0, 120], [0, 7, 50, 120], [0, 60, 61, 62, 120]):
+        parts = [Sentence(words[a:b], whole.tags[a:b], "note") for a, b in itertools.pairwise(cuts)]
+        (joined_up,) = joined(parts)
+        rows = HEAD.rows([joined_up], tokenizer, 40)
+        (found,) = tags_of([joined_up], rows, [guess(row) for row in rows], LABELS)
+        scores.add(score([joined_up], [found]).micro)
+    (only,) = scores
+    assert only.expected > 5
+
+
+def annotated_document(words, tags):
+    """Without entities that a cut could divide: every one is a word long."""
+    return Sentence(words, tuple("B-drug" if t == "B-drug" else "O" for t in tags), "note")
+
+
+def test_a_crf_tags_well_formed_sequences_over_all_windows_of_a_sentence(tokenizer):
+    head = TaggingHead(LABELS, crf=True, overlap=0.5)
+    long = sentence(["pain"] * 40)
+    rows = head.rows([long], tokenizer, 16)
+    logits = [np.tile(np.array([0, 1, 2], np.float32), (len(r.words), 1)) for r in rows]
+    (alone,) = tags_of([long], rows, logits, LABELS)
+    assert alone == ("I-drug",) * 40  # not well formed: an entity begins with B
+    transitions = np.zeros((3, 3), np.float32)
+    (together,) = tags_of([long], rows, logits, LABELS, transitions)
+    assert together == ("B-drug", *("I-drug",) * 39)

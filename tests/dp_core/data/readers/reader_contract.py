@@ -18,7 +18,12 @@ import pytest
 from corruption import corrupted
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import LABELLED_READERS, read_corpus, read_sentences
+from dp_core.data.readers.registry import (
+    LABELLED_READERS,
+    read_corpus,
+    read_labelled_texts,
+    read_sentences,
+)
 from dp_core.errors import BadInput
 
 SECRET = "zyxsecret"  # stands for what a note says
@@ -40,6 +45,8 @@ class BadItem(NamedTuple):
 
 
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
+    if format == "tsv":
+        return read_labelled_texts
     return read_sentences if format in LABELLED_READERS else read_corpus
 
 

@@ -168,13 +168,49 @@ def test_two_files_of_one_document_cost_it(tmp_path: Path) -> None:
     assert q.locations == {Reason.TWICE: ["r1"]}
 
 
-def test_overlaps_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
-    extra = ['c="pain" 1:2 1:2||t="problem"', 'c="x" 9:0 9:0||t="test"', "secretword"]
+def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path: Path) -> None:
+    write(tmp_path, ['c="pain" 1:2 1:2||t="test"', *CONCEPTS, 'c="pain" 1:2 1:2||t="test"'])
+    sentences, q = read(tmp_path)
+    assert [s.tags for s in sentences] == [s.tags for s in EXPECTED]
+    assert [s.overlapped for s in sentences] == [(("test", 2, 3),), ()]
+    assert q.rejected == 0
+
+
+def test_the_layout_of_2011(tmp_path: Path) -> None:
+    """Folders docs and concepts, `.txt.con`, and coreference beside them, which is not read."""
+    for folder in ("docs", "concepts", "chains", "pairs"):
+        (tmp_path / "Beth_Train" / folder).mkdir(parents=True)
+    files = {
+        "docs/clinical-3.txt": TEXT, "concepts/clinical-3.txt.con": "\n".join(CONCEPTS) + "\n",
+        "chains/clinical-3.txt.chains": 'c="pain" 1:2 1:2||t="coref problem"\n',
+        "pairs/clinical-3.txt.pairs": "", "docs/.DS_Store": "x",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / "Beth_Train" / name).write_text(content)
+    sentences, q = read(tmp_path)
+    assert [s.tags for s in sentences] == [s.tags for s in EXPECTED]
+    assert {s.document_id for s in sentences} == {"Beth_Train/clinical-3"}
+    assert (q.rejected, q.passed_over) == (0, 1)
+
+
+@pytest.mark.parametrize("told", ["left sided chest pain", "left sidedchest pain"])
+def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, told: str) -> None:
+    (tmp_path / "r1.txt").write_text("left sided\nchest pain .\n")
+    (tmp_path / "r1.con").write_text(f'c="{told}" 1:0 2:1||t="problem"\n')
+    (sentence,) = read(tmp_path)[0]
+    assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
+    (tmp_path / "r1.txt").write_text("left sided chest pain .\nOk .\n")
+    (tmp_path / "r1.con").write_text(f'c="{told}" 1:0 1:3||t="problem"\n')
+    assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in told)
+
+
+def test_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
+    extra = ['c="x" 9:0 9:0||t="test"', "secretword"]
     write(tmp_path, CONCEPTS + extra)
     sentences, q = read(tmp_path)
-    assert sentences == EXPECTED[1:]
-    assert q.counts == {Reason.OFFSETS: 2, Reason.WRONG_FIELD: 1}
-    assert q.locations[Reason.WRONG_FIELD] == ["r1.con:6"]
+    assert sentences == EXPECTED
+    assert q.counts == {Reason.OFFSETS: 1, Reason.WRONG_FIELD: 1}
+    assert q.locations[Reason.WRONG_FIELD] == ["r1.con:5"]
 
 
 def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dp_core.data.ner import entities
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_corpus, read_sentences
+from dp_core.data.readers.registry import read_corpus, read_labelled_texts, read_sentences
 from dp_core.errors import BadInput
 
 pytestmark = pytest.mark.skipif(
@@ -112,3 +112,15 @@ def test_a_wrong_offset_in_a_published_corpus_is_quarantined() -> None:
     _, _, found, q = read("pubtator", "ner_ncbi_disease/pubtator_train.txt")
     assert q.counts.total() == 1
     assert found.total() > 5100
+
+
+@pytest.mark.parametrize(
+    ("part", "pairs", "articles"), [("train", 1469, 383), ("dev", 143, 41), ("test", 188, 47)]
+)
+def test_sentence_pairs(part: str, pairs: int, articles: int) -> None:
+    q = Quarantine()
+    path = data(f"evidence_inference_pairs/{part}.tsv")
+    found = list(read_labelled_texts("tsv", path, q, pairs=True))
+    assert (len(found), q.rejected, q.left_out) == (pairs, 0, 0)
+    assert len({text.document_id for text in found}) == articles
+    assert len({text.label for text in found}) == 3

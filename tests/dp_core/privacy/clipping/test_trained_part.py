@@ -28,8 +28,8 @@ from dp_core.privacy.clipping.reference import (
     naive_clipped_grad_sum,
     tensorflow_privacy_clipped_grad_sum,
 )
-from dp_core.training.finetune import with_classifier
 from dp_core.training.objectives import UnitBatch, ordinary_sum
+from dp_core.training.tagging import TaggingHead
 
 UNITS, ROWS, LENGTH, WORDS, TAGS = 3, 2, 6, 9, 4  # few words: they repeat within a unit
 SIZES = {
@@ -54,7 +54,7 @@ def model_of(name: str, config: AdapterConfig, seed: int = 0) -> AnyModel:
     rng = np.random.default_rng(seed)
     start: Any = fresh(MODELS[name], seed)
     if name == "BERT tags":
-        start = with_classifier(start, tuple("OABC"), seed)
+        start = TaggingHead(tuple("OABC")).begin(start, seed)
     start = prepared(start, config, seed)
     scale = {LORA_SCALE: 0.0}
     values = {

@@ -1,0 +1,130 @@
+"""Texts with a class, and pairs of them: JSON lines, or a table with tabs between its columns.
+
+Columns, or fields of an object, are `text` and `label`, or `sentence1`, `sentence2` and
+`gold_label` as MedNLI and SNLI have them; besides, `document_id` (or `doc_id`) and `patient_id`.
+Others are left alone. A pair whose label is `-` had no majority among its annotators, and is left
+out, as usual (Bowman et al. 2015).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dp_core.data.corpus import normalised_id
+from dp_core.data.labelled_text import LabelledText
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import (
+    BOM,
+    LONGEST,
+    bare_name,
+    damage_told,
+    input_files,
+    is_unicode,
+    text_lines,
+)
+from dp_core.errors import BadInput
+
+_FIRST, _SECOND = ("text", "sentence1"), ("sentence2",)
+_LABEL = ("label", "gold_label")
+_DOCUMENT, _PATIENT = ("document_id", "doc_id"), ("patient_id",)
+_NO_MAJORITY = "-"
+
+
+@dataclass(frozen=True)
+class LabelledTextReader:
+    """Reads texts with a class: of one format, single ones or pairs.
+
+    Attributes:
+        format: `jsonl`, an object a line, or `tsv`, whose first line names its columns; without
+            quotes around cells, as GLUE has it.
+        pairs: each text has a second one.
+    """
+
+    format: str
+    pairs: bool
+
+    def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
+        """Yield what a file or folder holds; see `read_labelled_texts`."""
+        rows = _json_rows if self.format == "jsonl" else _table_rows
+        for file in input_files(path, f".{self.format}", quarantine):
+            with damage_told(path, file, quarantine):
+                for number, row in rows(file, self.pairs, str(path)):
+                    read = row if isinstance(row, Reason) else _text(row, self.pairs)
+                    if isinstance(read, LabelledText):
+                        quarantine.take()
+                        yield read
+                    elif read is None:
+                        quarantine.leave_out()
+                    else:
+                        quarantine.reject(read, f"{bare_name(file)}:{number}")
+
+
+_Rows = Iterator[tuple[int, Mapping[str, Any] | Reason]]
+
+
+def _json_rows(file: Path, pairs: bool, source: str) -> _Rows:
+    for number, line in text_lines(file):
+        if isinstance(line, Reason):
+            yield number, line
+        elif line.removeprefix(BOM).strip():
+            try:
+                row = json.loads(line.removeprefix(BOM))
+            except (ValueError, RecursionError):  # also a number of thousands of digits
+                row = None
+            yield number, row if isinstance(row, dict) else Reason.NOT_JSON
+
+
+def _table_rows(file: Path, pairs: bool, source: str) -> _Rows:
+    """Yield the rows of a table.
+
+    Raises:
+        BadInput: its first line lacks a column that is needed.
+    """
+    columns: list[str] | None = None
+    for number, line in text_lines(file):
+        if isinstance(line, str) and not line.strip():
+            continue
+        if columns is None:
+            columns = [] if isinstance(line, Reason) else line.rstrip("\r\n").split("\t")
+            for names in (_FIRST, _LABEL, *((_SECOND,) if pairs else ())):
+                if not set(names) & set(columns):
+                    raise BadInput(
+                        f"a header lacks {' or '.join(names)}",
+                        where=source,
+                        fix="The first line of each table names its columns, tabs between them.",
+                    )
+            continue
+        cells = line if isinstance(line, Reason) else line.rstrip("\r\n").split("\t")
+        if not isinstance(cells, Reason) and len(cells) != len(columns):
+            cells = Reason.WRONG_COLUMNS
+        yield number, cells if isinstance(cells, Reason) else dict(zip(columns, cells, strict=True))
+
+
+def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
+    """Return a row's text, why there is none, or None for one that its source leaves undecided."""
+    first, label = _of(row, _FIRST), _of(row, _LABEL)
+    second = _of(row, _SECOND) if pairs else ""
+    try:
+        document, patient = (normalised_id(_of(row, names)) for names in (_DOCUMENT, _PATIENT))
+        label = normalised_id(label)  # classes may be numbers
+    except ValueError:
+        return Reason.WRONG_FIELD
+    if not isinstance(first, str) or not isinstance(second, str) or not label:
+        return Reason.WRONG_FIELD
+    if not first.strip() or (pairs and not second.strip()):
+        return Reason.EMPTY
+    if not is_unicode(first + second + label + document + patient):
+        return Reason.ENCODING
+    if len(first) + len(second) > LONGEST:
+        return Reason.TOO_LONG
+    if label == _NO_MAJORITY:
+        return None
+    return LabelledText(first, second, label, document, patient)
+
+
+def _of(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((row[name] for name in names if name in row), None)

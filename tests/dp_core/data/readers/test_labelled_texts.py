@@ -1,0 +1,86 @@
+"""Texts with a class, and pairs of them: tables with tabs, and JSON lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+from reader_contract import SECRET, BadItem, ReaderContract
+
+from dp_core.data.labelled_text import LabelledText
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_labelled_texts
+from dp_core.errors import BadInput
+
+HEADER = "text\tlabel\n"
+
+
+class TestTsv(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "tsv", ".tsv", HEADER + "good\tyes\n"
+    MANY = "doc_id\tlabel\ttext\n" + "".join(f"d{i}\tyes\t{SECRET} pain\n" for i in range(20))
+    BAD_ITEMS = tuple(
+        BadItem({"a.tsv": (HEADER + "good\tyes\n").encode() + bad}, reason, "a.tsv:3", 1)
+        for bad, reason in (
+            (b"zyxsecret\n", Reason.WRONG_COLUMNS),
+            (b"zyxsecret\tyes\tno\n", Reason.WRONG_COLUMNS),
+            (b"zyxsecret \xff\tyes\n", Reason.ENCODING),
+            (b" \tyes\n", Reason.EMPTY),
+            (b"zyxsecret\t \n", Reason.WRONG_FIELD),
+        )
+    )
+
+
+def read(path: Path, *, pairs: bool = True) -> tuple[list[LabelledText], Quarantine]:
+    quarantine = Quarantine(1.0)
+    found = read_labelled_texts(path.suffix[1:], path, quarantine, pairs=pairs)
+    return list(found), quarantine
+
+
+NLI = {"sentence1": "He has pain.", "sentence2": "He is well.", "gold_label": "contradiction"}
+
+
+def test_pairs_as_mednli_has_them(tmp_path: Path) -> None:
+    rows = [
+        NLI | {"pairID": "1", "sentence1_parse": "(ROOT)"},
+        NLI | {"sentence2": "He is ill.", "gold_label": "entailment", "patient_id": 7},
+        NLI | {"gold_label": "-"},  # its annotators did not agree
+        NLI | {"sentence2": None},
+        {"sentence1": "x"},
+        NLI | {"document_id": "n1", "gold_label": 2},
+    ]
+    file = tmp_path / "mli.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\nnot json\n\n")
+    texts, q = read(file)
+    assert [(t.second, t.label, t.patient_id) for t in texts] == [
+        ("He is well.", "contradiction", ""),
+        ("He is ill.", "entailment", "7"),
+        ("He is well.", "2", ""),
+    ]
+    assert texts[0].document_id == texts[1].document_id != texts[2].document_id == "n1"
+    assert q.left_out == 1
+    assert q.counts == {Reason.WRONG_FIELD: 2, Reason.NOT_JSON: 2}
+
+
+def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps(NLI) + "\n")
+    assert [(t.first, t.second) for t in read(file, pairs=False)[0]] == [("He has pain.", "")]
+
+
+def test_quotes_in_a_table_are_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text('\ufefflabel\tsentence1\tsentence2\ny\tan "open\tquote"\nn\t"\t"\r\n')
+    assert [(t.first, t.second, t.label) for t in read(file)[0]] == [
+        ('an "open', 'quote"', "y"),
+        ('"', '"', "n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "lacks"),
+    [("text\tsentence2", "label or gold_label"), ("label\ttext", "sentence2"), ("x", "text or")],
+)
+def test_a_table_without_a_column_is_refused(tmp_path: Path, header: str, lacks: str) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text(f"{header}\na\tb\n")
+    with pytest.raises(BadInput, match=f"a header lacks {lacks}"):
+        read(file)

@@ -1,0 +1,65 @@
+"""`confide errors`: places from the step's list, words from the labelled text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Confide
+from spec_examples import spec_of
+from step_outputs import publish
+
+from dp_core.data.ner import Sentence
+from tasks.protocol import FinetuneSpec
+from tasks.runtime.deployment import Deployment
+from tasks.steps.entities import write_sentences
+from tasks.steps.finetune import ERRORS
+from tasks.steps.heads import head_of
+from tasks.storage import Store
+
+TEST = [
+    Sentence(("no", "pain", "today"), ("O", "B-problem", "O"), "n1"),
+    Sentence(("quorvathin", "was", "given"), ("B-drug", "O", "O"), "n2"),
+]
+
+
+@pytest.fixture
+def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
+    """A fine-tuning that finds nothing but a drug at the wrong place."""
+    store = Store(deployment.store, deployment.cache)
+    labelled, made = tmp_path / "labelled", tmp_path / "made"
+    labelled.mkdir()
+    made.mkdir()
+    write_sentences(TEST, labelled / "test.jsonl")
+    entities = publish(
+        store, f"{store.root}/entities/{'b' * 16}", labelled, head="entities", public=False
+    )
+    spec = spec_of(FinetuneSpec, store.root, model_uri="model", entities_uri=entities, plan=None)
+    predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
+    told = {"spec": spec.model_dump(mode="json"), **head_of(spec).errors(TEST, predicted)}
+    (made / ERRORS).write_text(json.dumps(told))
+    return publish(
+        store, f"{store.root}/finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
+    )
+
+
+def test_the_words_are_looked_up_where_the_labelled_text_is(confide: Confide, tuned: str) -> None:
+    found = confide.json("errors", "--uri", tuned)
+    assert found["counts"] == {"drug": {"wrong boundary": 1}, "problem": {"missed": 1}}
+    assert found["errors"] == [
+        {"document": "n1", "error": "missed", "expected": "problem: pain", "predicted": "–",
+         "context": "no pain today"},
+        {"document": "n2", "error": "wrong boundary", "expected": "drug: quorvathin",
+         "predicted": "drug: quorvathin was", "context": "quorvathin was given"},
+    ]  # fmt: skip
+    code, out, _ = confide("errors", "--uri", tuned)
+    assert code == 0 and "for the operator alone" in out and "quorvathin" in out
+
+
+def test_what_has_no_list_is_refused(confide: Confide, tuned: str) -> None:
+    for uri in (tuned.replace("a" * 16, "c" * 16), tuned.replace("finetune/" + "a", "entities/b")):
+        code, _, err = confide("errors", "--uri", uri)
+        assert code == 2 and "no list of errors there" in err
+    code, _, err = confide("errors")
+    assert code == 2 and "there is no report yet" in err
