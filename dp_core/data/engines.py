@@ -14,6 +14,7 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from dp_core.errors import BadInput, ConfideError
 
 CLUSTERS = ("spark://", "local-cluster[", "local[", "k8s://", "yarn")  # masters of Spark
 ENGINES = "in-process, pool, or spark://… (any master that Spark knows)"
-_PATIENCE = 1.0  # seconds of work before processes are started: that takes about as long
+_PATIENCE = 5.0  # seconds of work before processes are started, which takes about as long
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -90,7 +91,7 @@ class ProcessPool:
         if self._pool is None:
             # Not forked: threads of this process may hold locks that nobody would release there.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._processes, context, initializer=_use_one_core)
+            self._pool = ProcessPoolExecutor(self._processes, context, initializer=_begin_worker)
         waiting = iter(shards)
         ahead: deque[Future[R]] = deque()
         try:
@@ -121,9 +122,17 @@ class ProcessPool:
             self._pool = None
 
 
-def _use_one_core() -> None:
-    """Keep libraries of a worker from starting threads for every core: each core has a worker."""
+def _begin_worker() -> None:
+    """Keep to one core, for each has a worker; and end when the parent does, however it ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # with the private text that it holds
 
 
 def data_engine(name: str, spark: Mapping[str, Any] | None = None) -> DataEngine:

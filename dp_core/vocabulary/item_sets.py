@@ -169,6 +169,14 @@ def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
     return HeldItems(block.unit_ids, items, starts, members.astype(np.int32))
 
 
+def all_items(shards: Iterable[ItemSets]) -> set[str]:
+    """Return the distinct items of all shards, of which memory holds one at a time."""
+    found: set[str] = set()
+    for shard in shards:
+        found.update(shard.items)
+    return found
+
+
 class SpilledSets(Sequence[ItemSets]):
     """The item sets of shards, in memory up to a limit and beyond it in files; read many times.
 

@@ -35,7 +35,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.vocabulary.calibration import HistogramPlan, refuse_unearned
 from dp_core.vocabulary.dp_histogram import release as release_counts
-from dp_core.vocabulary.item_sets import ItemSets
+from dp_core.vocabulary.item_sets import ItemSets, all_items
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed
@@ -53,7 +53,7 @@ class _Numbered(Sequence[ItemSets]):
 
     def __init__(self, shards: Sequence[ItemSets]) -> None:
         self._shards = shards
-        self.items = sorted(set().union(*(shard.items for shard in shards)))
+        self.items = sorted(all_items(shards))
         self._number = {item: i for i, item in enumerate(self.items)}
 
     def __len__(self) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from engine_conformance import EngineConformance, Squared, corpora, expected
@@ -13,6 +17,7 @@ from dp_core.data.engines import DataEngine, InProcess, ProcessPool, data_engine
 from dp_core.data.spark import Spark
 from dp_core.errors import BadInput
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 __all__ = ["corpora", "expected"]
 
 
@@ -95,3 +100,26 @@ def test_errors_keep_what_where_and_fix_on_their_way() -> None:
         back = copy.copy(error)
         assert type(back) is BadInput and str(back) == str(error)
         assert (back.what, back.where, back.fix) == (error.what, error.where, error.fix)
+
+
+def test_workers_do_not_outlive_the_process_that_started_them() -> None:
+    program = """
+import multiprocessing, threading, time
+from dp_core.data.engines import ProcessPool
+if __name__ == "__main__":
+    pool = ProcessPool(2, patience=0)
+    list(pool.map(abs, range(9)))
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    list(pool.map(time.sleep, [600] * 4))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [Path(f"/proc/{pid}") for pid in parent.stdout.readline().split()]
+        assert len(workers) == 2 and all(worker.exists() for worker in workers)
+        parent.kill()
+        patience = time.monotonic() + 60
+        while any(worker.exists() for worker in workers) and time.monotonic() < patience:
+            time.sleep(0.05)
+    assert not any(worker.exists() for worker in workers)
