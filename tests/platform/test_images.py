@@ -32,7 +32,7 @@ secret = re.compile(
 found = []
 for top in ("/opt/confide", "/root", "/home", "/tmp", "/var/lib", "/usr/local/bin", "/srv"):
     for folder, folders, files in os.walk(top):
-        folders[:] = [f for f in folders if f not in ("environment", "dpkg", "apt")]
+        folders[:] = [f for f in folders if f not in ("environment", "spark", "dpkg", "apt")]
         for name in files:
             path = os.path.join(folder, name)
             if name.startswith(".env") or name in (".netrc", ".git-credentials", "id_rsa"):
