@@ -57,6 +57,7 @@ MASTER = re.compile(
 PATIENCE = 120.0  # seconds without any worker, after which a map gives up
 _MOST_AT_ONCE = 256  # shards in flight, whatever the cluster's size
 _LOOK = 2.0  # seconds between two looks at whether there are workers at all
+_NO_CODE = "ModuleNotFoundError: No module named 'dp_core"
 _FAULT = re.compile(r"WorkerFault: (\w+(?: \([^)\n]*\))?(?: at [\w./-]+:\d+)?)")
 # What a function returns may depend on these, besides our own code and Python.
 _SHAPING = ("numpy", "pyarrow", "tokenizers")
@@ -389,12 +390,20 @@ def _run(one: Any, task: _Task) -> bytes:
         task: the shard's.
 
     Raises:
+        BadInput: the worker lacks our code.
         ConfideError: Spark gave up.
     """
     try:
         (answer,) = one.mapPartitions(task).collect()
     except Exception as error:  # noqa: BLE001 - Java's messages are long, and nobody's advice
-        found = _FAULT.search(str(error))
+        told = str(error)
+        if _NO_CODE in told:
+            raise BadInput(
+                "a Spark worker's Python does not find Confide",
+                where=WHERE,
+                fix="Start the cluster from the same image, or set the workers' PYTHONPATH.",
+            ) from None
+        found = _FAULT.search(told)
         if found:
             raise ConfideError(
                 f"a Spark worker failed on a shard each time: {found[1]}", where=WHERE
