@@ -215,6 +215,10 @@ class Spark:
         here = self._address()
         self._scratch = Path(tempfile.mkdtemp(prefix="confide-spark-"))  # mode 0700
         atexit.register(self.close)
+        with warnings.catch_warnings():
+            # The first call to Java imports this, and warns of a pandas that nothing here uses.
+            warnings.simplefilter("ignore")
+            import pyspark.testing.utils  # noqa: F401
         from pyspark import SparkConf, SparkContext
         from pyspark.java_gateway import launch_gateway
 
@@ -244,9 +248,6 @@ class Spark:
                 del os.environ["SPARK_HOME"]
             else:
                 os.environ["SPARK_HOME"] = before
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a pandas too new for what is not used here
-            import pyspark.testing.utils  # noqa: F401
         # One environment at one path, unless the cluster's is said to lie elsewhere.
         self._context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
         return self._context
