@@ -30,7 +30,7 @@ from dags.launcher.step_operator import (
     failure,
     forwarded_environment,
 )
-from tasks.protocol import Need, needs
+from tasks.protocol import Need, needs, uses_cluster
 from tasks.protocol.messages import CHANNEL, Follower
 
 TEMPLATES = Path(__file__).parent / "pods"
@@ -86,7 +86,10 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in told.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
         device = getattr(work.spec, "device", "cpu")
-        self.pod_template_dict = granted(template(device), needs(work.spec))
+        held = needs(work.spec)
+        if not uses_cluster(work.spec, os.environ):
+            held -= {Need.CLUSTER}
+        self.pod_template_dict = granted(template(device), held)
         if self.execution_timeout is not None:
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
 
