@@ -37,7 +37,7 @@ from dags.launcher.step_operator import (
     forwarded_environment,
     hosts,
 )
-from tasks.protocol import Need, needs
+from tasks.protocol import Need, needs, uses_cluster
 from tasks.protocol.least_privilege import HELPER, HOSTS, HOSTS_AT, for_helpers
 from tasks.protocol.messages import CHANNEL, Follower
 
@@ -99,6 +99,8 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
         self.device, self.hosts = getattr(work.spec, "device", "cpu"), hosts(work.spec)
         held = needs(work.spec) | ({Need.HOSTS} if self.hosts > 1 else set())
+        if not uses_cluster(work.spec, os.environ):
+            held -= {Need.CLUSTER}
         self.pod_template_dict = granted(template(self.device), held)
         if self.execution_timeout is not None:
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())

@@ -57,6 +57,7 @@ MASTER = re.compile(
 PATIENCE = 120.0  # seconds without any worker, after which a map gives up
 _MOST_AT_ONCE = 256  # shards in flight, whatever the cluster's size
 _LOOK = 2.0  # seconds between two looks at whether there are workers at all
+_NO_CODE = "ModuleNotFoundError: No module named 'dp_core"
 _FAULT = re.compile(r"WorkerFault: (\w+(?: \([^)\n]*\))?(?: at [\w./-]+:\d+)?)")
 # What a function returns may depend on these, besides our own code and Python.
 _SHAPING = ("numpy", "pyarrow", "tokenizers")
@@ -214,6 +215,10 @@ class Spark:
         here = self._address()
         self._scratch = Path(tempfile.mkdtemp(prefix="confide-spark-"))  # mode 0700
         atexit.register(self.close)
+        with warnings.catch_warnings():
+            # The first call to Java imports this, and warns of a pandas that nothing here uses.
+            warnings.simplefilter("ignore")
+            import pyspark.testing.utils  # noqa: F401
         from pyspark import SparkConf, SparkContext
         from pyspark.java_gateway import launch_gateway
 
@@ -243,9 +248,6 @@ class Spark:
                 del os.environ["SPARK_HOME"]
             else:
                 os.environ["SPARK_HOME"] = before
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a pandas too new for what is not used here
-            import pyspark.testing.utils  # noqa: F401
         # One environment at one path, unless the cluster's is said to lie elsewhere.
         self._context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
         return self._context
@@ -389,12 +391,20 @@ def _run(one: Any, task: _Task) -> bytes:
         task: the shard's.
 
     Raises:
+        BadInput: the worker lacks our code.
         ConfideError: Spark gave up.
     """
     try:
         (answer,) = one.mapPartitions(task).collect()
     except Exception as error:  # noqa: BLE001 - Java's messages are long, and nobody's advice
-        found = _FAULT.search(str(error))
+        told = str(error)
+        if _NO_CODE in told:
+            raise BadInput(
+                "a Spark worker's Python does not find Confide",
+                where=WHERE,
+                fix="Start the cluster from the same image, or set the workers' PYTHONPATH.",
+            ) from None
+        found = _FAULT.search(told)
         if found:
             raise ConfideError(
                 f"a Spark worker failed on a shard each time: {found[1]}", where=WHERE

@@ -393,6 +393,16 @@ class TestKubernetes(LauncherConformance):
         seeds = "confide-seeds" in str(described["volumes"])
         assert seeds == (SEEDS_AT in str(container["volumeMounts"])) == (Need.CHARGING in held)
 
+    @pytest.mark.parametrize("engine", ["spark://spark-master:7077", "pool", ""])
+    def test_the_secret_of_a_spark_cluster_comes_where_there_is_one(
+        self, engine: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CONFIDE_DATA_ENGINE", engine)
+        for task in ("vocabulary", "private_corpus"):
+            described = str(self.pod(work_on(JOB[task])))
+            told = engine.startswith("spark") and task == "vocabulary"
+            assert ("confide-spark" in described) == told
+
     def test_what_no_step_told_is_the_cluster_s_own_word(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

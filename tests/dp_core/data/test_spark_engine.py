@@ -255,3 +255,17 @@ def nothing(shard: int) -> int | None:
 def test_a_function_may_have_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(engine(Cluster(), monkeypatch).map(nothing, range(5)))
     assert found == [0, None, 2, None, 4]
+
+
+def test_a_worker_without_our_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(Job):
+        def mapPartitions(self, task: Any) -> Job:  # noqa: N802 - Spark's name
+            def missing(nothing: Iterator[int]) -> Iterator[bytes]:
+                raise ModuleNotFoundError("No module named 'dp_core'")
+
+            return Job(self.cluster, missing)
+
+    cluster = Cluster()
+    monkeypatch.setattr(cluster, "parallelize", lambda *_: Bare(cluster, lambda _: iter(())))
+    with pytest.raises(BadInput, match="does not find Confide"):
+        list(engine(cluster, monkeypatch).map(squared, [1, 2]))
