@@ -31,7 +31,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.steps import training_hosts
 
 UPDATES = 40
-SOON = 15.0  # seconds until all have noticed, on a machine with much else to do
+SOON = 30.0  # seconds until all have noticed and ended, on a machine with much else to do
 
 
 def children(pid: int) -> list[int]:

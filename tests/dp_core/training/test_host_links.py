@@ -161,9 +161,12 @@ def test_another_host_than_expected_is_refused():
 
     thread = threading.Thread(target=call)
     thread.start()
-    with pytest.raises(LinkBroken, match="another host"):
-        connect(ends[0], b"s" * 32, called=True, tell={"host": 0}, expect={"host": 1}, patience=5)
-    thread.join(10)
+    told = {"tell": {"host": 0}, "expect": {"host": 1}}
+    try:
+        with pytest.raises(LinkBroken, match="another host"):
+            connect(ends[0], b"s" * 32, called=True, patience=5, **told).close()
+    finally:
+        thread.join(10)
 
 
 def test_a_silent_stranger_is_waited_for_as_long_as_one_was_told():
