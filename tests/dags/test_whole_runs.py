@@ -84,31 +84,7 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
     assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
 
 
-def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "dp_exposure=2")  # which keeps nobody from fine-tuning
-    conf = GRID | {
-        "sweep_noise_multipliers": "1",
-        "entities_folds": 2,
-        "sweep_finetune_epochs": "1,2",
-        "sweep_public": True,
-    }
-    _, tasks = run("dp_sweep", conf)
-    of = {}
-    for (task_id, index), task in tasks.items():
-        if index >= 0:
-            of.setdefault(own_name(task_id), []).append((task.rendered_map_index, task.state))
-    shared = "σ=1 · B=256 · epochs=5"
-    assert of["dp_pretraining"] == [(shared, SUCCESS)]
-    assert sorted(of["dp_finetuning"]) == [
-        (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
-        for start in ("public text only", shared)
-        for epochs in (1, 2)
-        for fold in (1, 2)
-    ]
-    assert of["dp_exposure"] == [(shared, FAILED)]
-    assert tasks["report", -1].state == SUCCESS
-
-
+# Before the next: in one process, Airflow expands no group further than the time before.
 def test_a_large_sweep_goes_on_page_by_page_and_the_last_one_reports_it_all(run, monkeypatch):
     monkeypatch.setattr(sweep, "PAGE", 2)
     conf = GRID | {"sweep_noise_multipliers": "1,2,3", "seed": 5}
@@ -138,6 +114,31 @@ def started_by(done):
 
     with create_session() as session:
         return session.query(DagRun).filter(DagRun.run_id.like(f"{done.run_id}__%")).one_or_none()
+
+
+def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
+    monkeypatch.setenv("FAKE_EXIT", "dp_exposure=2")  # which keeps nobody from fine-tuning
+    conf = GRID | {
+        "sweep_noise_multipliers": "1",
+        "entities_folds": 2,
+        "sweep_finetune_epochs": "1,2",
+        "sweep_public": True,
+    }
+    _, tasks = run("dp_sweep", conf)
+    of = {}
+    for (task_id, index), task in tasks.items():
+        if index >= 0:
+            of.setdefault(own_name(task_id), []).append((task.rendered_map_index, task.state))
+    shared = "σ=1 · B=256 · epochs=5"
+    assert of["dp_pretraining"] == [(shared, SUCCESS)]
+    assert sorted(of["dp_finetuning"]) == [
+        (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
+        for start in ("public text only", shared)
+        for epochs in (1, 2)
+        for fold in (1, 2)
+    ]
+    assert of["dp_exposure"] == [(shared, FAILED)]
+    assert tasks["report", -1].state == SUCCESS
 
 
 # After the other sweep: in one process, Airflow expands no point where a grid failed before.
