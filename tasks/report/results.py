@@ -463,20 +463,23 @@ def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
 
 
 def audit_time(results: Results) -> Operator | None:
-    """Return the time of the DP model's audits over that of its training; None: not known.
+    """Return the time of all audits over that of all trainings of a job; None: not known.
 
     The operator's: how long a training takes follows from how much text there is. One that was
     interrupted is counted from its last start on.
     """
-    trained = results["dp_pretraining"].result.seconds
-    audits = (f"dp_{step}" for step in ("exposure", "membership", "audit"))
-    took = sum(results[name].result.seconds for name in audits if name in results)
-    return Operator(took / trained) if trained and took else None
+
+    def took(*steps: str) -> float:
+        return sum(r.result.seconds for name, r in results.items() if name.endswith(steps))
+
+    trained = took("_pretraining", "_finetuning")
+    audited = took("_exposure", "_membership", "_audit")
+    return Operator(audited / trained) if trained and audited else None
 
 
 def _time_facts(results: Results) -> Iterator[Fact]:
     if (share := audit_time(results)) is not None:
-        note = "the audits' time over the training's; a tenth is the aim"
+        note = "of all models, over the time of their trainings; a tenth is the aim"
         yield Fact("Time for audits", share.value, share.label, note)
 
 

@@ -357,10 +357,12 @@ def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> N
 
     results = {
         "dp_pretraining": took("pretrain", 80.0),
+        "dp_finetuning": took("finetune", 15.0),
+        "public_pretraining": took("pretrain", 5.0),
         "dp_exposure": took("exposure", 4.0),
         "dp_audit": took("audit", 3.0),
-        "public_exposure": took("exposure", 50.0),
+        "public_membership": took("membership", 2.0),
+        "vocabulary": took("vocabulary", 50.0),
     }
-    assert audit_time(results) == Operator(7 / 80)
-    resumed = results | {"dp_pretraining": took("pretrain", 0.0)}
-    assert audit_time(resumed) is None
+    assert audit_time(results) == Operator(9 / 100)
+    assert audit_time({"dp_pretraining": results["dp_pretraining"]}) is None
