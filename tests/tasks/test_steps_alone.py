@@ -564,6 +564,17 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
     assert "pain" not in json.dumps(answer.facts)
 
 
+def test_types_that_nobody_told_are_named_for_the_operator_alone(
+    chain: Chain, trained: tuple[Input, Bench]
+) -> None:
+    context, spec = tuning(chain, trained[0], "untold", plan=None, entity_types=(), epochs=1)
+    answer = finetune.run(spec, context)
+    assert context.labels()["f1/sign"] == {OPERATOR}
+    assert answer.facts["labels"] == []
+    assert "sign" not in json.dumps(answer.facts)
+    assert operator_only(context.releases)
+
+
 def pairing(
     chain: Chain, model: Input, name: str, *, public: bool, odd: str = "no", **changes: Any
 ) -> tuple[Bench, FinetuneSpec]:
