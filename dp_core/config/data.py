@@ -19,8 +19,6 @@ from dp_core.config.fields import (
     setting,
 )
 
-SHARDS = 16  # of a corpus, unless somebody says otherwise
-
 
 class VersionConfig(Config):
     """Which version of the source files is read."""
@@ -53,7 +51,7 @@ class ReaderConfig(VersionConfig):
         pattern=THREE_FIELDS,
     )
     corpus_shards: int = setting(
-        SHARDS,
+        16,
         MORE_DATA,
         "Shards of a corpus",
         "Files that a corpus is kept in; each is worked on alone, by one core at a time.",

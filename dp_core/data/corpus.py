@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dp_core.config.data import SHARDS
 from dp_core.data.hashing import digest64
 from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput
@@ -86,6 +85,7 @@ class Document:
 
 MARK = "corpus.json"  # the file that completes a corpus
 _VERSION = 2
+SHARDS = 16  # where nobody says how many, as the setting `corpus_shards` does
 # Public and the same for everyone: equal corpora are equal bytes.
 _KEY = b"shards of a corpus"
 _PARTS = 256  # of the range of hashes at least: memory holds one of them at a time to sort it

@@ -32,6 +32,7 @@ ENTRIES = {
     ),
     "phrases": (
         "dp_core.phrases.ngram_release",
+        "dp_core.vocabulary.partition_selection",  # how a round releases
         "dp_core.data.privacy_units",
         "dp_core.audit.canaries",  # which units carry a canary
     ),

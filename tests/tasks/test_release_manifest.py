@@ -34,12 +34,14 @@ SHAPES = {
     "vocabulary": [
         "vocabulary/dp_histogram", "vocabulary/partition_selection",
         "data/tokens", "data/privacy_units", "vocabulary/byte_level",
+        "data/word_codes", "data/corpus", "vocabulary/item_sets", "vocabulary/shard_words",
         "privacy/discrete_gaussian", "privacy/seed_store",
     ],
     "phrases": [
         "phrases/ngram_release", "vocabulary/dp_histogram", "data/tokens", "data/privacy_units",
         "data/hashing", "privacy/discrete_gaussian", "privacy/seed_store", "audit/canaries",
-        "vocabulary/wordpiece",
+        "vocabulary/wordpiece", "vocabulary/partition_selection", "vocabulary/item_sets",
+        "data/word_codes", "data/corpus",
     ],
     "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/coins"],
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
@@ -51,7 +53,7 @@ LEAVES_ALONE = [
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/calibration", "dp_core/vocabulary/mechanism_choice",
-    "dp_core/data/readers/jsonl",
+    "dp_core/data/readers/jsonl", "dp_core/data/engines", "dp_core/config/data",
 ]  # fmt: skip
 
 

@@ -212,6 +212,27 @@ def test_a_corpus_that_was_altered_is_not_counted(chain: Chain) -> None:
         vocabulary.run(chain.histogram(), context)
 
 
+def test_a_corpus_that_was_written_anew_is_not_counted(chain: Chain) -> None:
+    """Whole by itself, mark and shards: but not what its step wrote, whose digest was charged."""
+    context = chain.context("written anew")
+    once = corpus_of(context, "notes", notes_of(PATIENTS))
+    corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
+    context.inputs = {"corpus": once}
+    with pytest.raises(BadInput, match="not those that the step wrote"):
+        vocabulary.run(chain.histogram(), context)
+
+
+def test_a_shard_that_was_altered_is_not_counted(chain: Chain) -> None:
+    """A good shard of another corpus in the place of one of this corpus."""
+    context = chain.context("other shard")
+    other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
+    context.inputs = {"corpus": corpus_of(context, "notes", notes_of(PATIENTS))}
+    name = "shard-0003.parquet"
+    (context.out / name).write_bytes((other.folder / name).read_bytes())
+    with pytest.raises(BadInput, match=f"{name}: a shard of the corpus is missing or damaged"):
+        vocabulary.run(chain.histogram(), context)
+
+
 def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
