@@ -283,7 +283,7 @@ class JobReport(Report):
 
     models: tuple[ModelRow, ...]
     audit: AuditRecord | None = None  # of the DP model's own training
-    against: str = ""  # the gate's sentence on a model that audits, of any run, stand against
+    against: str = ""  # the gate's sentence on a model that an audit, of any run, contradicts
     # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()

@@ -51,7 +51,7 @@ def verdict(report: JobReport) -> Verdict:
     """Return what the audits found: the gate's objection first, then the bound on ε."""
     memory, audit = _memory(report), report.audit
     if report.against and (audit is None or audit.verdict != "contradicted"):
-        said = "Audits stand against the claimed ε: do not release this model"
+        said = "An audit of another run contradicts the claimed ε: do not release this model"
         return Verdict("bad", said, f"{report.against} {memory.headline}. {memory.detail}")
     if audit is None:
         return memory

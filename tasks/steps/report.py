@@ -16,7 +16,6 @@ from tasks.report.page import job_page
 from tasks.report.results import audit_time, job_report, released_by
 from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
-from tasks.tracking.event_log import AGAINST
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
@@ -30,7 +29,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     judged = judge(context.store, results, spec.results, spec.promotion)
     verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
     report = job_report(spec, context, results)
-    against = " ".join(one["sentence"] for one in judged if one["verdict"] in AGAINST)
+    against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
     report = replace(report, training=(*report.training, *verdicts), against=against)
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)

@@ -33,7 +33,6 @@ from tasks.storage import journal
 Target = Literal["step", "model", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 VERDICT = "confide.verdict"  # the tag of a model's version with what its audits leave of its claim
-AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
 _PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
 
 

@@ -26,7 +26,6 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import CHECKSUMS, RESULT, Store
 from tasks.tracking.event_log import (
-    AGAINST,
     KINDS,
     VERDICT,
     Artifact,
@@ -56,6 +55,7 @@ EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
 LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
 ALIAS = "promotable"
+AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 _AT_ONCE = 1000  # metrics that MLflow takes in one request

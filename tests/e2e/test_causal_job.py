@@ -95,7 +95,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
     assert "says nothing about the claimed ε" in page and record["finding"] in page
     assert "ε at least, by the audit" in page
-    assert table["notes"][-1].endswith(f"inconclusive. {record['finding']}")
+    assert table["lead"].endswith(f"inconclusive. {record['finding']}")
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(

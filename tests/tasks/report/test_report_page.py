@@ -353,7 +353,7 @@ def test_what_another_runs_audit_contradicts_is_the_first_line_whatever_this_one
     )
     html = job_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
-    assert "stand against the claimed ε" in first and "hero bad" in html
+    assert "another run contradicts the claimed ε" in first and "hero bad" in html
     assert sentence in html
     assert closing_of(report).lead == sentence
 
