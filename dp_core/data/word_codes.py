@@ -71,26 +71,34 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
         odd = _join_odd(classes, ends)
     else:
         classes = np.frombuffer(translated, np.uint8)
-    letter, mark = classes == _LETTER, classes == _MARK
-    # A run of letters begins where none stands before, or a text does; it ends likewise.
-    before = np.zeros_like(letter)
-    before[1:] = letter[:-1]
-    before[ends[:-1][ends[:-1] < len(letter)]] = False
-    begins = np.flatnonzero((letter & ~before) | mark)
-    after = np.zeros_like(letter)
-    after[:-1] = letter[1:]
-    after[ends[1:][ends[1:] > 0] - 1] = False
-    stops = np.flatnonzero((letter & ~after) | mark) + 1
-    offsets = np.zeros(len(begins) + 1, np.int64)
-    np.cumsum(stops - begins, out=offsets[1:])
+    letter, space = classes == _LETTER, classes == _SPACE
+    # A word begins with whatever is no space, unless it goes on with a run of letters of its text.
+    begins = ~space
+    begins[1:] &= ~(letter[1:] & letter[:-1])
+    first = ends[:-1][ends[:-1] < len(space)]
+    begins[first] = ~space[first]
+    # Without the spaces each word ends where the next one begins.
+    flags = begins.view(np.uint8) | (space.view(np.uint8) << 1)
+    offsets = np.flatnonzero(np.frombuffer(flags.tobytes().translate(None, b"\2"), np.bool_))
     squeezed = data.translate(_LOWER, _SPACES)
     found = pa.Array.from_buffers(
-        pa.large_binary(), len(begins), [None, pa.py_buffer(offsets), pa.py_buffer(squeezed)]
+        pa.large_binary(),
+        len(offsets),
+        [None, pa.py_buffer(np.append(offsets, len(squeezed))), pa.py_buffer(squeezed)],
     ).dictionary_encode()
     codes = found.indices.to_numpy().astype(np.int64)
-    starts = np.searchsorted(begins, ends)
+    starts = np.searchsorted(offsets, ends - _sums(space, ends))
     words = WordCodes(found.dictionary.cast(_TEXT), codes, starts)
-    return _split_odd(words, np.searchsorted(begins, odd)) if len(odd) else words
+    return _split_odd(words, np.searchsorted(offsets, odd)) if len(odd) else words
+
+
+def _sums(flags: NDArray[np.bool_], ends: Ints) -> Ints:
+    """Return how many flags are set before each end of a text."""
+    found = np.zeros(len(ends), np.int64)
+    full = np.flatnonzero(ends[1:] > ends[:-1])
+    if len(full):
+        found[full + 1] = np.add.reduceat(flags, ends[full], dtype=np.int64)
+    return np.cumsum(found)
 
 
 def encode_with(split: Callable[[str], Sequence[str]], texts: pa.Array) -> WordCodes:
@@ -116,7 +124,7 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
     """Make one run of letters of all that stands between spaces and holds an odd byte, in place.
 
     Returns:
-        Where these runs begin.
+        Where these runs begin, spaces not counted.
     """
     odd = np.flatnonzero(classes == _ODD)
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
@@ -130,6 +138,7 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
     change[np.intersect1d(begins, stops)] = 0
     classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
     first: Ints = np.unique(begins)
+    first -= np.searchsorted(breaks, first) - 1  # the spaces before each
     return first
 
 
