@@ -47,7 +47,7 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 
 test-spark: setup-dev ## the Spark engine on executors of this machine, which are killed; needs Java 17
 	@$(environments) ensure spark
-	$(task)/python -m pytest tests/dp_core/data/test_spark.py
+	$(task)/python -m pytest tests/dp_core/data/test_spark_executors.py
 
 # What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \

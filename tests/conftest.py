@@ -29,10 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in long)
 
 
+_MASK = os.umask(0o022)  # of whoever runs the tests
+os.umask(_MASK)
+
+
 @pytest.fixture(autouse=True)
-def _libraries_are_heard_as_before() -> Iterator[None]:
-    """A step that a test runs in this process silences libraries for good, as a process may."""
+def _the_process_is_as_before() -> Iterator[None]:
+    """A step in this process sets its umask and silences libraries for good, as a process may."""
     yield
+    os.umask(_MASK)
     logging.captureWarnings(False)
     for handler in logging.root.handlers[:]:
         if type(handler).__module__ == "tasks.runtime.log":

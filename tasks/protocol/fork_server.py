@@ -158,12 +158,14 @@ def _forked(server: Path | None, request: Start, output: int) -> ForkedStep | No
     try:
         with address(server) as place:
             connection.connect(place)
-        line = f"{request.model_dump_json()}\n".encode()
+    except OSError:
+        connection.close()
+        return None
+    line = f"{request.model_dump_json()}\n".encode()
+    with suppress(OSError):  # a refusal may not wait for it; what is not read whole is not started
         sent = socket.send_fds(connection, [line], [output])
         connection.sendall(line[sent:])
-        answer = read_answer(connection)
-    except OSError:  # nothing was started: the server starts what it has read whole
-        answer = None
+    answer = read_answer(connection)
     if isinstance(answer, Started):
         return ForkedStep(connection, answer.pid)
     connection.close()

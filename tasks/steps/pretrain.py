@@ -68,7 +68,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             units,
             planned_release(spec),
             content=content,
-            charged_as=spec.charged_as.digest(),
+            charged_as=spec.charged_as.digest() if spec.asked else "",
         )
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None

@@ -25,7 +25,7 @@ from tasks.protocol.messages import Finished, Follower
 from tasks.runtime import step as contract
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
-from tasks.storage import encode_data
+from tasks.storage import Store, encode_data
 
 Step = Callable[..., None]
 SECRET = "Zacharias Quillfeather"
@@ -150,13 +150,13 @@ def test_the_result_is_written_after_everything_else(
     spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     seen: list[set[str]] = []
-    write = contract.Store.write
+    write = Store.write
 
-    def watching(self: contract.Store, uri: str, content: bytes) -> None:
+    def watching(self: Store, uri: str, content: bytes) -> None:
         seen.append({f.name for f in _output(spec).rglob("*")})
         write(self, uri, content)
 
-    monkeypatch.setattr(contract.Store, "write", watching)
+    monkeypatch.setattr(Store, "write", watching)
     assert run(spec) == 0
     assert seen == [{"made.txt", "checksums.json"}]
 

@@ -99,7 +99,7 @@ def test_what_is_public_costs_nothing_and_holds_nothing_private(source: str) -> 
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job, "file:///s")["vocabulary"]
     assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
-    assert needs(spec) == frozenset()
+    assert needs(spec) == {Need.CLUSTER}
     charged = [c.step for c in budget_of_run(job, "file:///s").charged]
     assert charged == ["pretrain"]
     job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # it is not spent
@@ -112,7 +112,7 @@ def test_what_reads_private_words_is_not_given_files(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job, "file:///s")["vocabulary"]
     assert isinstance(spec, VocabularySpec) and spec.corpus_uri
-    assert needs(spec) == {Need.CHARGING} and spec.sources == ()
+    assert needs(spec) == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
     charged = [c.step for c in budget_of_run(job, "file:///s").charged]
     assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
@@ -319,7 +319,7 @@ def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) 
         said = statement_of(result.releases, made_up=False)  # of the report's inputs, too
         assert any("Not private" in p for p in said.words), task
     assert len(done["dp_pretraining"].releases) == 2
-    assert isinstance(spec, VocabularySpec) and needs(spec) == {Need.CHARGING}
+    assert isinstance(spec, VocabularySpec) and needs(spec) == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
 
 

@@ -1,6 +1,6 @@
 """The Spark engine's own part, on a Spark that is none: order, errors, retries, patience.
 
-`test_spark.py` has the same claims, and more, on real executors.
+`test_spark_executors.py` has the same claims, and more, on real executors.
 """
 
 from __future__ import annotations
