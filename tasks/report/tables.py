@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -359,13 +359,14 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
 
     `counted`: how many units hold one, by “pattern at rate”.
     """
-    rows = [
-        _group_row(model.name, row, read.label, counted)
+    shown = [
+        (model.name, row, read.label)
         for model in models
         for read in (model.exposures, model.exposures_in_rows)
         if isinstance(read, Exposures)
         for row in read.rows
     ]
+    rows = [_group_row(*one, counted) for one in shown]
     return Table(
         key="exposure",
         caption="Exposure of every group of canaries",
@@ -377,7 +378,7 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
             Header("Exposure", "bits, 95% interval"),
             Header("Without memory", "bits, 95% band"),
             Header("Probability", "by chance"),
-            Header("Rank exposure", "bits, against references"),
+            Header("Rank exposure", "bits; without memory; by chance"),
             Header("Remembered", numeric=False),
         ),
         rows=tuple(rows),
@@ -386,6 +387,7 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
             "canary with references that were never planted (Carlini et al. 2019); without memory "
             "every order of them is as likely. “Remembered” needs the whole interval to lie "
             "above the band of a model without memory.",
+            *_rank_notes(row for _, row, _ in shown),
             *((_LEFT_TO_RIGHT,) if _are_causal(models) else ()),
         ),
     )
@@ -417,11 +419,13 @@ def _group_row(
 def _rank_cell(row: ExposureRow, label: Label) -> Cell:
     """Return the exposure by rank among references, beside what chance gives."""
     null = row.rank_null
-    beside = (
-        f"without memory {null.low:.1f} – {null.high:.1f}, by chance {_chance(row.rank_p_value)},"
-        f" ceiling {row.rank_exposure_ceiling:.1f}"
-    )
+    beside = f"{null.low:.1f} – {null.high:.1f}; {_chance(row.rank_p_value)}"
     return bits(row.rank_exposure, label, detail=beside)
+
+
+def _rank_notes(rows: Iterable[ExposureRow]) -> tuple[str, ...]:
+    most = max((row.rank_exposure_ceiling for row in rows if row.references), default=None)
+    return () if most is None else (f"Rank exposure is {most:.1f} bits at most.",)
 
 
 def _chance(probability: float) -> str:

@@ -143,7 +143,9 @@ def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alon
     assert len(shown[Edition.OPERATOR]) == len(within) and not shown[Edition.PUBLISHABLE]
     assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
     ranked = shown[Edition.OPERATOR][0][7]
-    assert ranked.detail.startswith("without memory 0.") and "by chance" in ranked.detail
+    rank = within[0]
+    band = f"{rank.rank_null.low:.1f} – {rank.rank_null.high:.1f}"
+    assert ranked.detail == f"{band}; {rank.rank_p_value:.2f}"
 
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
