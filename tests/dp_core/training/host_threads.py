@@ -85,7 +85,7 @@ class Cast:
     def join(self) -> None:
         """Wait until all have ended."""
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)  # TensorFlow may be compiling
             assert not thread.is_alive()
 
 
