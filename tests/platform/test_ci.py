@@ -74,7 +74,7 @@ def test_every_part_runs_and_each_can_fail_the_whole(tmp_path: Path, target: str
     assert answer.returncode == 3
     summary = answer.stdout.partition("== CI, in short")[2]
     lines = [line for line in summary.splitlines() if line.startswith("make ")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     (failed,) = (line for line in lines if "FAILED (3)" in line)
     assert failed.startswith((f"make {target}:", f"make {target},"))
     assert all(": passed, " in line for line in lines if line != failed)
