@@ -26,7 +26,7 @@ from dp_core.errors import BadInput, ConfideError
 
 CLUSTERS = ("spark://", "local-cluster[", "local[", "k8s://", "yarn")  # masters of Spark
 ENGINES = "in-process, pool, or spark://… (any master that Spark knows)"
-_PATIENCE = 5.0  # seconds of work before processes are started, which takes about as long
+_PATIENCE = 2.0  # seconds of work before processes are started, which takes about as long
 T = TypeVar("T")
 R = TypeVar("R")
 
