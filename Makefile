@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-spark demo up down sbom test test-fast test-transformers test-jax-privacy test-spark test-newest-tensorflow mutants check audit format picture bench bench-opacus lock clean
+.PHONY: help setup setup-dev setup-spark demo up down sbom test test-fast test-transformers test-jax-privacy test-spark test-newest-tensorflow test-presets mutants check audit format picture bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -57,6 +57,9 @@ test-newest-tensorflow: ## the tests that execute TensorFlow on the newest one, 
 	@$(environments) ensure newest-tensorflow
 	.venv/newest-tensorflow/bin/python -m pytest $(on_tensorflow) -m "not slow and not statistical" \
 	  --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-presets: setup-dev ## every experiment's tiny preset, run to its end
+	$(task)/python -m pytest tests/e2e/test_tiny_presets.py -m presets
 
 mutants: setup-dev ## plant known bugs and see that tests fail; ONLY=a room or a part of a name, SHARE=today/12
 	@$(task)/python scripts/mutants.py --only "$(ONLY)" --share "$(SHARE)"

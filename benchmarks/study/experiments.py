@@ -1,0 +1,141 @@
+"""What the study runs: experiments, each a job's settings in one or several variants.
+
+An experiment is data. To ask another question, add one: its variants are run for every seed, and
+its columns say which figures of MLflow stand in its table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dp_core.errors import BadInput
+from tasks.protocol import JobSettings, SweepSettings
+from tasks.protocol.presets import preset
+from tasks.releases.advice import PrivacyBudget, Spending, calibrated
+
+SEEDS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a model, as MLflow has it.
+
+    Attributes:
+        title: in the table.
+        metric: its name in MLflow, on the model's run or on that of one of its steps.
+        unit: "%" shows a share times 100.
+        decimals: how many are shown.
+    """
+
+    title: str
+    metric: str
+    unit: str = ""
+    decimals: int = 1
+
+
+EPSILON = Column("ε in total", "epsilon", decimals=2)
+F1 = Column("entity F1", "f1", "%")
+ACCURACY = Column("masked tokens, private text", "mlm_accuracy_private", "%")
+EXPOSURE = Column("exposure, bits", "exposure")
+LARGEST = Column("largest exposure", "exposure_largest")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, with the runs that answer it.
+
+    Attributes:
+        name: on the command line, and of its place in docs/reproduction.md.
+        job: "dp_bert" or "dp_sweep".
+        columns: of its table.
+        variants: what differs, by the name of a table's row group; one with an empty name: nothing
+            does.
+        preset: the settings begin with.
+        settings: changed from the preset's, in every variant.
+        files: settings that name files, relative to the folder `CONFIDE_DATA`.
+        epsilon: if above 0, the noise multiplier is calibrated to this ε in total.
+        models: whose rows are shown, as MLflow names them; empty: all.
+    """
+
+    name: str
+    job: str
+    columns: tuple[Column, ...]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    preset: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float = 0.0
+    models: tuple[str, ...] = ()
+
+    def of(self, variant: str, seed: int) -> dict[str, Any]:
+        """Return the settings of one run.
+
+        Raises:
+            BadInput: its files are asked for, and `CONFIDE_DATA` names no folder that has them.
+            ValueError: the settings are refused.
+        """
+        made = preset(self.preset) if self.preset else {}
+        made = {**made, **self.settings, **self.variants[variant], "seed": seed}
+        folder = Path(os.environ.get("CONFIDE_DATA") or "/nowhere")
+        for name, file in self.files.items():
+            if not (folder / file).exists():
+                raise BadInput(f"there is no {file}", where=f"CONFIDE_DATA, {name}")
+            made[name] = str((folder / file).resolve())
+        if self.epsilon:
+            settings = JobSettings.model_validate(made)
+            delta = Spending.of(settings).delta
+            told = calibrated(settings, PrivacyBudget(self.epsilon, delta))
+            made["noise_multiplier"] = told.noise_multiplier
+        model = SweepSettings if self.job == "dp_sweep" else JobSettings
+        model.model_validate(made)
+        return made
+
+
+# Small enough for two cores, large enough that counts of phrases rise above the noise.
+_SMALL: dict[str, Any] = {
+    "synthetic_patients": 2000,
+    "declared_units": 2000,
+    "layers": 1,
+    "hidden": 128,
+    "sequence_length": 32,
+    "public_steps": 600,
+    "vocabulary_epsilon": 1.2,
+    "epochs": 6,
+    "batch_size": 341,
+    "canaries_per_group": 1,
+    "canary_patterns": "HS",
+    "finetune_epochs": 2,
+}
+# As many updates and the same share of the units in each as with patients.
+_EXAMPLES = {"unit": "example", "declared_units": 6000, "batch_size": 1023}
+
+EXPERIMENTS: dict[str, Experiment] = {
+    one.name: one
+    for one in (
+        Experiment("models", "dp_bert", (EPSILON, F1, ACCURACY, EXPOSURE, LARGEST), preset="demo"),
+        Experiment(
+            "vocabularies",
+            "dp_bert",
+            (EPSILON, F1),
+            settings=_SMALL,
+            variants={
+                "public and released words": {},
+                "released words alone": {"vocabulary_source": "private"},
+                "public words alone": {"vocabulary_source": "public"},
+            },
+        ),
+        Experiment(
+            "units",
+            "dp_bert",
+            (Column("σ", "noise_multiplier", decimals=2), EPSILON, F1, ACCURACY),
+            settings=_SMALL,
+            epsilon=5.8,
+            variants={"patient": {}, "example": _EXAMPLES},
+            models=("With DP",),
+        ),
+    )
+}

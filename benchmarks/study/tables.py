@@ -1,0 +1,182 @@
+"""From the study's figures to the tables and pictures of docs/reproduction.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot
+
+from benchmarks.study.experiments import Column, Experiment
+from benchmarks.study.runs import ModelFigures
+from benchmarks.utility.shares import Share, mean_of
+
+COLOURS = ("#6b6b6b", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#b58900")
+MARKERS = "sDo^vP"
+_EPSILON = Column("ε", "epsilon")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of one variant, over the seeds.
+
+    Attributes:
+        variant: as the experiment names it.
+        model: as MLflow names it.
+        values: of each column, one for each seed that has it.
+    """
+
+    variant: str
+    model: str
+    values: dict[str, tuple[float, ...]]
+
+    @property
+    def name(self) -> str:
+        """What stands before its figures."""
+        return ", ".join(filter(None, (self.variant, self.model)))
+
+
+def rows_of(
+    experiment: Experiment, runs: Iterable[tuple[str, Sequence[ModelFigures]]]
+) -> list[Row]:
+    """Return a row for each variant and model.
+
+    Args:
+        experiment: whose runs they are.
+        runs: (variant, models) of each run that ended.
+    """
+    found: dict[tuple[str, str], list[ModelFigures]] = {}
+    for variant, models in runs:
+        for one in models:
+            if not experiment.models or one.model in experiment.models:
+                found.setdefault((variant, one.model), []).append(one)
+    return [
+        Row(
+            variant,
+            model,
+            {
+                column.metric: tuple(
+                    own.metrics[column.metric] for own in seeds if column.metric in own.metrics
+                )
+                for column in experiment.columns
+            },
+        )
+        for (variant, model), seeds in found.items()
+    ]
+
+
+def shown(column: Column, values: Sequence[float]) -> str:
+    """Return a cell: the mean, and where there are several the standard deviation."""
+    if not values:
+        return "–"
+    if max(values) >= 1e300:  # how MLflow keeps a number that is not finite
+        return "∞"
+    factor = 100.0 if column.unit == "%" else 1.0
+    mean = f"{factor * statistics.fmean(values):.{column.decimals}f}"
+    if len(values) > 1 and max(values) - min(values) > 10 ** -(column.decimals + 2):
+        mean += f" ± {factor * statistics.stdev(values):.{column.decimals}f}"
+    return mean
+
+
+def table(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Return the table in Markdown: means and standard deviations over seeds."""
+    titles = [c.title + (", %" if c.unit == "%" else "") for c in experiment.columns]
+    kept = [i for i, c in enumerate(experiment.columns) if any(r.values[c.metric] for r in rows)]
+    lines = ["| | " + " | ".join(titles[i] for i in kept) + " |", "| --- |" + " --- |" * len(kept)]
+    for row in rows:
+        cells = [shown(c, row.values[c.metric]) for c in (experiment.columns[i] for i in kept)]
+        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def difference(first: Row, second: Row, metric: str) -> Share | None:
+    """Return by how much the second is above the first, seed by seed, with its interval (t)."""
+    pairs = list(zip(first.values[metric], second.values[metric], strict=False))
+    if not pairs or not all(map(math.isfinite, (v for pair in pairs for v in pair))):
+        return None
+    return mean_of(b - a for a, b in pairs)
+
+
+def draw_models(rows: Sequence[Row], file: Path) -> None:
+    """Draw what each model finds (F1) against what it remembers (largest exposure), by seed."""
+    with pyplot.rc_context({"font.size": 10, "svg.hashsalt": "study", "svg.fonttype": "none"}):
+        figure, panel = pyplot.subplots(figsize=(6.4, 3.9), layout="constrained")
+        for edge in ("top", "right"):
+            panel.spines[edge].set_visible(False)
+        for row, colour, marker in zip(rows, COLOURS, MARKERS, strict=False):
+            x = [100 * value for value in row.values["f1"]]
+            y = row.values["exposure_largest"]
+            panel.scatter(x, y, s=26, color=colour, marker=marker, alpha=0.45, linewidth=0)
+            panel.errorbar(
+                statistics.fmean(x),
+                statistics.fmean(y),
+                xerr=_spread(x),
+                yerr=_spread(y),
+                color=colour,
+                marker=marker,
+                markersize=9,
+                capsize=3,
+                linewidth=1.2,
+                label=f"{row.model}, ε = {shown(_EPSILON, row.values['epsilon'])}",
+            )
+        panel.set_xlabel("entities found: strict F1, %")
+        panel.set_ylabel("remembered: largest exposure, bits")
+        panel.set_ylim(bottom=0)
+        panel.grid(color="#eceff1", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.legend(frameon=False, loc="upper left")
+        _save(figure, file)
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def draw_curves(
+    lines: Sequence[tuple[str, Sequence[Sequence[tuple[int, float]]]]],
+    labels: tuple[str, str],
+    file: Path,
+) -> None:
+    """Draw curves over updates, a band from the least to the largest of the seeds.
+
+    Args:
+        lines: (name, curves of the seeds: (step, value) each).
+        labels: of the x and the y axis.
+        file: .svg or .png.
+    """
+    with pyplot.rc_context({"font.size": 10, "svg.hashsalt": "study", "svg.fonttype": "none"}):
+        figure, panel = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+        for edge in ("top", "right"):
+            panel.spines[edge].set_visible(False)
+        for (name, curves), colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
+            steps = sorted(set.intersection(*(set(dict(c)) for c in curves)))
+            columns = [[dict(c)[step] for c in curves] for step in steps]
+            panel.plot(
+                steps,
+                [statistics.fmean(c) for c in columns],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                linewidth=1.4,
+                label=name,
+            )
+            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.set_xlabel(labels[0])
+        panel.set_ylabel(labels[1])
+        panel.grid(color="#eceff1", linewidth=0.6)
+        panel.legend(frameon=False)
+        _save(figure, file)
+
+
+def _save(figure: pyplot.Figure, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else None)
+    pyplot.close(figure)

@@ -1,0 +1,116 @@
+"""The study: settings that the product takes, figures from MLflow, tables that say the spread."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient  # noqa: TID251
+
+from benchmarks.study import __main__ as command
+from benchmarks.study.experiments import EPSILON, EXPERIMENTS, F1, Column, Experiment
+from benchmarks.study.runs import ModelFigures, Study
+from benchmarks.study.tables import Row, difference, rows_of, shown, table
+from dp_core.errors import BadInput
+from tasks.protocol import JobSettings
+from tasks.releases.advice import Spending
+
+TWO = Experiment("two", "dp_bert", (EPSILON, F1))
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+
+RUN_KEY = "cli/dp_bert/2026-01-01T00:00:00/1"
+
+
+def model(name: str, **metrics: float) -> ModelFigures:
+    return ModelFigures(name, metrics)
+
+
+@pytest.mark.parametrize("name", [n for n, one in EXPERIMENTS.items() if not one.files])
+def test_the_product_takes_the_settings_of_every_variant(name: str):
+    for variant in EXPERIMENTS[name].variants:
+        assert EXPERIMENTS[name].of(variant, seed=2)["seed"] == 2
+
+
+def test_variants_at_equal_epsilon_cost_that_epsilon():
+    units = EXPERIMENTS["units"]
+    for variant in units.variants:
+        settings = JobSettings.model_validate(units.of(variant, 1))
+        assert Spending.of(settings).epsilon == pytest.approx(units.epsilon, rel=1e-3)
+        assert Spending.of(settings).epsilon <= units.epsilon
+
+
+def test_real_text_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CONFIDE_DATA", raising=False)
+    real = Experiment("real", "dp_bert", (F1,), files={"public_path": "no/such.txt"})
+    with pytest.raises(BadInput, match=r"no/such\.txt"):
+        real.of("", 1)
+
+
+def test_a_row_has_every_seed_and_says_how_far_they_are_apart():
+    runs = [("", [model("With DP", epsilon=4.0, f1=f1)]) for f1 in (0.5, 0.6, 0.7)]
+    (row,) = rows_of(TWO, runs)
+    assert row.values["f1"] == (0.5, 0.6, 0.7)
+    assert table(TWO, [row]).splitlines()[-1] == "| With DP | 4.00 | 60.0 ± 10.0 |"
+
+
+def test_models_that_are_not_asked_for_are_left_out():
+    one = Experiment("one", "dp_bert", (F1,), models=("With DP",))
+    runs = [("", [model("With DP", f1=0.5), model("Public text only", f1=0.4)])]
+    assert [row.model for row in rows_of(one, runs)] == ["With DP"]
+
+
+def test_no_promise_and_no_figure_are_shown_as_such():
+    assert shown(EPSILON, [1.7976931348623157e308]) == "∞"  # MLflow's largest number
+    assert shown(F1, []) == "–"
+    assert shown(Column("x", "x", decimals=2), [1.0, 1.0]) == "1.00"
+
+
+def test_a_difference_is_between_models_of_one_seed():
+    first = Row("", "a", {"f1": (0.1, 0.5, 0.9)})
+    second = Row("", "b", {"f1": (0.2, 0.6, 1.0)})
+    found = difference(first, second, "f1")
+    assert found is not None
+    assert found.mean == pytest.approx(0.1)
+    assert found.low == pytest.approx(0.1)  # the seeds agree, whatever lies between them
+    assert difference(first, Row("", "c", {"f1": (math.inf,)}), "f1") is None
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    found = Study(tmp_path)
+    found._done.add("two/1", {"settings": {}, "run_key": RUN_KEY})
+    return found
+
+
+def log(client: MlflowClient, tags: dict[str, str], **metrics: float) -> str:
+    run = client.create_run("0", tags={"confide.run_key": RUN_KEY, **tags})
+    for name, value in metrics.items():
+        client.log_metric(run.info.run_id, name, value)
+    return str(run.info.run_id)
+
+
+def test_figures_are_those_of_the_run_and_the_model_s_own_epsilon_stands(study: Study):
+    client = MlflowClient(tracking_uri=study.deployment.tracking)
+    log(client, {"confide.model": "With DP"}, epsilon=5.0, f1=0.8)
+    step = {"confide.model": "With DP", "confide.step": "pretrain"}
+    # A step's own ε is that of its training alone.
+    trained = log(client, step, epsilon=3.0, mlm_accuracy_private=0.4)
+    client.log_param(trained, "privacy.noise_multiplier", "1.25")
+    client.log_metric(trained, "loss", 2.0, step=1)
+    client.log_metric(trained, "loss", 1.0, step=2)
+    log(client, {"confide.model": "With DP", "confide.run_key": "another"}, f1=0.1)
+    log(client, {}, planned_epsilon=9.0)  # the job's
+    (found,) = study.figures("two/1")
+    assert found.metrics == {
+        "epsilon": 5.0, "f1": 0.8, "loss": 1.0,
+        "mlm_accuracy_private": 0.4, "noise_multiplier": 1.25,
+    }  # fmt: skip
+    assert found.curves == {"loss": [(1, 2.0), (2, 1.0)]}
+
+
+def test_a_table_is_put_between_its_marks_and_nowhere_else():
+    page = "a\n<!-- study: two -->\nold\n<!-- end: two -->\nz\n"
+    assert command._between(page, "two", "new") == page.replace("old", "new")
+    with pytest.raises(SystemExit, match="no place for three"):
+        command._between(page, "three", "new")

@@ -1,0 +1,40 @@
+"""Each experiment's tiny preset, run to its end as its reader would run it: `make test-presets`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.protocol import JobSettings
+from tasks.protocol.presets import PRESETS, presets_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [name for name in PRESETS if name.endswith("-tiny")]
+
+pytestmark = [pytest.mark.presets, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_it_ends_with_a_table_of_what_each_model_costs_and_can_do(preset: str, tmp_path: Path):
+    job = "dp_bert" if preset in presets_of(JobSettings) else "dp_sweep"
+    ran = subprocess.run(
+        [str(ROOT / "confide"), "run", job, "--preset", preset, "--json"],
+        env={**os.environ, "CONFIDE_HOME": str(tmp_path / "home")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0
+    told = json.loads(ran.stdout)
+    table = told["table"]
+    titles = [column["name"] for column in table["columns"]]
+    rows = [dict(zip(titles, row, strict=True)) for row in table["rows"]]
+    private = [row for row in rows if 0 < (row["ε"]["value"] or 0) < float("inf")]
+    assert private, "no model with a finite ε above 0"
+    shown = [title for title in titles if title.startswith(("Entity F1", "Accuracy", "Perplexity"))]
+    assert any(isinstance(row[title].get("value"), float) for row in private for title in shown)
+    assert any(step.endswith("pretraining") for step in told["steps"])
