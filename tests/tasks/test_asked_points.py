@@ -210,6 +210,20 @@ def test_a_training_beyond_what_is_charged_is_no_spec(change: dict[str, Any], sa
         PretrainSpec.model_validate(content)
 
 
+@pytest.mark.parametrize("clipping", ["flat", "automatic", "adaptive"])
+def test_whatever_is_asked_costs_no_more_than_what_is_charged(clipping: str) -> None:
+    """A learned clip norm has noise of its own on its counts: it is in the σ that is compared."""
+    settings = SweepSettings.model_validate(ASKED | {"clipping": clipping})
+    charged = training_plan(asked_training(settings, settings.costliest, ROOT, 0)).event()
+    for sigma in (1.0, 1.7, 4.0):
+        for epochs in (1.0, 1.3, 2.0):
+            point = settings.asked_point({"noise_multiplier": sigma, "epochs": epochs,
+                                          "finetune_learning_rate": 1e-3})  # fmt: skip
+            asked = training_plan(asked_training(settings, point, ROOT, 1)).event()
+            for delta in (1e-3, 1e-6, 1e-9):
+                assert epsilon_pld(asked, delta) <= epsilon_pld(charged, delta)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
