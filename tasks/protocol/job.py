@@ -369,8 +369,11 @@ def dp_bert_steps(
     modes: tuple[Literal["dp", "nonprivate"], ...] = (
         ("dp", "nonprivate") if settings.nonprivate else ("dp",)
     )
+    trained: dict[str, PretrainSpec] = {}
     for mode in modes:
-        models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
+        kept = {"kept_updates": settings.kept_updates(mode)}
+        trained[mode] = pretraining(settings, front, mode).model_copy(update=kept)
+        models[mode] = steps[f"{mode}_pretraining"] = trained[mode]
     for name, model in () if causal else models.items():
         steps[f"{name}_finetuning"] = finetuning(settings, front, model)
     for name, model in models.items():
@@ -378,7 +381,7 @@ def dp_bert_steps(
         if settings.membership_units:
             steps[f"{name}_membership"] = membership(settings, front, model)
     if settings.audit_canaries:
-        steps["dp_audit"] = audit(front, pretraining(settings, front, "dp"))
+        steps["dp_audit"] = audit(front, trained["dp"])
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,

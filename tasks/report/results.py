@@ -37,7 +37,7 @@ from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import statement_of, totals
+from tasks.releases.statements import released_after, statement_of, totals
 from tasks.report.model import (
     Cost,
     Curve,
@@ -228,7 +228,9 @@ def _header(
         "unit": unit,
         "declared_units": vocabulary.facts["declared_units"],
         "model_size": _model_size(dp),
-        "statement": statement_of(releases, made_up=spec.made_up),
+        "statement": statement_of(
+            releases, made_up=spec.made_up, released_after=released_after(dp.result)
+        ),
         "ledger": _ledger_view(context, dataset, unit),
         "settings": spec.settings,
         "versions": dp.result.versions,

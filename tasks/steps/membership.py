@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from scipy import stats
@@ -45,6 +45,7 @@ from tasks.releases.provenance import (
     corpus_at,
     fact,
     model_at,
+    models_by_updates,
     rows_at,
 )
 from tasks.releases.statements import as_releases, totals
@@ -55,6 +56,23 @@ from tasks.steps.token_store import TRAIN
 from tasks.steps.training_inputs import held_out
 
 LEAST_BUCKETS = 5  # of rarity, to say whether rare units leak more
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one model.
+
+    Attributes:
+        updates: of its training, after which it was kept.
+        losses: side -> mean loss of a row in nats, of `members` and of `others`.
+        rows: of every attack at every level.
+        rarity: of the published attack, by how rare a unit is.
+    """
+
+    updates: int
+    losses: dict[str, float] = field(default_factory=dict)
+    rows: tuple[MembershipRow, ...] = ()
+    rarity: tuple[RarityBucket, ...] = ()
 
 
 def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
@@ -68,12 +86,13 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
     ceiling = claimed(attacked, store)
     for name, value in _ceilings(ceiling).items():
         context.measure(f"membership_ceiling/{name}", Public(value))
-    rows, rarity = _findings(spec, context, attacked, references, store, ceiling)
-    _tell(context, rows, rarity)
+    *earlier, last = _findings(spec, context, attacked, references, store, ceiling)
+    for one in (*earlier, last):
+        _tell(context, one)
     text = {
         "ceilings": _ceilings(ceiling),
-        "rows": [asdict(row) for row in rows],
-        "rarity": [asdict(bucket) for bucket in rarity],
+        **asdict(last),
+        "kept": [asdict(one) for one in earlier],
     }
     (context.out / MEMBERSHIP_FILE).write_text(json.dumps(text, indent=1))
     return StepOutput(
@@ -126,35 +145,57 @@ def _findings(
     references: list[Input],
     store: Input,
     ceiling: PrivacyProfile | None,
-) -> tuple[list[MembershipRow], tuple[RarityBucket, ...]]:
-    """Return every figure, and those by rarity; none where no unit was held out."""
+) -> list[Finding]:
+    """Return what is found of every model that the training left, the last one last.
+
+    All are attacked with the same rows under the same masks, and have the ceiling of the whole
+    training. Nothing is found where no unit was held out.
+    """
+    models = models_by_updates(attacked)
     if (others := held_out(store)) is None:
-        return [], ()
+        return [Finding(updates) for updates in models]
     train = TokenStore.open(store.folder / TRAIN)
     sample = _sample(spec, context, attacked, store, train, others)
-    made = _attacks(spec, sample, train, others, attacked, references)
+    if not _can_be_attacked(sample):
+        return [Finding(updates) for updates in models]
+    sides = _sides(spec, sample, train, others)
+    calibrating = [_losses(language_model(load_model(one.folder)), sides) for one in references]
     tokens = [
-        frozenset(side.tokens[row, : side.lengths[row]].tolist())
-        for side, numbers in ((train, sample.member_rows), (others, sample.other_rows))
-        for row in numbers
+        frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
+        for side in sides
+        for row in side.numbers
     ]
-    return measured(sample, made, ceiling), _by_rarity(sample, made, tokens)
+    found = []
+    for updates, folder in models.items():
+        seen = _seen(language_model(load_model(folder)), sides, calibrating)
+        made = attacks(seen.losses, calibrating, seen.features, sample.members, sample.fitted)
+        means = {
+            "members": float(seen.losses.mean[sample.members].mean()),
+            "others": float(seen.losses.mean[~sample.members].mean()),
+        }
+        rows = tuple(measured(sample, made, ceiling))
+        found.append(Finding(updates, means, rows, _by_rarity(sample, made, tokens)))
+    return found
 
 
-def _tell(
-    context: StepContext, rows: list[MembershipRow], rarity: tuple[RarityBucket, ...]
-) -> None:
+def _tell(context: StepContext, found: Finding) -> None:
     """Record what was found, for the operator."""
-    for row in rows:
+    for side, loss in found.losses.items():
+        context.measure(f"membership/loss/{side}", Operator(loss), found.updates)
+    for row in found.rows:
         name = f"membership/{row.level}/{row.attack}"
-        context.measure(f"{name}/pl", Operator(row.leakage.value))
-        context.measure(f"{name}/auc", Operator(row.area.value))
+        context.measure(f"{name}/pl", Operator(row.leakage.value), found.updates)
+        context.measure(f"{name}/auc", Operator(row.area.value), found.updates)
         for low in row.low_rates:
-            context.measure(f"{name}/tpr_at_{low.asked:g}_fpr", Operator(low.tpr.value))
-    leaked = [bucket.leakage for bucket in rarity]
+            context.measure(
+                f"{name}/tpr_at_{low.asked:g}_fpr", Operator(low.tpr.value), found.updates
+            )
+    leaked = [bucket.leakage for bucket in found.rarity]
     if len(leaked) >= LEAST_BUCKETS and len(set(leaked)) > 1:
-        found = stats.spearmanr([bucket.log_probability for bucket in rarity], leaked)
-        context.measure("membership/rarity_correlation", Operator(float(found.statistic)))
+        correlation = stats.spearmanr([one.log_probability for one in found.rarity], leaked)
+        context.measure(
+            "membership/rarity_correlation", Operator(float(correlation.statistic)), found.updates
+        )
 
 
 def _by_rarity(
@@ -200,42 +241,56 @@ def _sample(
     )
 
 
-def _attacks(
-    spec: MembershipSpec,
-    sample: Sample,
-    train: TokenStore,
-    others: TokenStore,
-    attacked: Input,
-    references: list[Input],
-) -> list[Attack]:
-    """Return all attacks; none where the sample is too small to fit and to measure."""
-    for side in (sample.members, ~sample.members):
-        if min((side & sample.fitted).sum(), (side & ~sample.fitted).sum()) < 2:
-            return []
+def _can_be_attacked(sample: Sample) -> bool:
+    """Return whether the sample is large enough to fit attacks and to measure them."""
+    return all(
+        min((side & sample.fitted).sum(), (side & ~sample.fitted).sum()) >= 2
+        for side in (sample.members, ~sample.members)
+    )
+
+
+def _sides(
+    spec: MembershipSpec, sample: Sample, train: TokenStore, others: TokenStore
+) -> tuple[Rows, Rows]:
+    """Return the rows of members and of others, under masks that no training drew."""
     coins, masks = digest64(seed_key(spec.seed), "membership masks"), spec.config.membership_masks
-    sides = (
+    return (
         Rows(train, sample.member_rows, coins, masks),
         Rows(others, sample.other_rows, coins, masks),
     )
 
-    def seen(model: AnyModel) -> Losses:
-        found = [losses(model, side) for side in sides]
-        return Losses(
-            np.concatenate([one.mean for one in found]),
-            np.concatenate([one.lowest for one in found]),
-        )
 
-    model = language_model(load_model(attacked.folder))
+def _losses(model: AnyModel, sides: tuple[Rows, Rows]) -> Losses:
+    found = [losses(model, side) for side in sides]
+    return Losses(
+        np.concatenate([one.mean for one in found]),
+        np.concatenate([one.lowest for one in found]),
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an attack may see of one model: of each row its loss, and its features by name."""
+
+    losses: Losses
+    features: dict[str, Floats]
+
+
+def _seen(model: AnyModel, sides: tuple[Rows, Rows], calibrating: list[Losses]) -> _Seen:
+    """Return what the model shows of all rows.
+
+    Raises:
+        BadInput: it, or a reference, answers with what is no number.
+    """
     features: dict[str, Floats] = {
         "attention": np.concatenate([attention_features(model, side) for side in sides]),
         "gradients": np.concatenate([gradient_features(model, side) for side in sides]),
     }
-    own = seen(model)
-    calibrating = [seen(language_model(load_model(one.folder))) for one in references]
+    own = _losses(model, sides)
     every = [own.mean, own.lowest, *features.values(), *(one.mean for one in calibrating)]
     if not all(np.isfinite(values).all() for values in every):
         raise BadInput("the model answers with what is no number", where="model_uri")
-    return attacks(own, calibrating, features, sample.members, sample.fitted)
+    return _Seen(own, features)
 
 
 def _ceilings(ceiling: PrivacyProfile | None) -> dict[str, float]:

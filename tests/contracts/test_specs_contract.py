@@ -157,6 +157,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "extraction_rows": {"extraction_rows": 5, "model_kind": "gpt2"},
         "entity_types": {"entity_types": "problem"},
         "window_overlap": {"window_overlap": 0.25},
+        "kept_epochs": {"kept_epochs": "1,2"},
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)

@@ -105,6 +105,7 @@ def models(chain: Chain) -> dict[str, Input]:
         mode="nonprivate",
         store_uri="apart rows",
         updates=40,
+        kept_updates=(4,),
         training=TrainingConfig(learning_rate=0.004),
         batches=BatchConfig(batch_size=32, examples_per_step=4),
         **once,
@@ -139,6 +140,31 @@ def test_a_model_of_its_members_words_gives_them_away_at_every_level(
         for attack in ("loss", "reference", "gradients"):
             assert found[f"membership/{level}/{attack}/auc"] > 0.8, (level, attack)
     assert found["membership/patient/loss/pl"] > 0.3
+
+
+def test_the_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
+    caught: tuple[StepOutput, Bench],
+) -> None:
+    found = json.loads((caught[1].out / MEMBERSHIP_FILE).read_text())
+    (earlier,) = found["kept"]
+    assert (earlier["updates"], found["updates"]) == (4, 40)
+    leaks, counts = (
+        {
+            updates: {(row["level"], row["attack"]): value(row) for row in one["rows"]}
+            for updates, one in ((4, earlier), (40, found))
+        }
+        for value in (lambda row: row["leakage"]["value"], lambda row: row["members"])
+    )
+    assert counts[4] == counts[40]
+    gaps = [one["losses"]["others"] - one["losses"]["members"] for one in (earlier, found)]
+    assert earlier["losses"]["members"] > found["losses"]["members"] + 0.1
+    assert gaps[1] > gaps[0] + 0.1 and gaps[1] > 0.2
+    told = {
+        number.step: number.value
+        for number in caught[1].numbers
+        if number.name == "membership/patient/loss/pl"
+    }
+    assert told == {updates: own["patient", "loss"] for updates, own in leaks.items()}
 
 
 def test_a_model_of_public_text_tells_members_from_nobody(
