@@ -153,7 +153,8 @@ def _statements(
     words = [part.words for part in parts]
     if released_after:
         data["released_after_updates"] = list(released_after)
-        words.append(_several_models(released_after))
+        if not any(release.event.is_unaccounted for release in releases):
+            words.append(_several_models(released_after))
     return "\n".join(words), data
 
 
@@ -161,9 +162,8 @@ def _several_models(after: Sequence[int]) -> str:
     """Return what is to be said where a training leaves its models of several epochs."""
     *earlier, last = after
     return (
-        f"Of this training {len(after)} models are kept: after "
-        f"{', '.join(str(one) for one in earlier)} and {last} updates. What is said above holds "
-        "for all of them together, and is not spent again for each: it is said of the noised sums "
-        "of all updates, and every one of these models is computed from them, and from nothing "
-        "else of the private text.\n"
+        f"Of this training {len(after)} models are released: after "
+        f"{', '.join(str(one) for one in earlier)} and {last} updates. The guarantee above covers "
+        "all of them together, and none is charged by itself: it is of the noised sums of all "
+        "updates, and each of these models is computed from those up to its own update.\n"
     )

@@ -61,7 +61,7 @@ def test_models_of_several_epochs_are_one_entry_and_one_epsilon(
     assert said[0]["released_after_updates"] == [1, 3, 4]
     for folder in folders.values():
         words = (folder / WORDS).read_text()
-        assert "3 models are kept: after 1, 3 and 4 updates" in words
+        assert "3 models are released: after 1, 3 and 4 updates" in words
     assert "released_after_updates" not in json.loads((alone.out / DATA).read_text())
 
 
