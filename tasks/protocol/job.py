@@ -333,6 +333,8 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
         private_store_uri=front["private_store"].output,
         units=s.part(UnitConfig),
         config=s.part(MembershipConfig),
+        dataset=s.private_dataset,
+        data_version=s.data_version,
         **s.part(RunConfig).model_dump(),
     )
 
@@ -612,6 +614,8 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 def local_files(settings: JobSettings) -> dict[str, str]:
     """Return the local files that the job reads, by setting. Formats that read none have none."""
     named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
+    if not settings.membership_units:
+        del named["membership_codes"]
     if is_causal(settings.model_kind):  # which is not fine-tuned
         named = {name: path for name, path in named.items() if not name.startswith("entities_")}
     return {name: path for name, path in named.items() if path and "://" not in path}

@@ -537,6 +537,8 @@ class JobSettings(
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
         self._refuse_kept_epochs_out_of_order()
+        if self.membership_codes and self.private_format == "synthetic":
+            raise ValueError("membership_codes: made-up patients have no codes")
         self._refuse_extraction_of_no_rows()
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":

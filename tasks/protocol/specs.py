@@ -491,7 +491,7 @@ class ExposureSpec(StepSpec, RunConfig):
     extraction: ExtractionConfig = ExtractionConfig()
 
 
-class MembershipSpec(StepSpec, RunConfig):
+class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model: tell units that it was trained on from units that were held out."""
 
     step: Literal["membership"] = "membership"
@@ -502,6 +502,14 @@ class MembershipSpec(StepSpec, RunConfig):
     private_store_uri: str
     units: UnitConfig  # of the private store
     config: MembershipConfig
+    dataset: str = ""  # whose codes of diseases are read
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The table of codes, where there is one."""
+        uri, field = self.config.membership_codes, "membership_codes"
+        source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
+        return (source,) if uri else ()
 
 
 class AuditSpec(StepSpec, RunConfig):

@@ -45,6 +45,7 @@ _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 _READERS = (
     "corpus",
     "entities",
+    "membership",
     "privacy_audit",
 )  # the steps that read files which others may change
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from dp_core.audit.membership_metrics import (
     LOW_RATES,
     MembershipRow,
     RarityBucket,
+    Scored,
     measure,
     profile_log_probabilities,
     rarity_buckets,
@@ -29,6 +31,7 @@ from dp_core.audit.membership_scores import (
 )
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.privacy_units import iter_units
+from dp_core.data.readers.diagnoses import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
@@ -38,7 +41,8 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.evidence.audits import PROBES, SUBJECT
-from tasks.protocol import MembershipSpec
+from tasks.protocol import MembershipSpec, StepResult
+from tasks.releases.declarations import open_for_operator, refuse_other_digests
 from tasks.releases.provenance import (
     PRETRAINED,
     canaries_at,
@@ -86,7 +90,9 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
     ceiling = claimed(attacked, store)
     for name, value in _ceilings(ceiling).items():
         context.measure(f"membership_ceiling/{name}", Public(value))
-    *earlier, last = _findings(spec, context, attacked, references, store, ceiling)
+    opened = [open_for_operator(source, context) for source in spec.sources]
+    diagnoses = Diagnoses(opened[0].path, where="membership_codes") if opened else None
+    *earlier, last = _findings(spec, context, attacked, references, store, ceiling, diagnoses)
     for one in (*earlier, last):
         _tell(context, one)
     text = {
@@ -100,9 +106,21 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
         facts={
             SUBJECT: fact(attacked, "weights_digest"),
             PROBES: fact(store, "canaries_digest"),
+            **({"source_digests": [one.digest for one in opened]} if opened else {}),
         },
         artifacts=[Artifact(MEMBERSHIP_FILE, Label.OPERATOR)],
     )
+
+
+def refuse_if_changed(spec: MembershipSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse to answer with what was found by a table of codes that has changed since.
+
+    Raises:
+        BadInput: it has.
+    """
+    now = [open_for_operator(source, context).digest for source in spec.sources]
+    before = result.facts.get("source_digests", [])
+    refuse_other_digests(spec, now, before, spec.data_version)
 
 
 def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
@@ -145,6 +163,7 @@ def _findings(
     references: list[Input],
     store: Input,
     ceiling: PrivacyProfile | None,
+    diagnoses: Diagnoses | None,
 ) -> list[Finding]:
     """Return what is found of every model that the training left, the last one last.
 
@@ -155,12 +174,12 @@ def _findings(
     if (others := held_out(store)) is None:
         return [Finding(updates) for updates in models]
     train = TokenStore.open(store.folder / TRAIN)
-    sample = _sample(spec, context, attacked, store, train, others)
+    sample = _sample(spec, context, attacked, store, train, others, diagnoses)
     if not _can_be_attacked(sample):
         return [Finding(updates) for updates in models]
     sides = _sides(spec, sample, train, others)
     calibrating = [_losses(language_model(load_model(one.folder)), sides) for one in references]
-    tokens = [
+    profiles: Sequence[frozenset[Hashable]] = sample.codes or [
         frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
         for side in sides
         for row in side.numbers
@@ -174,7 +193,7 @@ def _findings(
             "others": float(seen.losses.mean[~sample.members].mean()),
         }
         rows = tuple(measured(sample, made, ceiling))
-        found.append(Finding(updates, means, rows, _by_rarity(sample, made, tokens)))
+        found.append(Finding(updates, means, rows, _by_rarity(sample, made, profiles)))
     return found
 
 
@@ -199,14 +218,21 @@ def _tell(context: StepContext, found: Finding) -> None:
 
 
 def _by_rarity(
-    sample: Sample, made: list[Attack], tokens: list[frozenset[int]]
+    sample: Sample, made: list[Attack], held_by_row: Sequence[frozenset[Hashable]]
 ) -> tuple[RarityBucket, ...]:
-    """Return what the published attack finds of units by how rare their tokens are together."""
+    """Return what the published attack finds of units by how rare their codes or tokens are.
+
+    Units of which no code is known are left out: they are not those who have no disease.
+    """
     level = sample.unit.value
     for attack in made[:1]:
-        if (found := sample.scored(level, attack)) is not None:
-            logs = profile_log_probabilities(sample.profiles(level, attack, tokens))
-            return rarity_buckets(logs, found[0], attack.threshold)
+        if (found := sample.scored(level, attack)) is None:
+            continue
+        profiles = sample.profiles(level, attack, held_by_row)
+        known = np.array([bool(profile) for profile in profiles])
+        scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
+        logs = profile_log_probabilities([profile for profile in profiles if profile])
+        return rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
     return ()
 
 
@@ -217,6 +243,7 @@ def _sample(
     store: Input,
     train: TokenStore,
     others: TokenStore,
+    diagnoses: Diagnoses | None,
 ) -> Sample:
     corpus = corpus_at(context, spec.corpus_uri, "private")
     planted = canaries_at(context, spec.canaries_uri, attacked)
@@ -228,6 +255,9 @@ def _sample(
         if one != other:
             raise BadInput(f"its {name} is not that of the other inputs", where="private_store_uri")
     canaries, unit = read_canaries(planted.folder), PrivacyUnit(spec.units.unit)
+    codes = None
+    if diagnoses is not None:
+        codes = diagnoses.of_patient if unit is PrivacyUnit.PATIENT else diagnoses.of_admission
     return draw_sample(
         iter_units(corpus.folder, unit, spec.units.words_per_unit),
         unit=unit,
@@ -238,6 +268,7 @@ def _sample(
         carries=lambda unit_id: any(carries(c, unit_id, spec.seed) for c in canaries),
         most=spec.config.membership_units,
         key=seed_key(spec.seed),
+        codes=codes,
     )
 
 
