@@ -169,14 +169,14 @@ def test_models_are_kept_in_order_and_before_the_last(chain: Chain, kept: tuple[
 def test_epochs_become_updates_of_each_training() -> None:
     settings = JobSettings(
         kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
-        nonprivate_batch_size=100, membership_units=10, audit_canaries=20, phrases_epsilon=1.0,
+        nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
     )  # fmt: skip
     steps = dp_bert_steps(settings, "/store")
     kept = {n: s.kept_updates for n, s in steps.items() if isinstance(s, PretrainSpec)}
     assert kept == {
         "public_pretraining": (),
         "phrases_pretraining": (),
-        "dp_pretraining": (16, 40),  # of 1020 units, audit canaries among them
+        "dp_pretraining": (18, 43),  # of 1100 units, audit canaries among them
         "nonprivate_pretraining": (10, 25),
     }
     for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
