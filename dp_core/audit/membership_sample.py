@@ -53,6 +53,7 @@ class Sample:
         units_in_group: level above the unit -> (n,) how many units the group has in the corpus.
         clusters: (n,) the patient or, where none is named, the unit.
         fitted: (n,) rows of the clusters that attacks are fitted on.
+        codes: of each row's patient or admission; None: nobody has told them.
     """
 
     unit: PrivacyUnit
@@ -64,6 +65,7 @@ class Sample:
     units_in_group: dict[str, Ints]
     clusters: Ints
     fitted: Flags
+    codes: tuple[frozenset[str], ...] | None = None
 
     def scored(self, level: str, attack: Attack) -> tuple[Scored, int] | None:
         """Return the attack's scores of all groups of a level, and how many units a group has.
@@ -100,19 +102,19 @@ class Sample:
         return scored, int(sizes.max())
 
     def profiles(
-        self, level: str, attack: Attack, tokens: Sequence[frozenset[int]]
+        self, level: str, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
     ) -> list[frozenset[Hashable]]:
-        """Return the tokens of each group that `scored` gives a score, in the same order.
+        """Return what each group holds that `scored` gives a score, in the same order.
 
         Args:
             level: one at or below the unit.
             attack: the same.
-            tokens: those of each row: n sets.
+            held_by_row: tokens, or codes of diseases: n sets.
         """
         ids = self.groups[level]
         held: dict[int, set[Hashable]] = {}
         for place in np.flatnonzero((ids != _NOBODY) & attack.measured):
-            held.setdefault(int(ids[place]), set()).update(tokens[place])
+            held.setdefault(int(ids[place]), set()).update(held_by_row[place])
         return [frozenset(held[group]) for group in sorted(held)]
 
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
@@ -157,6 +159,7 @@ def draw_sample(
     carries: Callable[[str], bool],
     most: int,
     key: bytes,
+    codes: Callable[[Document], frozenset[str]] | None = None,
 ) -> Sample:
     """Draw up to `most` units of each side, and look up their rows.
 
@@ -170,6 +173,7 @@ def draw_sample(
         carries: whether a unit of that id carries a canary, had it trained.
         most: units of each side.
         key: public coins, those of the stores.
+        codes: of diseases, of whom a document is of; empty for those who have none.
 
     Raises:
         BadInput: the stores' rows are not those of the corpus.
@@ -188,7 +192,7 @@ def draw_sample(
                 drawn = _Drawn(-digest64(key, "membership", one.unit_id), one)
                 push = heapq.heappush if len(lowest[side]) < most else heapq.heappushpop
                 push(lowest[side], drawn)
-    index = _Index(unit, key, in_corpus)
+    index = _Index(unit, key, in_corpus, codes)
     rows: list[list[int]] = []
     for side, places in enumerate(sides):
         chosen = [drawn.unit for drawn in sorted(lowest[side], reverse=True)]
@@ -260,8 +264,13 @@ class _Index:
     """Numbers for the groups of rows, in the order in which they are added."""
 
     def __init__(
-        self, unit: PrivacyUnit, key: bytes, in_corpus: dict[str, Counter[Hashable]]
+        self,
+        unit: PrivacyUnit,
+        key: bytes,
+        in_corpus: dict[str, Counter[Hashable]],
+        codes: Callable[[Document], frozenset[str]] | None,
     ) -> None:
+        self._codes_of, self._codes = codes, list[frozenset[str]]()
         self._unit, self._key, self._in_corpus = unit, key, in_corpus
         self._numbers: dict[tuple[str, Hashable], int] = {}
         self._columns: dict[str, list[int]] = {}
@@ -284,6 +293,8 @@ class _Index:
                 row[level] = self._number(level, group)
                 if level in self._in_corpus:
                     row[f"units of {level}"] = self._in_corpus[level][group]
+            if self._codes_of is not None:
+                self._codes.append(self._codes_of(document))
             for name, value in row.items():
                 self._columns.setdefault(name, []).append(value)
 
@@ -310,4 +321,5 @@ class _Index:
             },
             clusters=columns.get("cluster", none),
             fitted=columns.get("fitted", none) == 1,
+            codes=None if self._codes_of is None else tuple(self._codes),
         )

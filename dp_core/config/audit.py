@@ -42,6 +42,14 @@ class MembershipConfig(Config):
         ge=1,
         le=256,
     )
+    membership_codes: str = setting(
+        "",
+        AUDIT_AND_RUN,
+        "Membership attacks: codes of diseases",
+        "A table (.csv) in the columns of MIMIC's DIAGNOSES_ICD. How rare a patient is, and "
+        "whether rare ones are given away more, is then told by codes; by tokens if empty.",
+        path=True,
+    )
 
 
 class ExtractionProtocol(Config):

@@ -171,6 +171,14 @@ class Checkpoints:
             )
         return None
 
+    def at(self, update: int) -> Checkpoint | None:
+        """Return the checkpoint after that many updates; None: it is not there, or damaged.
+
+        Raises:
+            BadInput, ConfideError: as `latest`.
+        """
+        return self._read(update)
+
     def _updates(self) -> list[int]:
         try:
             matches = [_NAME.fullmatch(name) for name in self._place.names()]

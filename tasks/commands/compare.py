@@ -103,12 +103,36 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
     told.sort(key=lambda row: str(row[0]))
     heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
     write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
+    if any(run.leakage for run in runs):
+        _show_leakage(runs, names)
     if compared:
         columns = ["first", "second", "score", "95% interval", "p"]
         write_table(
             "Differences in F1 or accuracy", columns, [_difference(one, names) for one in compared]
         )
         click.echo(_PAIRED)
+
+
+def _show_leakage(runs: list[Run], names: list[str]) -> None:
+    """Show what membership attacks find: model, attack and level by run and epoch."""
+    from tasks.report.tables import LEGEND, MARKS
+
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    heads: dict[str, None] = {}
+    for name, run in zip(names, runs, strict=True):
+        for one in run.leakage:
+            epoch = "last epoch" if one["epoch"] is None else f"epoch {one['epoch']:g}"
+            head = f"{name}, {run.settings.get('model_kind', '')}, {epoch}"
+            heads[head] = None
+            told = f"{100 * one['value']:.1f}{MARKS[Label(one['label'])]}"
+            found.setdefault((one["model"], one["attack"], one["level"]), {})[head] = told
+    rows: list[list[object]] = [
+        [*key, *(own.get(head, "–") for head in heads)] for key, own in found.items()
+    ]
+    columns = ["model", "attack", "level", *heads]
+    write_table(
+        f"Membership: leakage, TPR − FPR, % ({LEGEND})", columns, rows, prose=["attack", "level"]
+    )
 
 
 def _figure(name: str, figure: dict[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
 from tasks.releases.provenance import MODELS, operator_only
-from tasks.releases.statements import WORDS
+from tasks.releases.statements import WORDS, kept_folder, of_last_model
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -30,8 +30,14 @@ _MODEL = "dp_pretraining"
     is_flag=True,
     help="Its LoRA adapter alone, in PEFT's layout: for the model that it was trained beside.",
 )
+@click.option(
+    "--after",
+    type=click.IntRange(min=1),
+    metavar="UPDATES",
+    help="The model that the training had after that many updates, where it was kept.",
+)
 @as_json
-def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
+def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: bool) -> None:
     """Copy a released model to FOLDER: in Hugging Face's layout, with its privacy statement.
 
     A LoRA's adapter is merged into it, or alone with --adapter. Nothing else goes with it. The
@@ -41,9 +47,10 @@ def command(folder: Path, uri: str, adapter: bool, as_json: bool) -> None:
     deployment = Deployment.from_environment()
     store = deployment.open_store()
     uri = given(store, uri) if uri else latest_model(store, "export")
-    names = _of_form(_released_files(store, uri), adapter, uri)
+    files, inside = _of_updates(_released_files(store, uri), after, uri)
+    names = _of_form(files, adapter, uri)
     with new_folder(folder) as partial:
-        _copy(store.local_copy(uri), names, partial)
+        _copy(store.local_copy(uri) / inside, names, partial)
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
@@ -54,6 +61,29 @@ def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
     for name, new in names.items():
         (partial / new).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, partial / new)
+
+
+def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:
+    """Return the files of the last model, or of one kept before it, and the folder they are in.
+
+    Raises:
+        BadInput: no such model was kept.
+    """
+    if after is None:
+        return of_last_model(names), ""
+    inside = kept_folder(after)
+    own = [n.removeprefix(f"{inside}/") for n in names if n.startswith(f"{inside}/")]
+    if not own:
+        kept = sorted({int(n.split("/")[1]) for n in names if n not in of_last_model(names)})
+        listed = ", ".join(str(one) for one in kept)
+        raise BadInput(
+            f"no model was kept after {after} updates",
+            where=uri,
+            fix=f"There are those after {listed}."
+            if kept
+            else "Leave out --after, or train with kept_epochs.",
+        )
+    return own, inside
 
 
 def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:

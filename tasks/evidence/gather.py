@@ -42,7 +42,7 @@ from tasks.evidence.nist import nist_fields
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import MODELS, operator_only
-from tasks.releases.statements import DATA, statement_of
+from tasks.releases.statements import DATA, of_last_model, released_after, statement_of
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -60,6 +60,7 @@ _EXACT = (  # fields of a statement that do not change with the version that wro
     "made_up",
     "one_plan",
     "ledger_ids",
+    "released_after_updates",
 )
 _RUN_AGAIN = "Delete the folder and run its step again: what was charged is not charged again."
 
@@ -95,7 +96,8 @@ def gather(
     ledger = open_ledger(deployment, store)
     entries = _entries(ledger, result, uri)
     own = _own_release(ledger, result, uri)
-    digests = {n: d for n, d in store.digests(uri).items() if n not in result.operator_files}
+    every = store.digests(uri)
+    digests = {n: every[n] for n in of_last_model(every) if n not in result.operator_files}
     statements = [statement, *statement.get("others", ())]
     claims = tuple(
         _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
@@ -110,7 +112,9 @@ def gather(
         made_up=made_up,
         created=datetime.now(UTC).date().isoformat(),
         model=_identity(result, digests),
-        promise=statement_of(result.releases, made_up=made_up).words,
+        promise=statement_of(
+            result.releases, made_up=made_up, released_after=released_after(result)
+        ).words,
         claims=claims,
         trained_by=_trained_by(result, own),
         audits=audits_of(store, subjects, operator=operator),
@@ -159,7 +163,8 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
     except (OSError, ValueError, AttributeError):
         raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
     made_up = bool(result.facts.get("made_up"))
-    true = dict(statement_of(result.releases, made_up=made_up).record)
+    after = released_after(result)
+    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).record)
     expected = [true, *true.get("others", ())]
     if len(parts) != len(expected) or not all(map(_same_claim, parts, expected)):
         raise BadInput(

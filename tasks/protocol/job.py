@@ -333,6 +333,8 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
         private_store_uri=front["private_store"].output,
         units=s.part(UnitConfig),
         config=s.part(MembershipConfig),
+        dataset=s.private_dataset,
+        data_version=s.data_version,
         **s.part(RunConfig).model_dump(),
     )
 
@@ -369,8 +371,11 @@ def dp_bert_steps(
     modes: tuple[Literal["dp", "nonprivate"], ...] = (
         ("dp", "nonprivate") if settings.nonprivate else ("dp",)
     )
+    trained: dict[str, PretrainSpec] = {}
     for mode in modes:
-        models[mode] = steps[f"{mode}_pretraining"] = pretraining(settings, front, mode)
+        kept = {"kept_updates": settings.kept_updates(mode)}
+        trained[mode] = pretraining(settings, front, mode).model_copy(update=kept)
+        models[mode] = steps[f"{mode}_pretraining"] = trained[mode]
     for name, model in () if causal else models.items():
         steps[f"{name}_finetuning"] = finetuning(settings, front, model)
     for name, model in models.items():
@@ -378,7 +383,7 @@ def dp_bert_steps(
         if settings.membership_units:
             steps[f"{name}_membership"] = membership(settings, front, model)
     if settings.audit_canaries:
-        steps["dp_audit"] = audit(front, pretraining(settings, front, "dp"))
+        steps["dp_audit"] = audit(front, trained["dp"])
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
         root=root,
@@ -609,6 +614,8 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 def local_files(settings: JobSettings) -> dict[str, str]:
     """Return the local files that the job reads, by setting. Formats that read none have none."""
     named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
+    if not settings.membership_units:
+        del named["membership_codes"]
     if is_causal(settings.model_kind):  # which is not fine-tuned
         named = {name: path for name, path in named.items() if not name.startswith("entities_")}
     return {name: path for name, path in named.items() if path and "://" not in path}

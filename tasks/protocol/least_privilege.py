@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tasks.protocol.specs import PretrainSpec, StepSpec, VocabularySpec
+from tasks.protocol.specs import MembershipSpec, PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
 ENGINE = "CONFIDE_DATA_ENGINE"  # where data steps run: here, or on a Spark cluster
@@ -71,6 +71,8 @@ def needs(spec: StepSpec) -> frozenset[Need]:
         return frozenset({Need.CLUSTER})
     if isinstance(spec, PretrainSpec) and spec.mode == "released":
         return frozenset()  # released text is read, and nothing charged
+    if isinstance(spec, MembershipSpec) and spec.sources:
+        return frozenset({Need.SOURCES})  # a table of codes is parsed, and nothing asked or charged
     return _NEEDS[spec.step]
 
 

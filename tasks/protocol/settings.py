@@ -7,6 +7,7 @@ rules over several concerns.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal, Self
 
@@ -22,9 +23,11 @@ from dp_core.config.fields import (
     MORE_TRAINING,
     NAME,
     NAME_OR_NONE,
+    NUMBERS_OR_NONE,
     PRIVATE_LABELS,
     TRAINING,
     TYPES_OR_NONE,
+    numbers,
     one_line,
     setting,
 )
@@ -382,6 +385,16 @@ class JobSettings(
         gt=0,
         le=10_000,
     )
+    kept_epochs: str = setting(
+        "",
+        MORE_TRAINING,
+        "Keep the model after these epochs",
+        "Epochs below the last, comma-separated: the models after them are kept beside the last "
+        "one, of the trainings with DP and without, and membership attacks are tried on each. "
+        "Those with DP are covered together by the one charge of their training. Empty: the last "
+        "alone. A sweep keeps none.",
+        pattern=NUMBERS_OR_NONE,
+    )
     public_model: str = setting(
         "",
         MODEL,
@@ -449,13 +462,25 @@ class JobSettings(
 
         Audit canaries are declared too, so that a private unit takes part as often as without.
         """
-        units = self.declared_units + self.audit_canaries
-        return max(1, math.ceil(self.epochs * units / self.batch_size))
+        return self._updates_of("dp", self.epochs)
 
     @property
     def nonprivate_updates(self) -> int:
         """Number of updates of the non-private comparison: the same epochs."""
-        return max(1, math.ceil(self.epochs * self.declared_units / self.nonprivate_batch_size))
+        return self._updates_of("nonprivate", self.epochs)
+
+    def kept_updates(self, mode: Literal["dp", "nonprivate"]) -> tuple[int, ...]:
+        """Return after how many updates of a training the model is kept, beside the last."""
+        if not self.kept_epochs:
+            return ()
+        return tuple(self._updates_of(mode, epochs) for epochs in numbers(self.kept_epochs))
+
+    def _updates_of(self, mode: Literal["dp", "nonprivate"], epochs: float) -> int:
+        if mode == "dp":
+            units, batch = self.declared_units + self.audit_canaries, self.batch_size
+        else:
+            units, batch = self.declared_units, self.nonprivate_batch_size
+        return max(1, math.ceil(epochs * units / batch))
 
     def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
         """Refuse a total δ of one in the units or more, of all that leaves together.
@@ -511,6 +536,9 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
+        self._refuse_kept_epochs_out_of_order()
+        if self.membership_codes and self.private_format == "synthetic":
+            raise ValueError("membership_codes: made-up patients have no codes")
         self._refuse_extraction_of_no_rows()
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
@@ -522,6 +550,18 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_kept_epochs_out_of_order(self) -> None:
+        """Refuse epochs that do not rise, or after which a training has no update of its own."""
+        modes: tuple[Literal["dp", "nonprivate"], ...] = ("dp", "nonprivate")
+        told = numbers(self.kept_epochs) if self.kept_epochs else []
+        for mode in modes[: 1 + self.nonprivate] if told else ():
+            every = [*self.kept_updates(mode), self._updates_of(mode, self.epochs)]
+            if min(told) <= 0 or any(one >= two for one, two in itertools.pairwise(every)):
+                raise ValueError(
+                    f"kept_epochs: {self.kept_epochs} must rise, above 0 and below epochs "
+                    f"({self.epochs:g}), each with an update of its own"
+                )
 
     def _refuse_extraction_of_no_rows(self) -> None:
         """Refuse to try rows that cannot be continued: by a masked model, or for want of tokens."""

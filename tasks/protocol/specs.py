@@ -339,11 +339,12 @@ class PretrainSpec(TrainingSpec):
     shape: ArchitectureConfig
     extraction: ExtractionConfig = ExtractionConfig()
     asked: Asked | None = None  # by an optimiser
+    kept_updates: tuple[int, ...] = ()  # after which the model is kept too, beside the last one
 
     def hashed(self) -> dict[str, Any]:
         """Return what the output depends on; nobody has asked for an ordinary training."""
-        hashed = super().hashed()
-        return hashed if self.asked else {n: v for n, v in hashed.items() if n != "asked"}
+        unused = {n for n in ("asked", "kept_updates") if not getattr(self, n)}
+        return {n: v for n, v in super().hashed().items() if n not in unused}
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -379,6 +380,9 @@ class PretrainSpec(TrainingSpec):
         )
         if maskings > 1 and self.mode != "dp":
             raise ValueError("maskings_per_example: only DP pre-training repeats a row")
+        kept = self.kept_updates
+        if kept != tuple(sorted(set(kept))) or not all(0 < one < self.updates for one in kept):
+            raise ValueError("kept_updates: they must rise, and lie below updates")
         if self.asked:
             self._refuse_beyond_the_bounds(self.asked)
         return self
@@ -386,6 +390,8 @@ class PretrainSpec(TrainingSpec):
     def _refuse_beyond_the_bounds(self, asked: Asked) -> None:
         if self.plan is None:
             raise ValueError("asked: only a training with DP is charged")
+        if self.kept_updates:
+            raise ValueError("asked: of an asked training the last model alone is released")
         if self.plan.noise_multiplier < asked.least_noise_multiplier:
             raise ValueError("asked: less noise than what is charged has")
         if self.updates > asked.most_updates:
@@ -438,6 +444,12 @@ class SelectSpec(StepSpec):
     candidates: tuple[PretrainSpec, ...]  # the declared, public list: mode `dp`, alike but in plan
     selection: SelectionConfig
 
+    @model_validator(mode="after")
+    def _releases_one_model(self) -> Self:
+        if any(one.kept_updates for one in self.candidates):
+            raise ValueError("kept_updates: a selection releases its best model alone")
+        return self
+
     @property
     def delta(self) -> float:
         """δ at which the selection is charged: that of each training."""
@@ -479,7 +491,7 @@ class ExposureSpec(StepSpec, RunConfig):
     extraction: ExtractionConfig = ExtractionConfig()
 
 
-class MembershipSpec(StepSpec, RunConfig):
+class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model: tell units that it was trained on from units that were held out."""
 
     step: Literal["membership"] = "membership"
@@ -490,6 +502,14 @@ class MembershipSpec(StepSpec, RunConfig):
     private_store_uri: str
     units: UnitConfig  # of the private store
     config: MembershipConfig
+    dataset: str = ""  # whose codes of diseases are read
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The table of codes, where there is one."""
+        uri, field = self.config.membership_codes, "membership_codes"
+        source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
+        return (source,) if uri else ()
 
 
 class AuditSpec(StepSpec, RunConfig):

@@ -316,7 +316,7 @@ class SweepSettings(SelectionConfig, JobSettings):
         told = point.model_dump(include=set(AXES), exclude_none=True)
         if not point.batch_size:  # for what all trainings share, any of them will do
             told |= self.candidates()[0].model_dump(include=set(TRAINING_AXES))
-        return self.part(JobSettings, **told, audit_canaries=0)
+        return self.part(JobSettings, **told, audit_canaries=0, kept_epochs="")
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return what the grid lists for a setting; None: the job's own."""

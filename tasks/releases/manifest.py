@@ -64,7 +64,8 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
 )
 # Lines of other steps' making that say which rows and which first weights a training gets.
 SHARED = {
-    **dict.fromkeys(("pretrain", "select"), ("tasks.steps.training_inputs",)),
+    "pretrain": ("tasks.steps.training_inputs", "tasks.steps.kept_models"),
+    "select": ("tasks.steps.training_inputs",),
     "finetune": ("tasks.steps.heads",),
 }
 BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
@@ -165,10 +166,16 @@ def counts_released(noised: Mapping[str, int]) -> bytes:
     return hashlib.sha256(json.dumps(sorted(noised.items())).encode()).digest()
 
 
-def weights_released(weights: Arrays) -> bytes:
-    """Return a digest of a released model: names, shapes and every bit of the weights."""
+def weights_released(weights: Arrays, *kept: Arrays) -> bytes:
+    """Return a digest of a release: names, shapes and every bit of its model's weights.
+
+    Args:
+        weights: of the model.
+        kept: those that the same training leaves beside it, in their order.
+    """
     digest = hashlib.sha256()
-    for name, values in sorted(weights.items()):
-        digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
-        digest.update(values.tobytes())
+    for model in (weights, *kept):
+        for name, values in sorted(model.items()):
+            digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
+            digest.update(values.tobytes())
     return digest.digest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from dp_core.data.privacy_units import nameless
@@ -18,6 +19,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from tasks.protocol import ReleaseRecord
 from tasks.releases.plans import PlannedRelease
+from tasks.releases.statements import kept_folder
 from tasks.runtime.context import Input, StepContext
 
 PRETRAINED = ("pretrain", "select")
@@ -153,6 +155,12 @@ def model_at(
         BadInput: it is none, or of another vocabulary.
     """
     return _opened(context, uri, steps, field, vocabulary=vocabulary)
+
+
+def models_by_updates(model: Input) -> dict[int, Path]:
+    """Return the folders of the models that a training left, by updates done, the last one last."""
+    kept = {int(n): model.folder / kept_folder(n) for n in model.facts.get("kept_updates", ())}
+    return kept | {int(model.facts.get("updates", 0)): model.folder}
 
 
 def private_units(source: Input) -> PrivateUnits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, Release, dataset_totals, privacy_statement
-from tasks.protocol import ReleaseRecord
+from tasks.protocol import ReleaseRecord, StepResult
 from tasks.report.model import Statement
 from tasks.storage import RESULT
 
 WORDS, DATA = "PRIVACY.md", "privacy_statement.json"
+KEPT = "after"  # in a model's folder: those that its training kept on the way, by updates done
 
 _OPERATOR = """# Not private
 
@@ -28,24 +29,58 @@ published or promoted. What each data set gave to it follows.
 _OURS = (WORDS, DATA, RESULT)  # what a folder of a model made by this software holds
 
 
-def write_statement(folder: Path, releases: Sequence[ReleaseRecord], *, made_up: bool) -> None:
+def kept_folder(updates: int) -> str:
+    """Return where in a model's folder the model lies that its training had after some updates."""
+    return f"{KEPT}/{updates}"
+
+
+def released_after(result: StepResult) -> tuple[int, ...]:
+    """Return after how many updates a training released a model; empty: the last one alone."""
+    kept = result.facts.get("kept_updates") or ()
+    return (*kept, result.facts["updates"]) if kept else ()
+
+
+def of_last_model(names: Iterable[str]) -> list[str]:
+    """Return which files of a model's folder are of the model itself, and of none kept before."""
+    return [name for name in names if not name.startswith(f"{KEPT}/")]
+
+
+def write_statement(
+    folder: Path,
+    releases: Sequence[ReleaseRecord],
+    *,
+    made_up: bool,
+    released_after: Sequence[int] = (),
+) -> None:
     """Write the statement of everything that the folder's model was made from.
 
     Data sets that hold other people (the corpus, the labelled sentences) have each their own
     guarantee, in a statement of its own: in words one after the other, in JSON under `others`.
     A use without privacy anywhere in its ancestry comes first, and keeps the model with the
     operator.
+
+    Args:
+        folder: of the model.
+        releases: behind it.
+        made_up: the private text is made up, or public.
+        released_after: numbers of updates after which the same training released a model, the
+            last among them; empty where it released that one alone.
     """
-    words, data = _statements(releases, made_up)
+    words, data = _statements(releases, made_up, released_after)
     if any(release.event.is_unaccounted for release in as_releases(releases)):
         words = _OPERATOR + words
     (folder / WORDS).write_text(words)
     (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
 
 
-def statement_of(releases: Sequence[ReleaseRecord], *, made_up: bool) -> Statement:
-    """Return the statement as the report shows it: paragraphs without Markdown's marks."""
-    words, data = _statements(releases, made_up)
+def statement_of(
+    releases: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
+) -> Statement:
+    """Return the statement as the report shows it: paragraphs without Markdown's marks.
+
+    Its arguments are those of `write_statement`.
+    """
+    words, data = _statements(releases, made_up, released_after)
     lines = words.replace("**", "").splitlines()
     paragraphs = [line for line in lines if line and not line.startswith("#")]
     return Statement(tuple(re.sub(r"^- ", "• ", p) for p in paragraphs), data)
@@ -99,7 +134,9 @@ def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
     return dataset_totals(as_releases(releases))
 
 
-def _statements(records: Sequence[ReleaseRecord], made_up: bool) -> tuple[str, dict[str, Any]]:
+def _statements(
+    records: Sequence[ReleaseRecord], made_up: bool, released_after: Sequence[int]
+) -> tuple[str, dict[str, Any]]:
     """Return the statements of all data sets as words and data, those without privacy first."""
     releases = as_releases(records)
     names = dict.fromkeys(r.dataset for r in releases) or {"": None}
@@ -113,4 +150,20 @@ def _statements(records: Sequence[ReleaseRecord], made_up: bool) -> tuple[str, d
         data["others"] = [part.data for part in parts[1:]]
         data["private"] = all(part.data["private"] for part in parts)
         data["ledger_ids"] = [r.ledger_id for r in releases]
-    return "\n".join(part.words for part in parts), data
+    words = [part.words for part in parts]
+    if released_after:
+        data["released_after_updates"] = list(released_after)
+        if not any(release.event.is_unaccounted for release in releases):
+            words.append(_several_models(released_after))
+    return "\n".join(words), data
+
+
+def _several_models(after: Sequence[int]) -> str:
+    """Return what is to be said where a training leaves its models of several epochs."""
+    *earlier, last = after
+    return (
+        f"Of this training {len(after)} models are released: after "
+        f"{', '.join(str(one) for one in earlier)} and {last} updates. The guarantee above covers "
+        "all of them together, and none is charged by itself: it is of the noised sums of all "
+        "updates, and each of these models is computed from those up to its own update.\n"
+    )

@@ -16,6 +16,8 @@ from dp_core.training.bootstrap import Difference, Replicate, f1_difference
 from tasks.report.model import (
     Exposures,
     JobReport,
+    Membership,
+    MembershipAt,
     ModelRow,
     SweepReport,
     SweepRow,
@@ -43,7 +45,27 @@ def figures_of(shown: JobReport | SweepReport) -> dict[str, Any]:
     return {
         "settings": dict(shown.settings),
         "models": {row.name: dict(_figures(row)) for row in rows},
+        "leakage": [one for row in rows if isinstance(row, ModelRow) for one in _leakage(row)],
     }
+
+
+def _leakage(row: ModelRow) -> Iterator[Figure]:
+    """Yield what each membership attack finds of a model, after each epoch that was kept."""
+    if not isinstance(row.membership, Membership):
+        return
+    last = MembershipAt(math.inf, row.membership.losses, row.membership.rows)
+    for at in row.membership.by_epoch or (last,):
+        for one in at.rows:
+            found = one.leakage
+            yield {
+                "model": row.name,
+                "epoch": None if math.isinf(at.epochs) else at.epochs,  # None: the last alone
+                "level": one.level,
+                "attack": one.attack,
+                "value": found.value,
+                "interval": [found.low, found.high],
+                "label": row.membership.label,
+            }
 
 
 def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
@@ -87,6 +109,7 @@ class Run:
         settings: all of them.
         models: by name, figures by name.
         finetuned: by model, the fine-tunings behind its score.
+        leakage: what membership attacks find, by model, epoch, level and attack; the operator's.
     """
 
     uri: str
@@ -94,6 +117,7 @@ class Run:
     settings: Mapping[str, Any]
     models: Mapping[str, Mapping[str, Figure]]
     finetuned: Mapping[str, Sequence[Mapping[str, Any]]]
+    leakage: Sequence[Figure] = ()
 
 
 def read_run(store: Store, uri: str, edition: str) -> Run:
@@ -125,6 +149,7 @@ def read_run(store: Store, uri: str, edition: str) -> Run:
         written["settings"],
         written["models"],
         result.facts.get(FINETUNED, {}),
+        written.get("leakage", ()),
     )
 
 

@@ -96,10 +96,21 @@ class Exposures:
 
 
 @dataclass(frozen=True)
+class MembershipAt:
+    """What membership attacks find of the model that a training had after some epochs."""
+
+    epochs: float
+    losses: Mapping[str, float]  # mean of a row in nats, of `members` and of `others`
+    rows: tuple[MembershipRow, ...]
+
+
+@dataclass(frozen=True)
 class Membership:
     """Membership attacks on one model: always the operator's, for private rows were read."""
 
     rows: tuple[MembershipRow, ...]
+    losses: Mapping[str, float] = field(default_factory=dict)  # as of `MembershipAt`
+    by_epoch: tuple[MembershipAt, ...] = ()  # the last among them; empty: it alone was kept
     label = Label.OPERATOR
 
 

@@ -185,6 +185,8 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             "exposure": tables.exposure_table(shown.models, shown.occurrences),
             "extraction": tables.extraction_table(shown.models),
             "membership": tables.membership_table(shown.models),
+            "loss_by_epoch": tables.loss_by_epoch_table(shown.models),
+            "leakage_by_epoch": tables.leakage_by_epoch_table(shown.models),
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),

@@ -37,7 +37,7 @@ from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import statement_of, totals
+from tasks.releases.statements import released_after, statement_of, totals
 from tasks.report.model import (
     Cost,
     Curve,
@@ -49,6 +49,7 @@ from tasks.report.model import (
     LedgerLine,
     LedgerView,
     Membership,
+    MembershipAt,
     ModelRow,
     SweepReport,
     SweepRow,
@@ -104,6 +105,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
                 results.get(f"{kind}_finetuning"),
                 results.get(f"{kind}_exposure"),
                 results.get(f"{kind}_membership"),
+                float(spec.settings["epochs"]),
             )
             for kind in kinds
         ),
@@ -164,6 +166,7 @@ def model_row(
     finetuned: Input | None,
     audited: Input | None,
     attacked: Input | None,
+    epochs: float,
 ) -> ModelRow:
     """Return one model of the comparison: its ε is that of everything that its figures cost."""
     scores = last_values(finetuned.result) if finetuned else {}
@@ -180,7 +183,7 @@ def model_row(
         interval=_interval(scores),
         exposures=_exposures(audited),
         exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
-        membership=_membership(attacked),
+        membership=_membership(attacked, epochs),
         extractions=tuple(_extractions(audited)),
     )
 
@@ -228,7 +231,9 @@ def _header(
         "unit": unit,
         "declared_units": vocabulary.facts["declared_units"],
         "model_size": _model_size(dp),
-        "statement": statement_of(releases, made_up=spec.made_up),
+        "statement": statement_of(
+            releases, made_up=spec.made_up, released_after=released_after(dp.result)
+        ),
         "ledger": _ledger_view(context, dataset, unit),
         "settings": spec.settings,
         "versions": dp.result.versions,
@@ -442,11 +447,26 @@ def _extractions(audited: Input | None) -> Iterator[Extraction]:
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
 
 
-def _membership(attacked: Input | None) -> Membership | None:
+def _membership(attacked: Input | None, epochs: float) -> Membership | None:
+    """Return what was found of a model, and of those before it that its training kept.
+
+    Args:
+        attacked: output of the membership step.
+        epochs: of the whole training.
+    """
     if attacked is None:
         return None
     written = json.loads((attacked.folder / MEMBERSHIP_FILE).read_text())
-    return Membership(_MEMBERSHIP.validate_python(written["rows"]))
+    every = [*written["kept"], written]
+    by_epoch = tuple(
+        MembershipAt(
+            round(epochs * one["updates"] / written["updates"], 2),
+            one["losses"],
+            _MEMBERSHIP.validate_python(one["rows"]),
+        )
+        for one in (every if written["kept"] else ())
+    )
+    return Membership(_MEMBERSHIP.validate_python(written["rows"]), written["losses"], by_epoch)
 
 
 def _audit(audited: Input | None) -> AuditRecord | None:

@@ -485,6 +485,99 @@ def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
     )
 
 
+def _epochs_of(models: Sequence[ModelRow]) -> list[tuple[ModelRow, Membership]]:
+    """Return the models that were attacked after several epochs."""
+    attacked = [(model, model.membership) for model in models]
+    return [(m, found) for m, found in attacked if isinstance(found, Membership) and found.by_epoch]
+
+
+def _start_of(models: Sequence[ModelRow], model: ModelRow) -> Membership | None:
+    """Return what was found of the model that a private training began with."""
+    kinds = ("phrases", "public") if model.kind == "dp" else ("public",)
+    found = {one.kind: one.membership for one in models}
+    start = next((found[kind] for kind in kinds if kind in found), None)
+    return start if isinstance(start, Membership) else None
+
+
+def _epoch_headers(models: Sequence[ModelRow], unit: str) -> tuple[list[float], list[Header]]:
+    shown = _epochs_of(models)
+    epochs = sorted({one.epochs for _, found in shown for one in found.by_epoch})
+    return epochs, [Header("Epoch 0", unit), *(Header(f"Epoch {e:g}", unit) for e in epochs)]
+
+
+def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
+    """Return each model's loss on private text, held out, by epoch: Jagannatha et al., Table 3."""
+    epochs, headers = _epoch_headers(models, "nats a prediction")
+
+    def cell(losses: Mapping[str, float] | None) -> Cell:
+        if not losses:
+            return Cell(NOT_MEASURED)
+        detail = f"{losses['members']:.3f} of what trained"
+        loss = losses["others"]
+        return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
+
+    rows = []
+    for model, found in _epochs_of(models):
+        start, by_epoch = _start_of(models, model), {one.epochs: one for one in found.by_epoch}
+        losses = [by_epoch[e].losses if e in by_epoch else None for e in epochs]
+        rows.append(
+            (
+                name(model.name),
+                cell(start.losses if start else None),
+                *(cell(one) for one in losses),
+            )
+        )
+    return Table(
+        key="loss_by_epoch",
+        caption="Loss on private text that was held out, by epoch",
+        headers=(Header("Model", numeric=False), *headers),
+        rows=tuple(rows),
+        notes=(
+            "Mean over the rows that are attacked, under masks that no training drew; beneath it, "
+            "of rows that trained. Epoch 0 is the model that the training began with. All epochs "
+            "are of one training, on one course of its learning rate: a training that ended there "
+            "would have another.",
+        ),
+    )
+
+
+def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
+    """Return PL of every attack at every level by epoch: Jagannatha et al., Fig. 1 and Table 2."""
+    epochs, headers = _epoch_headers(models, "TPR − FPR, %")
+
+    def cell(row: MembershipRow | None) -> Cell:
+        if row is None:
+            return Cell(NOT_MEASURED)
+        return _share(row.leakage, row.leakage_ceiling, alarm=row.above)
+
+    rows = []
+    for model, found in _epochs_of(models):
+        start = _start_of(models, model)
+        every = [start.rows if start else (), *(one.rows for one in found.by_epoch)]
+        columns = [{(row.level, row.attack): row for row in rows} for rows in every]
+        places = [None, *(one.epochs for one in found.by_epoch)]
+        for level, attack in dict.fromkeys(key for column in columns[1:] for key in column):
+            cells = {
+                place: cell(column.get((level, attack)))
+                for place, column in zip(places, columns, strict=True)
+            }
+            shown = [cells.get(place, Cell(NOT_MEASURED)) for place in (None, *epochs)]
+            attack_name, explained = _ATTACKS.get(attack, (attack, ""))
+            rows.append((name(model.name, f"by {level}"), name(attack_name, explained), *shown))
+    return Table(
+        key="leakage_by_epoch",
+        caption="Leakage of every attack, by epoch",
+        headers=(Header("Model", numeric=False), Header("Attack", numeric=False), *headers),
+        rows=tuple(rows),
+        notes=(
+            "Epoch 0 is the model that the training began with, which never read private rows: "
+            "what is found there is chance, or a difference between the sides. Behind ≤ the most "
+            "that the guarantee of the whole training allows, which covers the models of all its "
+            "epochs together.",
+        ),
+    )
+
+
 _WHAT = {"targeted": "secrets of planted canaries", "discoverable": "rows that trained"}
 _CONTROL = {"targeted": "never planted", "discoverable": "held out"}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from scipy import stats
@@ -14,6 +15,7 @@ from dp_core.audit.membership_metrics import (
     LOW_RATES,
     MembershipRow,
     RarityBucket,
+    Scored,
     measure,
     profile_log_probabilities,
     rarity_buckets,
@@ -29,6 +31,7 @@ from dp_core.audit.membership_scores import (
 )
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.privacy_units import iter_units
+from dp_core.data.readers.diagnoses import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
@@ -38,13 +41,15 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.evidence.audits import PROBES, SUBJECT
-from tasks.protocol import MembershipSpec
+from tasks.protocol import MembershipSpec, StepResult
+from tasks.releases.declarations import open_for_operator, refuse_other_digests
 from tasks.releases.provenance import (
     PRETRAINED,
     canaries_at,
     corpus_at,
     fact,
     model_at,
+    models_by_updates,
     rows_at,
 )
 from tasks.releases.statements import as_releases, totals
@@ -55,6 +60,23 @@ from tasks.steps.token_store import TRAIN
 from tasks.steps.training_inputs import held_out
 
 LEAST_BUCKETS = 5  # of rarity, to say whether rare units leak more
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one model.
+
+    Attributes:
+        updates: of its training, after which it was kept.
+        losses: side -> mean loss of a row in nats, of `members` and of `others`.
+        rows: of every attack at every level.
+        rarity: of the published attack, by how rare a unit is.
+    """
+
+    updates: int
+    losses: dict[str, float] = field(default_factory=dict)
+    rows: tuple[MembershipRow, ...] = ()
+    rarity: tuple[RarityBucket, ...] = ()
 
 
 def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
@@ -68,12 +90,15 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
     ceiling = claimed(attacked, store)
     for name, value in _ceilings(ceiling).items():
         context.measure(f"membership_ceiling/{name}", Public(value))
-    rows, rarity = _findings(spec, context, attacked, references, store, ceiling)
-    _tell(context, rows, rarity)
+    opened = [open_for_operator(source, context) for source in spec.sources]
+    diagnoses = Diagnoses(opened[0].path, where="membership_codes") if opened else None
+    *earlier, last = _findings(spec, context, attacked, references, store, ceiling, diagnoses)
+    for one in (*earlier, last):
+        _tell(context, one)
     text = {
         "ceilings": _ceilings(ceiling),
-        "rows": [asdict(row) for row in rows],
-        "rarity": [asdict(bucket) for bucket in rarity],
+        **asdict(last),
+        "kept": [asdict(one) for one in earlier],
     }
     (context.out / MEMBERSHIP_FILE).write_text(json.dumps(text, indent=1))
     return StepOutput(
@@ -81,9 +106,21 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
         facts={
             SUBJECT: fact(attacked, "weights_digest"),
             PROBES: fact(store, "canaries_digest"),
+            **({"source_digests": [one.digest for one in opened]} if opened else {}),
         },
         artifacts=[Artifact(MEMBERSHIP_FILE, Label.OPERATOR)],
     )
+
+
+def refuse_if_changed(spec: MembershipSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse to answer with what was found by a table of codes that has changed since.
+
+    Raises:
+        BadInput: it has.
+    """
+    now = [open_for_operator(source, context).digest for source in spec.sources]
+    before = result.facts.get("source_digests", [])
+    refuse_other_digests(spec, now, before, spec.data_version)
 
 
 def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
@@ -126,46 +163,76 @@ def _findings(
     references: list[Input],
     store: Input,
     ceiling: PrivacyProfile | None,
-) -> tuple[list[MembershipRow], tuple[RarityBucket, ...]]:
-    """Return every figure, and those by rarity; none where no unit was held out."""
+    diagnoses: Diagnoses | None,
+) -> list[Finding]:
+    """Return what is found of every model that the training left, the last one last.
+
+    All are attacked with the same rows under the same masks, and have the ceiling of the whole
+    training. Nothing is found where no unit was held out.
+    """
+    models = models_by_updates(attacked)
     if (others := held_out(store)) is None:
-        return [], ()
+        return [Finding(updates) for updates in models]
     train = TokenStore.open(store.folder / TRAIN)
-    sample = _sample(spec, context, attacked, store, train, others)
-    made = _attacks(spec, sample, train, others, attacked, references)
-    tokens = [
-        frozenset(side.tokens[row, : side.lengths[row]].tolist())
-        for side, numbers in ((train, sample.member_rows), (others, sample.other_rows))
-        for row in numbers
+    sample = _sample(spec, context, attacked, store, train, others, diagnoses)
+    if not _can_be_attacked(sample):
+        return [Finding(updates) for updates in models]
+    sides = _sides(spec, sample, train, others)
+    calibrating = [_losses(language_model(load_model(one.folder)), sides) for one in references]
+    profiles: Sequence[frozenset[Hashable]] = sample.codes or [
+        frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
+        for side in sides
+        for row in side.numbers
     ]
-    return measured(sample, made, ceiling), _by_rarity(sample, made, tokens)
+    found = []
+    for updates, folder in models.items():
+        seen = _seen(language_model(load_model(folder)), sides, calibrating)
+        made = attacks(seen.losses, calibrating, seen.features, sample.members, sample.fitted)
+        means = {
+            "members": float(seen.losses.mean[sample.members].mean()),
+            "others": float(seen.losses.mean[~sample.members].mean()),
+        }
+        rows = tuple(measured(sample, made, ceiling))
+        found.append(Finding(updates, means, rows, _by_rarity(sample, made, profiles)))
+    return found
 
 
-def _tell(
-    context: StepContext, rows: list[MembershipRow], rarity: tuple[RarityBucket, ...]
-) -> None:
+def _tell(context: StepContext, found: Finding) -> None:
     """Record what was found, for the operator."""
-    for row in rows:
+    for side, loss in found.losses.items():
+        context.measure(f"membership/loss/{side}", Operator(loss), found.updates)
+    for row in found.rows:
         name = f"membership/{row.level}/{row.attack}"
-        context.measure(f"{name}/pl", Operator(row.leakage.value))
-        context.measure(f"{name}/auc", Operator(row.area.value))
+        context.measure(f"{name}/pl", Operator(row.leakage.value), found.updates)
+        context.measure(f"{name}/auc", Operator(row.area.value), found.updates)
         for low in row.low_rates:
-            context.measure(f"{name}/tpr_at_{low.asked:g}_fpr", Operator(low.tpr.value))
-    leaked = [bucket.leakage for bucket in rarity]
+            context.measure(
+                f"{name}/tpr_at_{low.asked:g}_fpr", Operator(low.tpr.value), found.updates
+            )
+    leaked = [bucket.leakage for bucket in found.rarity]
     if len(leaked) >= LEAST_BUCKETS and len(set(leaked)) > 1:
-        found = stats.spearmanr([bucket.log_probability for bucket in rarity], leaked)
-        context.measure("membership/rarity_correlation", Operator(float(found.statistic)))
+        correlation = stats.spearmanr([one.log_probability for one in found.rarity], leaked)
+        context.measure(
+            "membership/rarity_correlation", Operator(float(correlation.statistic)), found.updates
+        )
 
 
 def _by_rarity(
-    sample: Sample, made: list[Attack], tokens: list[frozenset[int]]
+    sample: Sample, made: list[Attack], held_by_row: Sequence[frozenset[Hashable]]
 ) -> tuple[RarityBucket, ...]:
-    """Return what the published attack finds of units by how rare their tokens are together."""
+    """Return what the published attack finds of units by how rare their codes or tokens are.
+
+    Units of which no code is known are left out: they are not those who have no disease.
+    """
     level = sample.unit.value
     for attack in made[:1]:
-        if (found := sample.scored(level, attack)) is not None:
-            logs = profile_log_probabilities(sample.profiles(level, attack, tokens))
-            return rarity_buckets(logs, found[0], attack.threshold)
+        if (found := sample.scored(level, attack)) is None:
+            continue
+        profiles = sample.profiles(level, attack, held_by_row)
+        known = np.array([bool(profile) for profile in profiles])
+        scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
+        logs = profile_log_probabilities([profile for profile in profiles if profile])
+        return rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
     return ()
 
 
@@ -176,6 +243,7 @@ def _sample(
     store: Input,
     train: TokenStore,
     others: TokenStore,
+    diagnoses: Diagnoses | None,
 ) -> Sample:
     corpus = corpus_at(context, spec.corpus_uri, "private")
     planted = canaries_at(context, spec.canaries_uri, attacked)
@@ -187,6 +255,9 @@ def _sample(
         if one != other:
             raise BadInput(f"its {name} is not that of the other inputs", where="private_store_uri")
     canaries, unit = read_canaries(planted.folder), PrivacyUnit(spec.units.unit)
+    codes = None
+    if diagnoses is not None:
+        codes = diagnoses.of_patient if unit is PrivacyUnit.PATIENT else diagnoses.of_admission
     return draw_sample(
         iter_units(corpus.folder, unit, spec.units.words_per_unit),
         unit=unit,
@@ -197,45 +268,60 @@ def _sample(
         carries=lambda unit_id: any(carries(c, unit_id, spec.seed) for c in canaries),
         most=spec.config.membership_units,
         key=seed_key(spec.seed),
+        codes=codes,
     )
 
 
-def _attacks(
-    spec: MembershipSpec,
-    sample: Sample,
-    train: TokenStore,
-    others: TokenStore,
-    attacked: Input,
-    references: list[Input],
-) -> list[Attack]:
-    """Return all attacks; none where the sample is too small to fit and to measure."""
-    for side in (sample.members, ~sample.members):
-        if min((side & sample.fitted).sum(), (side & ~sample.fitted).sum()) < 2:
-            return []
+def _can_be_attacked(sample: Sample) -> bool:
+    """Return whether the sample is large enough to fit attacks and to measure them."""
+    return all(
+        min((side & sample.fitted).sum(), (side & ~sample.fitted).sum()) >= 2
+        for side in (sample.members, ~sample.members)
+    )
+
+
+def _sides(
+    spec: MembershipSpec, sample: Sample, train: TokenStore, others: TokenStore
+) -> tuple[Rows, Rows]:
+    """Return the rows of members and of others, under masks that no training drew."""
     coins, masks = digest64(seed_key(spec.seed), "membership masks"), spec.config.membership_masks
-    sides = (
+    return (
         Rows(train, sample.member_rows, coins, masks),
         Rows(others, sample.other_rows, coins, masks),
     )
 
-    def seen(model: AnyModel) -> Losses:
-        found = [losses(model, side) for side in sides]
-        return Losses(
-            np.concatenate([one.mean for one in found]),
-            np.concatenate([one.lowest for one in found]),
-        )
 
-    model = language_model(load_model(attacked.folder))
+def _losses(model: AnyModel, sides: tuple[Rows, Rows]) -> Losses:
+    found = [losses(model, side) for side in sides]
+    return Losses(
+        np.concatenate([one.mean for one in found]),
+        np.concatenate([one.lowest for one in found]),
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What an attack may see of one model: of each row its loss, and its features by name."""
+
+    losses: Losses
+    features: dict[str, Floats]
+
+
+def _seen(model: AnyModel, sides: tuple[Rows, Rows], calibrating: list[Losses]) -> _Seen:
+    """Return what the model shows of all rows.
+
+    Raises:
+        BadInput: it, or a reference, answers with what is no number.
+    """
     features: dict[str, Floats] = {
         "attention": np.concatenate([attention_features(model, side) for side in sides]),
         "gradients": np.concatenate([gradient_features(model, side) for side in sides]),
     }
-    own = seen(model)
-    calibrating = [seen(language_model(load_model(one.folder))) for one in references]
+    own = _losses(model, sides)
     every = [own.mean, own.lowest, *features.values(), *(one.mean for one in calibrating)]
     if not all(np.isfinite(values).all() for values in every):
         raise BadInput("the model answers with what is no number", where="model_uri")
-    return attacks(own, calibrating, features, sample.members, sample.fitted)
+    return _Seen(own, features)
 
 
 def _ceilings(ceiling: PrivacyProfile | None) -> dict[str, float]:

@@ -11,6 +11,7 @@ from dp_core.labels import Dp, Operator
 from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.training.checkpoints import run_digest
 from dp_core.training.loop import (
     CURVE_POINTS,
     EvaluationHook,
@@ -30,6 +31,7 @@ from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
 from tasks.runtime.context import StepContext, StepOutput
+from tasks.steps.kept_models import KeptModels
 from tasks.steps.training_hosts import other_hosts
 from tasks.steps.training_inputs import (
     TrainingInputs,
@@ -80,6 +82,12 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
+    name = f"-{charged.entry.id}" if charged else ""
+    kept = KeptModels(
+        spec.kept_updates,
+        context.checkpoints(f"models{name}"),
+        run_digest(spec.digest(), charged.entry.id if charged else ""),
+    )
     with other_hosts(context, spec.store_uri, canaries) as hosts:
         model = pretrain(
             model=start,
@@ -87,25 +95,33 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             updates=updates,
             config=spec.training,
             init_seed=spec.seed,
-            checkpoints=context.checkpoints(
-                f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
-            ),
+            checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             progress=_Curve(spec, context, spent),
-            hook=_public_curve(spec, context, inputs, start.config) if plan else None,
+            hook=kept.hook(_public_curve(spec, context, inputs, start.config) if plan else None),
             continuation=words,
             hosts=hosts,
         )
-    record = charged.settle(weights_released(model.parameters)) if charged else None
+    earlier = kept.weights()
+    released = weights_released(model.parameters, *earlier.values())
+    record = charged.settle(released) if charged else None
     _publish_curve(context)
     _measure(spec, context, model, inputs)
-    write_model(context, model, inputs.vocabulary)
+    write_model(
+        context,
+        model,
+        inputs.vocabulary,
+        earlier={update: Model(model.config, weights) for update, weights in earlier.items()},
+        updates=spec.updates,
+    )
     without_charge = None if spec.mode == "nonprivate" else 0.0
     epsilon = record.epsilon if record else without_charge
     return StepOutput(
         outputs={"model": ""},
         facts={
             "mode": spec.mode,
+            "updates": spec.updates,
+            "kept_updates": spec.kept_updates,
             # What an audit compares with the ledger's entry, before it throws the coins again.
             "audit": {"entry": record.ledger_id, "coins": coins.salted_hash()}
             if record and coins
@@ -149,6 +165,7 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
         if inputs.initial
         else f"fresh {spec.shape.model_dump_json()}",
         plan=plan.to_json(),
+        kept_updates=" ".join(str(one) for one in spec.kept_updates),
         config=spec.training.identity(),
         seed=spec.seed,
         device=spec.device,

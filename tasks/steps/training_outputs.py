@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dp_core.config.training import TrainingConfig
@@ -22,7 +23,7 @@ from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.loop import Progress, curve_points
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.releases.statements import write_statement
+from tasks.releases.statements import kept_folder, write_statement
 from tasks.runtime.context import Input, StepContext
 from tasks.steps.training_inputs import kind_of
 from tasks.storage import sha256_of
@@ -63,18 +64,32 @@ def score(
     return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
 
 
-def write_model(context: StepContext, model: AnyModel, vocabulary: Input) -> None:
+def write_model(
+    context: StepContext,
+    model: AnyModel,
+    vocabulary: Input,
+    earlier: Mapping[int, AnyModel] | None = None,
+    updates: int = 0,
+) -> None:
     """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
 
     Adapters are merged into it, and stand once more alone, in PEFT's layout.
 
     Args:
+        context: of the step.
+        model: of all updates.
         vocabulary: an output whose folder holds the model's vocabulary.
+        earlier: models of the same training that are kept, by updates done.
+        updates: of the whole training.
     """
-    save(merged(model), context.out, vocabulary.folder)
-    if adapters_of(model.parameters):
-        save_adapter(model, context.out / ADAPTER_FOLDER)
-    write_statement(context.out, context.releases, made_up=context.made_up)
+    folders = {kept_folder(done): one for done, one in (earlier or {}).items()}
+    after = (*earlier, updates) if earlier else ()
+    for name, one in {"": model, **folders}.items():
+        folder = context.out / name
+        save(merged(one), folder, vocabulary.folder)
+        if adapters_of(one.parameters):
+            save_adapter(one, folder / ADAPTER_FOLDER)
+        write_statement(folder, context.releases, made_up=context.made_up, released_after=after)
     context.measure_cost(context.releases)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dp_core.labels import Label, Labelled
 from tasks.protocol import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.releases.statements import WORDS
+from tasks.releases.statements import WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import CHECKSUMS, RESULT, Store
@@ -613,7 +613,7 @@ class Tracker:
         """Return the registration of a model that was judged (`tasks/evidence/gate.py`)."""
         folder = store.local_copy(judged["uri"])
         # Not all that is there: a local store is no copy, and has the operator's numbers.
-        files = [folder / name for name in store.published(judged["uri"])]
+        files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == WORDS)
         return Model(
             run=self._own,

@@ -20,6 +20,7 @@ from dp_core.audit.canaries import draw
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
+from dp_core.data.readers.diagnoses import Diagnoses
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
 from dp_core.models import hugging_face as weights
@@ -156,7 +157,16 @@ EVENT = SPEC["plan"] and {
 }
 CHECKSUMS = {"a.txt": {"sha256": "0" * 64, "bytes": 3}, "b/c.txt": {"sha256": "1" * 64, "bytes": 1}}
 
+
+def diagnoses(folder: Path) -> Path:
+    folder.mkdir()
+    rows = "".join(f'{i % 7},{SECRET},"{SECRET} {i}"\n' for i in range(30))
+    (folder / "codes.csv").write_text("SUBJECT_ID,HADM_ID,ICD9_CODE\n" + rows)
+    return folder / "codes.csv"
+
+
 CASES = {
+    "a table of codes": Case(diagnoses, Diagnoses),
     "a shard of a corpus": Case(corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
     "a corpus's mark": Case(corpus("corpus.json"), lambda f: list(open_corpus(f))),
     "sentences": Case(sentences, lambda f: entities_step.read_part(f, "train")),

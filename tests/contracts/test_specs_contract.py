@@ -157,6 +157,11 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "extraction_rows": {"extraction_rows": 5, "model_kind": "gpt2"},
         "entity_types": {"entity_types": "problem"},
         "window_overlap": {"window_overlap": 0.25},
+        "kept_epochs": {"kept_epochs": "1,2"},
+        "membership_codes": {
+            "membership_codes": "/x", "private_format": "text", "private_path": "/x",
+            "private_dataset": "notes",
+        },
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
@@ -237,6 +242,26 @@ def test_settings_that_are_accepted_make_specs(field: str, together: dict[str, A
             continue
         for spec in dp_bert_steps(settings, ROOT).values():
             assert spec_from_json(spec.model_dump_json()) == spec
+
+
+def test_a_table_of_codes_is_read_by_the_membership_steps_which_hold_no_secret() -> None:
+    notes: dict[str, Any] = {
+        "private_format": "text", "private_path": "/x", "private_dataset": "notes",
+        "membership_units": 10,
+    }  # fmt: skip
+    without = dp_bert_steps(JobSettings(**notes), ROOT)
+    steps = dp_bert_steps(JobSettings(**notes, membership_codes="/codes"), ROOT)
+    readers = {n for n, s in steps.items() if any(one.uri == "/codes" for one in s.sources)}
+    assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
+    for name in readers:
+        assert needs(steps[name]) == {Need.SOURCES} and needs(without[name]) == frozenset()
+    (codes,) = steps["dp_membership"].sources
+    assert (codes.public, codes.dataset) == (False, "notes")
+    budget = steps["budget"]
+    assert isinstance(budget, BudgetSpec) and codes in budget.reads
+    assert steps["dp_pretraining"].digest() == without["dp_pretraining"].digest()
+    with pytest.raises(ValueError, match="made-up patients have no codes"):
+        JobSettings(membership_codes="/codes")
 
 
 def test_how_a_training_is_kept_changes_no_hash() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,12 @@ class Reports:
     def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder, self.count = store, folder, 0
 
-    def add(self, settings: Mapping[str, Any], models: Mapping[str, int | None]) -> str:
+    def add(
+        self,
+        settings: Mapping[str, Any],
+        models: Mapping[str, int | None],
+        leakage: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Leave a run whose models are right about so many of 400 documents; None: not told."""
         self.count += 1
         finetuned, figures = {}, {}
@@ -44,7 +49,8 @@ class Reports:
                 own["exposure"] = (
                     {"withheld": True} if secret else {"value": "7", "label": "operator"}
                 )
-            written = {"settings": settings, "models": shown}
+            told = [] if edition == "report" else leakage
+            written = {"settings": settings, "models": shown, "leakage": told}
             (made / edition / FIGURES_FILE).write_text(json.dumps(written))
         created = f"2026-01-0{self.count}T10:11:12"
         publish(self.store, uri, made, created=created, finetuned=finetuned)
@@ -76,6 +82,26 @@ def test_settings_and_f1_of_two_runs(reports: Reports, confide: Confide) -> None
     for words in ("epochs", "55.0", "50.0", "+5.0", "∞", "▒▒"):
         assert words in out
     assert "layers" in out and "seed" not in out.replace("seeds", "")
+
+
+def test_leakage_stands_by_family_and_epoch_for_the_operator(
+    reports: Reports, confide: Confide
+) -> None:
+    def found(epoch: float | None, value: float) -> dict[str, Any]:
+        row = {"model": "With DP", "level": "patient", "attack": "loss", "label": "operator"}
+        return {**row, "epoch": epoch, "value": value, "interval": [0.0, 1.0]}
+
+    reports.add({"model_kind": "bert"}, {"With DP": 200}, [found(1.0, 0.021), found(2.0, 0.032)])
+    reports.add({"model_kind": "gpt2"}, {"With DP": 200}, [found(None, 0.071)])
+    code, out, _ = confide("compare", "--operator", "1", "0")
+    table = out[out.index("Membership: leakage") :].partition("Differences")[0]
+    words = " ".join(table.split())
+    assert code == 0 and "loss" in words and "patient" in words
+    for kind in ("bert", "gpt2"):
+        assert kind in words
+    (row,) = [line for line in table.splitlines() if "2.1" in line]
+    assert row.index("2.1") < row.index("3.2") < row.index("7.1")
+    assert "Membership" not in confide("compare", "1", "0")[1]
 
 
 def test_of_one_run_its_models_are_compared_with_the_first(

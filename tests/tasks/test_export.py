@@ -89,6 +89,23 @@ def test_a_model_is_copied_whole_or_not_at_all(
     assert code == 2 and "not empty" in said
 
 
+def test_the_last_model_is_handed_on_or_the_one_that_is_asked_for(
+    export: Export, store: Store, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    for folder in ("", "after/30", "after/60"):
+        (made / folder).mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "PRIVACY.md"):
+            (made / folder / name).write_text(folder)
+    uri = publish(store, f"{store.root}/pretrain/{'b' * 16}", made)
+    for given, words, content in (("last", (), ""), ("early", ("--after", "30"), "after/30")):
+        assert export(tmp_path / given, "--uri", uri, *words)[0] == 0
+        assert _content(tmp_path / given) == {"config.json": content, "PRIVACY.md": content}
+    code, said = export(tmp_path / "none", "--uri", uri, "--after", "45")
+    assert code == 2 and "no model was kept after 45 updates" in said
+    assert "There are those after 30, 60" in said and not (tmp_path / "none").exists()
+
+
 def test_what_is_the_operators_stays_behind(export: Export, store: Store, tmp_path: Path) -> None:
     """What a fine-tuned model got wrong lies beside it, with the words of the test part."""
     made = tmp_path / "made"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -105,6 +106,7 @@ def models(chain: Chain) -> dict[str, Input]:
         mode="nonprivate",
         store_uri="apart rows",
         updates=40,
+        kept_updates=(4,),
         training=TrainingConfig(learning_rate=0.004),
         batches=BatchConfig(batch_size=32, examples_per_step=4),
         **once,
@@ -139,6 +141,64 @@ def test_a_model_of_its_members_words_gives_them_away_at_every_level(
         for attack in ("loss", "reference", "gradients"):
             assert found[f"membership/{level}/{attack}/auc"] > 0.8, (level, attack)
     assert found["membership/patient/loss/pl"] > 0.3
+
+
+def test_the_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
+    caught: tuple[StepOutput, Bench],
+) -> None:
+    found = json.loads((caught[1].out / MEMBERSHIP_FILE).read_text())
+    (earlier,) = found["kept"]
+    assert (earlier["updates"], found["updates"]) == (4, 40)
+    leaks, counts = (
+        {
+            updates: {(row["level"], row["attack"]): value(row) for row in one["rows"]}
+            for updates, one in ((4, earlier), (40, found))
+        }
+        for value in (lambda row: row["leakage"]["value"], lambda row: row["members"])
+    )
+    assert counts[4] == counts[40]
+    gaps = [one["losses"]["others"] - one["losses"]["members"] for one in (earlier, found)]
+    assert earlier["losses"]["members"] > found["losses"]["members"] + 0.1
+    assert gaps[1] > gaps[0] + 0.1 and gaps[1] > 0.2
+    told = {
+        number.step: number.value
+        for number in caught[1].numbers
+        if number.name == "membership/patient/loss/pl"
+    }
+    assert told == {updates: own["patient", "loss"] for updates, own in leaks.items()}
+
+
+def test_rare_patients_are_those_of_rare_codes_where_a_table_tells_them(
+    chain: Chain, models: dict[str, Input], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fifth of the patients has a rare code beside the common one, and a fifth has no code."""
+    table = tmp_path / "codes.csv"
+    lines = ["SUBJECT_ID,HADM_ID,ICD9_CODE"]
+    for number in range(PATIENTS):
+        common = [f"patient-{number},a0,zyx4019"] if number % 5 else []
+        lines += common + ([f"patient-{number},a1,zyxRARE"] if number % 5 == 1 else [])
+    table.write_text("\n".join(lines))
+    config = MembershipConfig(membership_units=60, membership_codes=str(table))
+    spec = attacking(chain, config=config, reference_uris=())
+    assert [source.field for source in spec.sources] == ["membership_codes"]
+    context = chain.context("codes")
+    context.inputs = chain.inputs | {"model": models["public"]}
+    answer = membership.run(spec, context)
+    written = (context.out / MEMBERSHIP_FILE).read_text()
+    rare, common = json.loads(written)["rarity"]
+    counted = [bucket["members"] + bucket["others"] for bucket in (rare, common)]
+    known = sum(counted)
+    assert 10 <= counted[0] < counted[1] and known < 120
+    share = counted[0] / known  # of those whose codes are known, all have the common one
+    assert rare["log_probability"] == pytest.approx(math.log(share))
+    assert common["log_probability"] == pytest.approx(math.log(1 - share))
+    said = written + json.dumps(answer.facts) + "".join(capfd.readouterr())
+    assert "zyx" not in said and "patient-" not in said
+    result = answered(answer, context, "membership").result
+    membership.refuse_if_changed(spec, result, context)
+    table.write_text(table.read_text() + "\npatient-1,a1,zyx1")
+    with pytest.raises(BadInput, match="have changed since"):
+        membership.refuse_if_changed(spec, result, context)
 
 
 def test_a_model_of_public_text_tells_members_from_nobody(

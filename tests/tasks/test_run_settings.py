@@ -69,15 +69,25 @@ def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> No
 
 PAPER = [f"hoory2021-{name}{size}" for name in ("fig1", "table2", "fig2") for size in ("", "-tiny")]
 
+CLINICAL = [
+    f"jagannatha2021-{name}{size}"
+    for name in ("bert", "distilbert", "gpt2", "mednli")
+    for size in ("", "-tiny")
+]
+
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
-    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER}
+    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER, *CLINICAL}
     values = json.loads(PRESETS[preset].read_text())
     kind = SweepSettings if "sweep_points" in values else JobSettings
     named = dict(PATHS) if "private_format" in values else {}
     if values.get("entities_folds"):
         named.pop("entities_test", None)
+    if values.get("private_format") and not values.get("entities_format"):
+        named = {name: path for name, path in named.items() if "entities" not in name}
+    if values.get("vocabulary_source") == "checkpoint":
+        named["public_model"] = "."
     settings = settings_told(
         kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
     )
@@ -88,6 +98,17 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)
         assert (settings.batch_size, settings.updates) == (131_072, 31_250)
         assert not settings.made_up  # nor does it run on made-up notes by mistake
+    elif preset in CLINICAL:  # what the paper prints, appendix A
+        assert (settings.unit, settings.holdout, settings.max_examples_per_unit) == (
+            "patient", 0.3, 50,
+        )  # fmt: skip
+        assert (settings.noise_multiplier, settings.clip_norm, settings.epochs) == (1.0, 1.0, 3)
+        assert settings.learning_rate == settings.nonprivate_learning_rate == 1e-5
+        assert not settings.made_up
+    if preset in CLINICAL and "gpt2" not in preset:
+        assert settings.head == "pairs"
+    if preset in CLINICAL and kind is JobSettings:
+        assert settings.membership_units and len(settings.kept_updates("dp")) == 2
 
 
 @pytest.fixture

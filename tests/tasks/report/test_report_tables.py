@@ -23,7 +23,16 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import StepResult
 from tasks.report import tables
-from tasks.report.model import Cost, Edition, Exposures, JobReport, Withheld, edition_of
+from tasks.report.comparison import figures_of
+from tasks.report.model import (
+    Cost,
+    Edition,
+    Exposures,
+    JobReport,
+    MembershipAt,
+    Withheld,
+    edition_of,
+)
 from tasks.report.page import job_page, verdict
 from tasks.report.results import audit_time
 from tasks.report.tables import (
@@ -164,6 +173,50 @@ def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     assert all(row[2].alarm for row in tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert tables.membership_table(shown.models).rows == ()
+
+
+def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
+    public, dp, unprotected = job_report().models
+    assert tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
+    kept = {
+        kind: dataclasses.replace(
+            membership(found, 0.9),
+            losses={"members": 2.1 - found, "others": 2.1},
+            by_epoch=tuple(
+                MembershipAt(e, {"members": 3.0 - e / 4, "others": 3.2 - e / 5}, own.rows)
+                for e, own in ((1.0, membership(found / 2, 0.9)), (2.5, membership(found, 0.9)))
+            ),
+        )
+        for kind, found in (("dp", 0.1), ("nonprivate", 0.4))
+    }
+    start = dataclasses.replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
+    models = [
+        dataclasses.replace(public, membership=start),
+        dataclasses.replace(dp, membership=kept["dp"]),
+        dataclasses.replace(unprotected, membership=kept["nonprivate"]),
+    ]
+    losses = tables.loss_by_epoch_table(models)
+    assert [header.name for header in losses.headers] == [
+        "Model",
+        "Epoch 0",
+        "Epoch 1",
+        "Epoch 2.5",
+    ]
+    assert [cell.text for cell in losses.rows[0]] == ["DP", "3.500", "3.000", "2.700"]
+    assert losses.rows[1][2].detail == "2.750 of what trained"
+    table = tables.leakage_by_epoch_table(models)
+    assert len(table.rows) == 2 * 4  # of the two trainings, every attack at every level
+    assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
+    assert table.rows[4][0].detail == "by sample"
+    assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
+    report = dataclasses.replace(job_report(made_up=False), models=tuple(models))
+    shown = edition_of(report, Edition.PUBLISHABLE)
+    assert tables.leakage_by_epoch_table(shown.models).rows == ()
+    assert tables.loss_by_epoch_table(shown.models).rows == ()
+    assert figures_of(shown)["leakage"] == []
+    told = figures_of(report)["leakage"]
+    assert [one["epoch"] for one in told if one["model"] == "DP"] == [1.0] * 4 + [2.5] * 4
+    assert [one["epoch"] for one in told if one["model"] == "Public only"] == [None] * 4
 
 
 def test_what_came_out_stands_beside_its_control() -> None:

@@ -1,0 +1,66 @@
+"""Models of one training at several of its updates: kept on the way, and released with the last.
+
+They cost nothing beside the training's one charge. DP-SGD is accounted for as the adaptive
+composition of its updates, each of which hands out its noised sum (Abadi et al. 2016,
+arXiv:1607.00133, section 3.2); with correlated noise, as one release of the whole sequence of sums
+(Denisov et al. 2022, arXiv:2202.08312). The weights after update t are a function of the sums up to
+t, so the models of several updates are one of all sums: post-processing (Dwork and Roth 2014,
+proposition 2.1). An accounting that hides all iterates but the last would not allow this; none
+here does.
+
+How often a model is kept, and when, is fixed by the spec before the first update. What is kept lies
+with the checkpoints until the training is settled, which binds its noise to all of these models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dp_core.errors import ConfideError
+from dp_core.models.parameters import Arrays
+from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints
+from dp_core.training.loop import EvaluationHook
+
+
+class KeptModels:
+    """Weights after given numbers of updates, which a run that is resumed finds again.
+
+    Args:
+        updates: numbers of updates done, all below the last.
+        place: of this training's alone.
+        run: digest of what the training is: models of another are refused.
+    """
+
+    def __init__(self, updates: Sequence[int], place: CheckpointPlace, run: str) -> None:
+        self._updates, self._where = tuple(updates), place.where
+        self._kept = Checkpoints(place, run, keep=max(1, len(self._updates)))
+
+    def hook(self, beside: EvaluationHook | None) -> EvaluationHook | None:
+        """Return what keeps the models during the training, and does what `beside` asks for."""
+        if not self._updates:
+            return beside
+        measured = frozenset() if beside is None else beside.at
+
+        def keep(done: int, weights: Arrays) -> None:
+            if done in self._updates:
+                self._kept.save(Checkpoint(done, weights))
+            if beside is not None and done in measured:
+                beside.evaluate(done, weights)
+
+        return EvaluationHook(measured | set(self._updates), keep)
+
+    def weights(self) -> dict[int, Arrays]:
+        """Return the weights by updates done, once the training has ended.
+
+        Raises:
+            ConfideError: one is not there, or damaged.
+        """
+        found = {update: self._kept.at(update) for update in self._updates}
+        if lost := [str(update) for update, one in found.items() if one is None]:
+            raise ConfideError(
+                f"the model after {', '.join(lost)} updates is not there, or damaged",
+                where=self._where,
+                fix="Delete the checkpoints of this training and run it again: it makes the same "
+                "models, and is not charged again.",
+            )
+        return {update: one.arrays for update, one in found.items() if one is not None}

@@ -1,0 +1,199 @@
+"""Models of one training after several epochs: one charge, one statement, bound to one noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_steps_alone import Bench, Chain, answered
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.models.hugging_face import load_model
+from dp_core.models.parameters import Arrays
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import EvaluationHook
+from tasks.protocol import JobSettings, PretrainSpec, SelectSpec, dp_bert_steps
+from tasks.releases.provenance import models_by_updates
+from tasks.releases.statements import DATA, WORDS
+from tasks.runtime.context import Input
+from tasks.steps import pretrain
+from tasks.steps.kept_models import KeptModels
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    return Chain(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture(scope="module")
+def released(chain: Chain) -> tuple[Input, Bench]:
+    context = chain.context("kept")
+    spec = chain.training(updates=4, kept_updates=(1, 3))
+    return answered(pretrain.run(spec, context), context, "pretrain"), context
+
+
+def weights_in(folder: Path) -> Arrays:
+    return load_model(folder).parameters
+
+
+def differ(one: Arrays, other: Arrays) -> bool:
+    return any((one[name] != other[name]).any() for name in one)
+
+
+def test_models_of_several_epochs_are_one_entry_and_one_epsilon(
+    chain: Chain, released: tuple[Input, Bench]
+) -> None:
+    model, context = released
+    charged = [e for e in chain.ledger.history("notes") if e.spec_hash == context.spec_hash]
+    assert len(charged) == 1
+    alone = chain.context("last alone")
+    pretrain.run(chain.training(updates=4), alone)
+    (epsilon,) = {n.value for n in context.numbers if n.name == "epsilon"}
+    assert epsilon == {n.value for n in alone.numbers if n.name == "epsilon"}.pop()
+    folders = models_by_updates(model)
+    assert list(folders) == [1, 3, 4] and folders[4] == context.out
+    said = [json.loads((folder / DATA).read_text()) for folder in folders.values()]
+    assert said[0] == said[1] == said[2]
+    assert said[0]["epsilon"] == pytest.approx(epsilon)
+    assert said[0]["released_after_updates"] == [1, 3, 4]
+    for folder in folders.values():
+        words = (folder / WORDS).read_text()
+        assert "3 models are released: after 1, 3 and 4 updates" in words
+    assert "released_after_updates" not in json.loads((alone.out / DATA).read_text())
+
+
+def test_they_are_the_weights_that_the_training_had(
+    chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same noise gives the same models: a run that is repeated, looked into at its updates."""
+    model, context = released
+    passed: dict[int, Arrays] = {}
+    own = KeptModels.hook
+
+    def looked_into(self: KeptModels, beside: EvaluationHook | None) -> EvaluationHook | None:
+        hook = own(self, beside)
+        assert hook is not None
+        every = frozenset(range(1, 5))
+
+        def evaluate(done: int, weights: Arrays) -> None:
+            passed[done] = {name: np.array(value) for name, value in weights.items()}
+            if done in hook.at:
+                hook.evaluate(done, weights)
+
+        return EvaluationHook(every, evaluate)
+
+    monkeypatch.setattr(KeptModels, "hook", looked_into)
+    again = chain.context("kept")  # the same entry, seed and manifest
+    for name in ("checkpoints", "models"):
+        for place in context.durable.glob(f"{name}-*"):
+            for file in place.iterdir():
+                file.unlink()
+    pretrain.run(chain.training(updates=4, kept_updates=(1, 3)), again)
+    assert sorted(passed) == [1, 2, 3, 4]
+    for updates, folder in models_by_updates(model).items():
+        kept = weights_in(folder)
+        assert not differ(kept, {n: passed[updates][n] for n in kept}), updates
+        assert differ(kept, {n: passed[updates % 4 + 1][n] for n in kept}), updates
+
+
+def test_another_model_under_the_same_noise_is_refused(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise is bound to all that was released, not to the last model alone."""
+    spec = chain.training(updates=3, kept_updates=(1,))
+    pretrain.run(spec, chain.context("bound"))
+    own = KeptModels.weights
+
+    def rounded(self: KeptModels) -> dict[int, Arrays]:
+        return {u: {n: v * (1 + 1e-6) for n, v in one.items()} for u, one in own(self).items()}
+
+    monkeypatch.setattr(KeptModels, "weights", rounded)
+    with pytest.raises(BadInput, match="was released before"):
+        pretrain.run(spec, chain.context("bound"))
+
+
+def kept_in(folder: Path, *updates: int, run: str = "run") -> KeptModels:
+    return KeptModels(updates, LocalFolder(folder), run)
+
+
+def arrays(number: int) -> Arrays:
+    return {"w": np.full((2, 3), number, np.float32)}
+
+
+def test_what_was_kept_is_found_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
+    seen: list[int] = []
+    beside = EvaluationHook(frozenset({2, 5}), lambda done, _: seen.append(done))
+    first = kept_in(tmp_path, 2, 4).hook(beside)
+    assert first is not None and first.at == {2, 4, 5}
+    first.evaluate(2, arrays(2))
+    second = kept_in(tmp_path, 2, 4)
+    again = second.hook(beside)
+    assert again is not None
+    for done in (2, 4, 5):  # it passes once more through where it goes on from
+        again.evaluate(done, arrays(done))
+    assert seen == [2, 2, 5]
+    assert {u: float(w["w"][0, 0]) for u, w in second.weights().items()} == {2: 2.0, 4: 4.0}
+    assert kept_in(tmp_path).hook(beside) is beside
+    assert kept_in(tmp_path).weights() == {}
+
+
+def test_a_lost_or_damaged_model_is_told_and_none_of_another_training_taken(
+    tmp_path: Path,
+) -> None:
+    kept = kept_in(tmp_path, 2, 4)
+    hook = kept.hook(None)
+    assert hook is not None
+    hook.evaluate(2, arrays(2))
+    with pytest.raises(ConfideError, match="the model after 4 updates is not there"):
+        kept.weights()
+    hook.evaluate(4, arrays(4))
+    with pytest.raises(BadInput, match="belongs to another run"):
+        kept_in(tmp_path, 2, 4, run="another").weights()
+    (file,) = tmp_path.glob("update-0000000002*")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ConfideError, match="the model after 2 updates is not there, or damaged"):
+        kept.weights()
+
+
+@pytest.mark.parametrize("kept", [(2, 1), (1, 1), (0, 1), (2,), (3,)])
+def test_models_are_kept_in_order_and_before_the_last(chain: Chain, kept: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="kept_updates: they must rise, and lie below updates"):
+        chain.training(updates=2, kept_updates=kept)
+
+
+def test_epochs_become_updates_of_each_training() -> None:
+    settings = JobSettings(
+        kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
+        nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
+    )  # fmt: skip
+    steps = dp_bert_steps(settings, "/store")
+    kept = {n: s.kept_updates for n, s in steps.items() if isinstance(s, PretrainSpec)}
+    assert kept == {
+        "public_pretraining": (),
+        "phrases_pretraining": (),
+        "dp_pretraining": (18, 43),  # of 1100 units, audit canaries among them
+        "nonprivate_pretraining": (10, 25),
+    }
+    for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
+        assert vars(steps[name])["model_uri"] == steps["dp_pretraining"].output
+
+
+@pytest.mark.parametrize("epochs", ["2,1", "0,1", "4", "1,5", "1,1", "1,1.001"])
+def test_epochs_out_of_order_are_refused_with_the_settings(epochs: str) -> None:
+    with pytest.raises(ValueError, match=r"kept_epochs: .* must rise, above 0 and below epochs"):
+        JobSettings(kept_epochs=epochs, epochs=4)
+
+
+def test_what_releases_one_model_keeps_no_other(chain: Chain) -> None:
+    kept: dict[str, Any] = {"updates": 3, "kept_updates": (1,)}
+    told = {"root": "/store", "made_up": False, "selection": {}}
+    with pytest.raises(ValueError, match="a selection releases its best model alone"):
+        SelectSpec(candidates=(chain.training(**kept),), **told)
+    asked = {"search": "s", "number": 0, "least_noise_multiplier": 4.0, "most_updates": 9}
+    with pytest.raises(ValueError, match="the last model alone is released"):
+        chain.training(asked=asked, **kept)
