@@ -2,12 +2,14 @@
 
 Takes more than two minutes, so `make bench` leaves it out:
 
-    .venv/task/bin/python benchmarks/sweep_overhead.py
+    .venv/task/bin/python benchmarks/sweep_overhead.py [shell] [airflow]
 
 A step's own work is the `seconds` of its result; all else between its start and that of the next is
 overhead. A sweep that is repeated finds everything done: then all of it is overhead, and is told in
-seconds of processor too, which a busy machine does not change. Each with the fork server, and with
-a process started anew for every step; writes benchmarks/results/sweeps.json.
+seconds of processor too, which a busy machine does not change. From the shell
+with the fork server, and with a process started anew for every step; in Airflow by a local stack of
+its own, where a point's time runs from when its first task could start until the report's starts.
+Writes benchmarks/results/sweeps.json, of which what was not asked for stays as it is.
 """
 
 from __future__ import annotations
@@ -16,17 +18,22 @@ import itertools
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tasks.local import stack as local
 from tasks.protocol import SweepSettings, sweep_steps
 from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.messages import Progress
+from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 
+RUNS = ("made", "found")  # the same sweep twice: the second finds everything
 RESULTS = Path(__file__).parent / "results" / "sweeps.json"
 SETTINGS = SweepSettings(
     synthetic_patients=200, declared_units=240, words_per_unit=64, vocabulary_epsilon=8.0,
@@ -37,15 +44,15 @@ SETTINGS = SweepSettings(
 )  # fmt: skip
 
 
-def both() -> dict[str, Any]:
-    """Return what the sweep takes, made and found, both ways."""
+def shell() -> dict[str, Any]:
+    """Return what the sweep takes from the shell, made and found, both ways."""
     found: dict[str, Any] = {}
     for name, server in (("anew", OFF), ("forked", "")):
         os.environ[SERVER] = server
         with tempfile.TemporaryDirectory() as folder:
             os.environ["CONFIDE_HOME"] = str(Path(folder) / "home")
             found[name] = {"made": measured(), "found": measured()}
-    return {"load": round(os.getloadavg()[2], 1), "processors": os.cpu_count(), **found}
+    return _machine() | found
 
 
 def measured() -> dict[str, Any]:
@@ -84,7 +91,79 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def airflow() -> dict[str, Any]:
+    """Return what the sweep takes in an Airflow of its own, made and found."""
+    os.environ[SERVER] = ""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CONFIDE_HOME"] = str(Path(folder) / "home")
+        deployment = Deployment.from_environment()
+        stack = local.start(deployment, local.RUNNERS, print, end_with_us=True)
+        try:
+            return _machine() | {run: _in_airflow(deployment, stack, run) for run in RUNS}
+        finally:
+            local.stop(deployment)
+
+
+def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[str, Any]:
+    """Return wall-clock and Airflow's own processor seconds of the sweep as one run."""
+    api, before, begun = stack.api(), _session_seconds(stack), time.monotonic()
+    api.trigger("dp_sweep", run, SETTINGS.model_dump(mode="json", exclude_defaults=True))
+    while (state := api.run_state("dp_sweep", run)) not in {"success", "failed"}:
+        time.sleep(1.0)
+    assert state == "success", state
+    ended, used = time.monotonic(), _session_seconds(stack)
+    tasks = [task for task in api.task_instances("dp_sweep", run) if task["start_date"]]
+    points = [task for task in tasks if task["map_index"] >= 0]
+    (report,) = (task for task in tasks if task["task_id"] == "report")
+    first = min(_moment(task["scheduled_when"]) for task in points)
+    results = [
+        read_result(deployment.open_store(), spec.output)
+        for point, _, spec in sweep_steps(SETTINGS, deployment.store)
+        if point
+    ]
+    own = sum(r.seconds for r in results if r) if run == "made" else 0.0
+    beyond = _moment(report["start_date"]) - first - own
+    count = len(SETTINGS.points())
+    airflows = {name: used[name] - before[name] for name in used if name != local.FORK_SERVER}
+    return {
+        "tasks": len(tasks),
+        "wall_seconds": round(ended - begun, 1),
+        "processor_seconds_of_airflow": {n: round(seconds, 1) for n, seconds in airflows.items()},
+        "processor_seconds_of_airflow_a_task": round(sum(airflows.values()) / len(tasks), 2),
+        "tasks_of_a_point": len(points) / count,
+        "seconds_inside_the_steps_of_points": round(own, 1),
+        "seconds_of_a_point_beyond_its_steps_work": round(beyond / count, 2),
+    }
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _session_seconds(stack: local.Stack) -> dict[str, float]:
+    """Return what each component's session has taken: its processes, and those that they awaited.
+
+    Steps have sessions of their own.
+    """
+    names = {process.pid: name for name, process in stack.components.items()}
+    seconds = dict.fromkeys(names.values(), 0.0)
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if name := names.get(int(fields[3])):
+            seconds[name] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _machine() -> dict[str, Any]:
+    return {"load": round(os.getloadavg()[0], 1), "processors": os.cpu_count()}
+
+
 if __name__ == "__main__":
-    results = both()
+    asked = sys.argv[1:] or ["shell", "airflow"]
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results |= {name: {"shell": shell, "airflow": airflow}[name]() for name in asked}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))

@@ -33,7 +33,6 @@ training = partial(step, pool=TRAINING)
     schedule=configuration.schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
-    params=launcher.form(JobSettings, configuration.settings("TRAIN")),
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md="""
@@ -151,4 +150,4 @@ def dp_bert() -> None:
         report >> approval() >> promote
 
 
-dp_bert()
+launcher.with_form(dp_bert(), launcher.form(JobSettings, configuration.settings("TRAIN")))

@@ -100,7 +100,6 @@ FORM[THIS_PAGE] = Param(
     schedule=configuration.schedule("SWEEP"),
     catchup=False,
     max_active_runs=1,
-    params=FORM,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "sweep"],
     doc_md="""
@@ -240,4 +239,4 @@ def dp_sweep() -> None:
     [every_training, every_point, report] >> points_that_failed()
 
 
-dp_sweep()
+launcher.with_form(dp_sweep(), FORM)

@@ -25,7 +25,6 @@ def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict
     schedule=None,
     catchup=False,
     max_active_runs=1,
-    params=launcher.form(BlackBoxAuditConfig),
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "audit"],
     doc_md="""
@@ -52,4 +51,4 @@ def privacy_audit() -> None:
     )
 
 
-privacy_audit()
+launcher.with_form(privacy_audit(), launcher.form(BlackBoxAuditConfig))

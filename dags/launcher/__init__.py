@@ -1,6 +1,6 @@
 """From a step's spec to an Airflow task, by process, docker or kubernetes."""
 
-from dags.launcher.form import form, settings_from, settings_to_start
+from dags.launcher.form import form, settings_from, settings_to_start, with_form
 from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step, store
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "settings_to_start",
     "step",
     "store",
+    "with_form",
 ]

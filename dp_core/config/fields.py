@@ -49,7 +49,8 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
 class Config(BaseModel):
     """A value object: immutable; unknown fields, NaN and infinity are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Validators are built at the first use: each task of Airflow imports all models and uses few.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
         """Return these settings' values of one concern, some of them changed.

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
 from dp_core.config.black_box import BlackBoxAuditConfig
@@ -591,7 +591,7 @@ AnySpec = Annotated[
     | SweepReportSpec,
     Field(discriminator="step"),
 ]
-_ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec)
+_ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec, config=ConfigDict(defer_build=True))
 
 
 def spec_from_json(text: str | bytes) -> AnySpec:

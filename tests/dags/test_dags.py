@@ -108,6 +108,16 @@ def test_a_newcomer_finds_words_on_every_dag_and_task(dags):
         assert task.doc_md, task.task_id
 
 
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "privacy_audit"])
+def test_a_form_is_the_dags_and_no_copy_of_it_is_in_any_task(dags, name):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    assert len(dags[name].params) > 10
+    kept = DagSerialization.to_dict(dags[name])["dag"]
+    assert {field for field, _ in kept["params"]} == set(dags[name].params)
+    assert [task.task_id for task in dags[name].tasks if task.params] == []
+
+
 def test_mapped_tasks_are_named_by_their_point(dags):
     mapped = [task for task in dags["dp_sweep"].tasks if "point." in task.task_id]
     assert len(mapped) == 3

@@ -53,6 +53,18 @@ def test_the_server_refuses_what_is_out_of_range(name, value):
         param.resolve(value)
 
 
+@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
+def test_the_draft_that_fields_name_knows_every_word_that_they_use(model):
+    draft = jsonschema.Draft7Validator
+    told = {"title", "section"}
+    for name, param in form(model).items():
+        if name == "preset":  # the form's own: the fields' schemas come from the settings
+            continue
+        assert jsonschema.validators.validator_for(param.schema) is draft, name
+        words = {*param.schema, *(word for one in param.schema.get("allOf", ()) for word in one)}
+        assert words - told - {"$schema", "$defs"} <= set(draft.VALIDATORS), name
+
+
 def test_the_browser_is_given_no_bound_to_clamp_to():
     """Airflow's form turns 99 into a maximum of 10 without a word, and another job would run."""
     for name, param in form(JobSettings).items():
