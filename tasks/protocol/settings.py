@@ -12,7 +12,12 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
+from dp_core.config.audit import (
+    AuditCanariesConfig,
+    ExtractionConfig,
+    MembershipConfig,
+    SamplesConfig,
+)
 from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
@@ -22,9 +27,11 @@ from dp_core.config.fields import (
     MORE_TRAINING,
     NAME,
     NAME_OR_NONE,
+    POINTS_OR_NONE,
     PRIVATE_LABELS,
     TRAINING,
     TYPES_OR_NONE,
+    listed_points,
     one_line,
     setting,
 )
@@ -61,6 +68,7 @@ MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
 EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # of more private trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # of texts with a class; the others hold sentences with entities
 
 
@@ -362,6 +370,7 @@ class JobSettings(
     AuditCanariesConfig,
     MembershipConfig,
     ExtractionConfig,
+    SamplesConfig,
     TrainingConfig,
     BatchConfig,
     RowsConfig,
@@ -392,6 +401,22 @@ class JobSettings(
         "be public, and the operator must have declared the folder so (confide ledger "
         "declare-public).",
         path=True,
+    )
+    private_start: Literal["public", "fresh"] = setting(
+        "public",
+        TRAINING,
+        "Private training: start",
+        "What training on private text begins with. public: the model of public text, or of "
+        "written text after it; fresh: random weights.",
+    )
+    more_trainings: str = setting(
+        "",
+        TRAINING,
+        "More private trainings",
+        "Private trainings to compare with: points with semicolons between them, each "
+        "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start; "
+        "what a point does not name is the job's own. Each is a release and is charged.",
+        pattern=POINTS_OR_NONE,
     )
     nonprivate: bool = setting(
         True,
@@ -457,6 +482,25 @@ class JobSettings(
         """Number of updates of the non-private comparison: the same epochs."""
         return max(1, math.ceil(self.epochs * self.declared_units / self.nonprivate_batch_size))
 
+    def more_jobs(self) -> list[JobSettings]:
+        """Return the job at each of the further private trainings.
+
+        Raises:
+            ValueError: a point is none, or is the job's own or another's over again.
+        """
+        jobs: list[JobSettings] = []
+        alone = self.part(JobSettings, more_trainings="") if self.more_trainings else self
+        for told in listed_points(self.more_trainings, MORE, "more_trainings"):
+            try:
+                job = JobSettings.model_validate(alone.model_dump() | told)
+            except ValidationError as error:
+                raise ValueError(f"more_trainings: {one_line(error)}") from None
+            if any(_alike(job, other) for other in (alone, *jobs)):
+                point = ",".join(f"{name}={value}" for name, value in told.items())
+                raise ValueError(f"more_trainings: {point} is trained already")
+            jobs.append(job)
+        return jobs
+
     def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
         """Refuse a total δ of one in the units or more, of all that leaves together.
 
@@ -511,11 +555,17 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
-        self._refuse_extraction_of_no_rows()
+        self._refuse_texts_that_cannot_go_on()
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
-        self.refuse_large_deltas()
+        if self.audit_canaries and self.private_start == "fresh":
+            raise ValueError(
+                "audit_canaries: a training from random weights has no earlier model that the "
+                "audit could compare it with"
+            )
+        trainings = 1 + len(self.more_jobs())
+        self.refuse_large_deltas(trainings, trainings)
         for name in ("public_learning_rate", "nonprivate_learning_rate"):
             try:
                 self.part(OptimizerConfig, learning_rate=getattr(self, name))
@@ -523,10 +573,12 @@ class JobSettings(
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
 
-    def _refuse_extraction_of_no_rows(self) -> None:
-        """Refuse to try rows that cannot be continued: by a masked model, or for want of tokens."""
+    def _refuse_texts_that_cannot_go_on(self) -> None:
+        """Refuse texts that cannot be continued: by a masked model, or for want of tokens."""
         if self.extraction_rows and not is_causal(self.model_kind):
             raise ValueError(f"extraction_rows: {self.model_kind} continues no text: choose gpt2")
+        if self.sample_texts and not is_causal(self.model_kind):
+            raise ValueError(f"sample_texts: {self.model_kind} writes no text: choose gpt2")
         if self.extraction_rows and self.extraction_tokens > self.sequence_length:
             raise ValueError(
                 f"extraction_prefix, extraction_suffix: a row needs {self.extraction_tokens} "
@@ -573,6 +625,12 @@ class JobSettings(
                 "entities_unit: no labelled document names its patient: choose document, or give "
                 "entities_patients, a list of whose each document is"
             )
+
+
+def _alike(one: JobSettings, other: JobSettings) -> bool:
+    """Whether two private trainings differ by too little to be told apart by their names."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in MORE]
+    return all(a == b if isinstance(a, str) else f"{a:g}" == f"{b:g}" for a, b in pairs)
 
 
 def _each(models: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ COLOURS: dict[Kind, str] = {
     "nonprivate": "#d55e00",
 }
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
+_MORE = ("#56b4e9", "#cc79a7", "#e69f00", "#000000")  # further private models
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 WIDTH = 9.6  # inches, the width of the page's column
 
@@ -121,7 +123,19 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
 _QUANTITIES = {
     "loss": "Training loss, nats per prediction",
     "mlm_public": "MLM accuracy on public text",
+    "perplexity_public": "Perplexity, public text",
+    "perplexity_private": "Perplexity, private text",
 }
+
+
+def colours_of(models: Sequence[ModelRow]) -> dict[str, str]:
+    """Return each model's colour, by its name: each kind has its own, further private ones more."""
+    found: dict[str, str] = {}
+    more = itertools.cycle(_MORE)
+    for model in models:
+        first = COLOURS[model.kind] not in found.values()
+        found[model.name] = COLOURS[model.kind] if first else next(more)
+    return found
 
 
 @dataclass(frozen=True)
@@ -144,8 +158,9 @@ _OCCURRENCES = (
 
 def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, a panel for each pattern; None if none may be shown."""
+    colours = colours_of(models)
     lines = [
-        _Line(model.name, _embedded(model.exposures), COLOURS[model.kind], MARKERS[model.kind])
+        _Line(model.name, _embedded(model.exposures), colours[model.name], MARKERS[model.kind])
         for model in models
         if isinstance(model.exposures, Exposures)
     ]
@@ -266,8 +281,9 @@ def _exposure_panel(axes: Axes, lines: Sequence[_Line], pattern: str) -> None:
     axes.set_xlabel("Expected occurrences, units")
 
 
-def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawing | None:
+def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return what training did, a panel for each quantity, ε beside it; None without curves."""
+    colours = colours_of(models)
     quantities = [q for q in _QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
     if not quantities:
         return None
@@ -276,8 +292,8 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
     for axes, quantity in zip(panels, quantities, strict=True):
         own = [c for c in curves if c.quantity == quantity and c.updates]
         for curve in own:
-            (handles[names[curve.kind]],) = axes.plot(
-                curve.updates, curve.values, color=COLOURS[curve.kind], label=names[curve.kind]
+            (handles[curve.model],) = axes.plot(
+                curve.updates, curve.values, color=colours[curve.model], label=curve.model
             )
         axes.set_xlabel("Updates")
         axes.set_title(_QUANTITIES[quantity], loc="left")
@@ -285,6 +301,8 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
         if quantity == "mlm_public":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             axes.set_ylim(bottom=0)
+        if quantity.startswith("perplexity"):
+            axes.set_yscale("log")
         if spending := next((c for c in own if c.epsilon), None):
             handles["ε spent by DP training"] = _epsilon_line(axes, spending)
     figure.legend(
@@ -292,14 +310,14 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
         list(handles),
         loc="outside lower center",
         frameon=False,
-        ncols=len(handles),
+        ncols=min(len(handles), 4),
     )
     return finish(
         figure,
         "training",
         "Training, and the privacy it spends",
-        "Each model's progress by update; the dashed red line is the privacy loss ε of the DP "
-        "training so far (right axis), a function of the settings alone.",
+        "Each model's progress by update; the dashed red line is the privacy loss ε of the job's "
+        "DP training so far (right axis), a function of the settings alone.",
     )
 
 
@@ -327,7 +345,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
     types.append(measure.over_all)
     figure, (axes,) = canvas(1, 1, 3.8)
-    width = 0.8 / len(measured)
+    width, colours = 0.8 / len(measured), colours_of(models)
     for index, (model, scores) in enumerate(measured):
         offset = (index - (len(measured) - 1) / 2) * width
         known = [
@@ -339,7 +357,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
             [x for x, _ in known],
             [y for _, y in known],
             width * 0.92,
-            color=COLOURS[model.kind],
+            color=colours[model.name],
             label=model.name,
         )
         axes.bar_label(bars, [f"{100 * y:.1f}" for _, y in known], padding=2, fontsize=10)

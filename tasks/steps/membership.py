@@ -230,6 +230,7 @@ def _attacks(
         "attention": np.concatenate([attention_features(model, side) for side in sides]),
         "gradients": np.concatenate([gradient_features(model, side) for side in sides]),
     }
+    features = {name: of_rows for name, of_rows in features.items() if of_rows.shape[1]}
     own = seen(model)
     calibrating = [seen(language_model(load_model(one.folder))) for one in references]
     every = [own.mean, own.lowest, *features.values(), *(one.mean for one in calibrating)]

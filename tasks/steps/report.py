@@ -13,7 +13,7 @@ from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
-from tasks.report.results import audit_time, job_report, released_by
+from tasks.report.results import audit_time, job_report, released_by_job
 from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
@@ -34,10 +34,10 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    # The job's own line in MLflow has the figures of the model that it is about; each of the
-    # others has a line too, with what its steps measured.
-    (row,) = (row for row in report.models if row.kind == "dp")
-    context.measure_cost(released_by(results["dp_pretraining"], results.get("dp_finetuning")))
+    # The job's own line in MLflow has the figures of the model that it is about, and what all
+    # private models cost together; each model has a line too, with what its steps measured.
+    row = next(row for row in report.models if row.kind == "dp")
+    context.measure_cost(released_by_job(results))
     if (share := audit_time(results)) is not None:
         context.measure("audit_time_over_training", share)
     for name, value in _headlines(row):
@@ -56,7 +56,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
             FINETUNED: {
                 row.name: [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
                 for row in report.models
-                if (uri := spec.results.get(f"{row.kind}_finetuning"))
+                if (uri := spec.results.get(f"{row.tasks}_finetuning"))
             },
             "table": closing_of(shown).to_json(),
         },
