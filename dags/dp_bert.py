@@ -143,7 +143,7 @@ def dp_bert() -> None:
         model >> [exposure, membership]
         measured += [finetuning, exposure, membership]
 
-    # Further private trainings, each a release of its own: say with other noise, from random weights.
+    # Further private trainings, each a release of its own: say from random weights.
     @task_group
     def more(coordinates: dict[str, Any]) -> None:
         named = {"point": coordinates, "map_index_template": "{{ point_name }}"}

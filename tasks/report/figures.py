@@ -41,6 +41,7 @@ COLOURS: dict[Kind, str] = {
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
 _MORE = ("#56b4e9", "#cc79a7", "#e69f00", "#000000")  # further private models
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
+_LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
 
 _STYLE: dict[Any, Any] = {
@@ -235,7 +236,7 @@ def _exposure_drawing(lines: Sequence[_Line], key: str, caption: str) -> Drawing
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
     handles, labels = panels[0].get_legend_handles_labels()
-    columns = min(len(labels), 4)
+    columns = _legend_columns(labels)
     figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=columns)
     return finish(figure, key, "Exposure against occurrences", caption)
 
@@ -281,6 +282,11 @@ def _exposure_panel(axes: Axes, lines: Sequence[_Line], pattern: str) -> None:
     axes.set_xlabel("Expected occurrences, units")
 
 
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return in how many columns a legend's names fit the page."""
+    return max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 4)))
+
+
 def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return what training did, a panel for each quantity, ε beside it; None without curves."""
     colours = colours_of(models)
@@ -310,7 +316,7 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
         list(handles),
         loc="outside lower center",
         frameon=False,
-        ncols=min(len(handles), 4),
+        ncols=_legend_columns(list(handles)),
     )
     return finish(
         figure,
@@ -367,7 +373,11 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    figure.legend(loc="outside lower center", frameon=False, ncols=len(measured))
+    figure.legend(
+        loc="outside lower center",
+        frameon=False,
+        ncols=_legend_columns([m.name for m, _ in measured]),
+    )
     return finish(
         figure,
         "entities",
