@@ -118,6 +118,7 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
     ("model", "name", "foreign"),
     [
         (JobSettings, "large-batches", "hoory2021-fig1"),
+        (JobSettings, "kerrigan2020-tiny", "hoory2021-fig2-tiny"),
         (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
     ],
 )
