@@ -38,7 +38,7 @@ class SamplesConfig(Config):
         AUDIT_AND_RUN,
         "Samples: beginning",
         "The words that every text begins with.",
-        pattern=r"^.{0,200}$",
+        max_length=200,
     )
     sample_tokens: int = setting(
         24,

@@ -39,7 +39,6 @@ COLOURS: dict[Kind, str] = {
     "nonprivate": "#d55e00",
 }
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
-_MORE = ("#56b4e9", "#cc79a7", "#e69f00", "#000000")  # further private models
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 _LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
@@ -129,13 +128,32 @@ _QUANTITIES = {
 }
 
 
-def colours_of(models: Sequence[ModelRow]) -> dict[str, str]:
-    """Return each model's colour, by its name: each kind has its own, further private ones more."""
-    found: dict[str, str] = {}
+_MARKED = 12  # points of a curve, of which each has a marker
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a model's lines look: in colour, and where there is none."""
+
+    colour: str
+    marker: str
+
+
+_MORE = (  # of further private models
+    _Style("#56b4e9", "v"),
+    _Style("#cc79a7", "P"),
+    _Style("#e69f00", "X"),
+    _Style("#000000", "<"),
+)
+
+
+def styles_of(models: Sequence[ModelRow]) -> dict[str, _Style]:
+    """Return each model's style, by its name: each kind has its own, further private ones more."""
+    found: dict[str, _Style] = {}
     more = itertools.cycle(_MORE)
     for model in models:
-        first = COLOURS[model.kind] not in found.values()
-        found[model.name] = COLOURS[model.kind] if first else next(more)
+        own = _Style(COLOURS[model.kind], MARKERS[model.kind])
+        found[model.name] = own if own not in found.values() else next(more)
     return found
 
 
@@ -159,9 +177,14 @@ _OCCURRENCES = (
 
 def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, a panel for each pattern; None if none may be shown."""
-    colours = colours_of(models)
+    styles = styles_of(models)
     lines = [
-        _Line(model.name, _embedded(model.exposures), colours[model.name], MARKERS[model.kind])
+        _Line(
+            model.name,
+            _embedded(model.exposures),
+            styles[model.name].colour,
+            styles[model.name].marker,
+        )
         for model in models
         if isinstance(model.exposures, Exposures)
     ]
@@ -289,7 +312,7 @@ def _legend_columns(names: Sequence[str]) -> int:
 
 def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return what training did, a panel for each quantity, ε beside it; None without curves."""
-    colours = colours_of(models)
+    styles = styles_of(models)
     quantities = [q for q in _QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
     if not quantities:
         return None
@@ -298,8 +321,13 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
     for axes, quantity in zip(panels, quantities, strict=True):
         own = [c for c in curves if c.quantity == quantity and c.updates]
         for curve in own:
+            style = styles[curve.model]
             (handles[curve.model],) = axes.plot(
-                curve.updates, curve.values, color=colours[curve.model], label=curve.model
+                curve.updates,
+                curve.values,
+                color=style.colour,
+                marker=style.marker if len(curve.values) <= _MARKED else None,
+                label=curve.model,
             )
         axes.set_xlabel("Updates")
         axes.set_title(_QUANTITIES[quantity], loc="left")
@@ -351,7 +379,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
     types.append(measure.over_all)
     figure, (axes,) = canvas(1, 1, 3.8)
-    width, colours = 0.8 / len(measured), colours_of(models)
+    width, styles = 0.8 / len(measured), styles_of(models)
     for index, (model, scores) in enumerate(measured):
         offset = (index - (len(measured) - 1) / 2) * width
         known = [
@@ -363,7 +391,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
             [x for x, _ in known],
             [y for _, y in known],
             width * 0.92,
-            color=colours[model.name],
+            color=styles[model.name].colour,
             label=model.name,
         )
         axes.bar_label(bars, [f"{100 * y:.1f}" for _, y in known], padding=2, fontsize=10)

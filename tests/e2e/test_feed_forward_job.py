@@ -1,4 +1,4 @@
-"""Kerrigan et al. 2020 in small: feed-forward models in four regimes, each stated for what it is."""
+"""Kerrigan et al. 2020 in small: four regimes of feed-forward models, stated for what they are."""
 
 from __future__ import annotations
 
