@@ -593,8 +593,11 @@ class JobSettings(
                 f"vocabulary_source: {self.vocabulary_source} keeps the tokens of public_model: "
                 "give one"
             )
-        if self.keeps_a_checkpoint and causal:
-            raise ValueError("vocabulary_source: the tokens of a gpt2 checkpoint cannot be kept")
+        if self.vocabulary_source == "checkpoint+private" and causal:
+            raise ValueError(
+                "vocabulary_source: private words cannot be added to the merges of a gpt2 "
+                "checkpoint: choose checkpoint"
+            )
         if causal and self.vocabulary_size < LEAST_BYTE_LEVEL:
             raise ValueError(
                 f"vocabulary_size: gpt2 needs {LEAST_BYTE_LEVEL} tokens or more, for bytes and "
