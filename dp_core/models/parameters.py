@@ -163,11 +163,12 @@ def fresh(config: C, seed: int) -> Model[C]:
     dense layers start with the deviation √(2 / inputs), which keeps the variance of what goes
     through ReLU (He et al. 2015, arXiv:1502.01852).
     """
-    values = initial_values(parameter_shapes(config), config.initializer_range, seed)
+    shapes = parameter_shapes(config)
+    values = initial_values(shapes, config.initializer_range, seed)
     if isinstance(config, FeedForwardConfig):
-        for name, value in values.items():
-            if name.endswith("/kernel"):
-                value *= np.float32(math.sqrt(2 / len(value)) / config.initializer_range)
+        kernels = {name: shape for name, shape in shapes.items() if name.endswith("/kernel")}
+        for name, value in initial_values(kernels, 1.0, seed).items():
+            values[name] = value * np.float32(math.sqrt(2 / len(value)))
     elif isinstance(config, Gpt2Config | LlamaConfig):
         for name in values:
             if name.endswith(("/attention_output/kernel", "/output/kernel")):
