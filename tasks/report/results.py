@@ -114,7 +114,6 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         occurrences=_occurrences(results["private_store"]),
         models=tuple(
             model_row(
-                kind,
                 tasks,
                 vocabulary,
                 results[f"{tasks}_pretraining"],
@@ -122,7 +121,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
                 results.get(f"{tasks}_exposure"),
                 results.get(f"{tasks}_membership"),
             )
-            for tasks, kind in own.items()
+            for tasks in own
         ),
         curves=tuple(
             curve
@@ -205,7 +204,6 @@ def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:
 
 
 def model_row(
-    kind: Kind,
     tasks: str,
     vocabulary: Input,
     model: Input,
@@ -213,13 +211,18 @@ def model_row(
     audited: Input | None,
     attacked: Input | None,
 ) -> ModelRow:
-    """Return one model of the comparison: its ε is that of everything that its figures cost."""
+    """Return one model of the comparison: its ε is that of everything that its figures cost.
+
+    Args:
+        tasks: what the names of its tasks begin with.
+        vocabulary, model, finetuned, audited, attacked: what these tasks made.
+    """
     scores = last_values(finetuned.result) if finetuned else {}
     values = last_values(model.result)
     dataset = vocabulary.facts["dataset"]
     return ModelRow(
         **_row(dataset, model, audited, finetuned),
-        kind=kind,
+        kind=models_of([f"{tasks}{_TRAINING}"])[tasks],
         tasks=tasks,
         name=_name_of(tasks),
         epsilon_vocabulary=_epsilon_of(vocabulary),
