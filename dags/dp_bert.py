@@ -6,19 +6,29 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from airflow.sdk import TriggerRule, dag, get_current_context, task
+from airflow.sdk import TriggerRule, dag, get_current_context, task, task_group
 
 from dags import configuration, launcher
 from dags.approval import approval
 from dags.launcher import TRAINING
 from dags.names import NAMES
-from tasks.protocol import JobSettings, StepSpec, SweepPoint, dp_bert_steps, promote_spec
+from tasks.protocol import (
+    JobSettings,
+    StepSpec,
+    SweepPoint,
+    dp_bert_steps,
+    more_points,
+    promote_spec,
+    steps_of,
+)
 
 
 def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(JobSettings, params)
     steps = dp_bert_steps(settings, root, configuration.promotion())
+    if point is not None:
+        return steps_of(point, steps)
     return {**steps, "promote": promote_spec(steps["report"])}
 
 
@@ -59,10 +69,11 @@ def dp_bert() -> None:
         retries=0,
         task_display_name=NAMES["settings"],
         doc_md="Checks the form's values again (Airflow lets unknown keys through), and that the "
-        "files are there.",
+        "files are there; lays out the further private trainings.",
     )
-    def settings() -> None:
-        launcher.settings_to_start(JobSettings, get_current_context()["params"])
+    def settings() -> list[dict[str, Any]]:
+        told = launcher.settings_to_start(JobSettings, get_current_context()["params"])
+        return [point.model_dump() for point in more_points(told)]
 
     # The whole run is charged to the data set's budget first: it fits, or nothing is spent.
     budget = step("budget", doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**")
@@ -71,7 +82,8 @@ def dp_bert() -> None:
     private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
     public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
     entities = step("entities", doc_md="Reads labelled text: training and test.")
-    settings() >> budget >> [private_corpus, public_corpus, entities]
+    points = settings()
+    points >> budget >> [private_corpus, public_corpus, entities]
 
     # The vocabulary: public words, which are free, and noised counts of private ones that public
     # text lacks, the first release (ε_V). Or a public model's own tokens, if they are kept.
@@ -130,6 +142,25 @@ def dp_bert() -> None:
         model >> [exposure, membership]
         measured += [finetuning, exposure, membership]
 
+    # Further private trainings, each a release of its own: say from random weights.
+    @task_group
+    def more(coordinates: dict[str, Any]) -> None:
+        named = {"point": coordinates, "map_index_template": "{{ point_name }}"}
+        model = training(
+            "dp_pretraining",
+            doc_md="Another private training. **Charged: ε_T.**",
+            trigger_rule=TriggerRule.NONE_FAILED,
+            **named,
+        )
+        model >> [
+            training("dp_finetuning", doc_md="Learns labels, and is scored.", **named),
+            training("dp_exposure", doc_md="How well it remembers its canaries.", **named),
+            training("dp_membership", doc_md="Whether it gives its members away.", **named),
+        ]
+
+    every_training = more.expand(coordinates=points)
+    [public_pretraining, phrases_pretraining, entities] >> every_training
+
     # Which of the canaries were in its training, that were put in or left out by coins.
     audit = training("dp_audit", doc_md="A lower bound on ε by the DP model, and a verdict.")
     dp_pretraining >> audit
@@ -141,7 +172,7 @@ def dp_bert() -> None:
         doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement. **Fails if an audit "
         "contradicts the claim**; the model is registered with the verdict.",
     )
-    measured >> report
+    [*measured, every_training] >> report
 
     # Behind the gate: the report has judged the model by its audits and registered it. Whether it
     # is promoted, a person may have to say.

@@ -21,6 +21,35 @@ class AuditCanariesConfig(Config):
     )
 
 
+class SamplesConfig(Config):
+    """Texts that a causal model of a job writes, for people to read."""
+
+    sample_texts: int = setting(
+        0,
+        AUDIT_AND_RUN,
+        "Samples: texts",
+        "How many texts every causal model writes for the report. Those of a released model cost "
+        "no privacy; those of a model without it are the operator's.",
+        ge=0,
+        le=100,
+    )
+    sample_prompt: str = setting(
+        "",
+        AUDIT_AND_RUN,
+        "Samples: beginning",
+        "The words that every text begins with.",
+        max_length=200,
+    )
+    sample_tokens: int = setting(
+        24,
+        AUDIT_AND_RUN,
+        "Samples: tokens",
+        "Tokens that a text goes on for, at most.",
+        ge=1,
+        le=512,
+    )
+
+
 class MembershipConfig(Config):
     """Membership attacks: on how many units, and under how many masks."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -112,6 +114,28 @@ def numbers(text: str) -> list[float]:
             raise ValueError(f"{word!r} is not a number")
         parsed.append(number)
     return parsed
+
+
+def listed_points(text: str, names: Iterable[str], field: str) -> list[dict[str, str]]:
+    """Return what each point of a list sets: name=value,name=value; name=value.
+
+    Args:
+        text: the list; empty for no points.
+        names: what a point may set.
+        field: the setting, for messages.
+
+    Raises:
+        ValueError: a point names what none has, or something twice.
+    """
+    allowed, points = tuple(names), text.split(";") if text else []
+    for point in points:
+        told = [word.partition("=")[0].strip() for word in point.split(",")]
+        for name, times in Counter(told).items():
+            if name not in allowed:
+                raise ValueError(f"{field}: {name} is none of {', '.join(allowed)}")
+            if times > 1:
+                raise ValueError(f"{field}: {name} stands twice in the point {point.strip()}")
+    return [dict(word.strip().partition("=")[::2] for word in p.split(",")) for p in points]
 
 
 def one_line(error: ValidationError) -> str:

@@ -12,11 +12,12 @@ from dp_core.config.fields import (
     MODEL,
     MORE_TRAINING,
     TRAINING,
+    WHOLE_NUMBERS,
     Config,
     setting,
 )
 
-_CAUSAL = ("gpt2", "llama")  # the kinds of model that read from left to right
+_CAUSAL = ("gpt2", "llama", "feed-forward")  # the kinds of model that read from left to right
 LEAST_GROWING = 8  # updates that batches need to grow in
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
@@ -31,22 +32,35 @@ def is_causal(kind: str) -> bool:
 class ArchitectureConfig(Config):
     """The kind and size of a fresh model."""
 
-    model_kind: Literal["bert", "distilbert", "gpt2", "llama"] = setting(
+    model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
         "bert",
         MODEL,
         "Kind of model",
-        "distilbert: the same without token types. gpt2, llama: causal models, measured by "
-        "perplexity and exposure; they are not fine-tuned.",
+        "distilbert: the same without token types. gpt2, llama, feed-forward: causal models, "
+        "measured by perplexity and exposure; they are not fine-tuned. feed-forward: dense layers "
+        "over a window of tokens.",
     )
-    layers: int = setting(2, MODEL, "Layers", "How many Transformer blocks.", ge=1, le=48)
+    layers: int = setting(
+        2, MODEL, "Layers", "How many Transformer blocks; of no use to feed-forward.", ge=1, le=48
+    )
     hidden: int = setting(
         128,
         MODEL,
         "Hidden size",
-        "Width of the model, a multiple of 64.",
+        "Width of the model, a multiple of 64; of a feed-forward one, of a token's embedding.",
         ge=64,
         le=4096,
         multiple_of=64,
+    )
+    window: int = setting(
+        20, MODEL, "Window", "feed-forward: how many tokens it predicts by.", ge=1, le=1024
+    )
+    dense_units: str = setting(
+        "500,250,50",
+        MODEL,
+        "Dense layers",
+        "feed-forward: units of each dense layer, with commas between them.",
+        pattern=WHOLE_NUMBERS,
     )
 
 

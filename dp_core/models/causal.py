@@ -1,8 +1,8 @@
-"""Causal language models, GPT-2's and Llama's: the next token's logits, and a row's loss.
+"""Causal language models: the next token's logits, and a row's loss.
 
-Both are pre-norm Transformer blocks that look back only: attention and MLP read the normalised
-stream and add to it. M rows, S tokens, D hidden. As in the encoder, rows never meet. Padding
-stands at the end of a row, where nothing before it can see it.
+GPT-2 and Llama are pre-norm Transformer blocks that look back only: attention and MLP read the
+normalised stream and add to it. M rows, S tokens, D hidden. As in the encoder, rows never meet.
+Padding stands at the end of a row, where nothing before it can see it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dp_core.models.config import CausalConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import CausalConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
+from dp_core.models.feed_forward import feed_forward_logits
 from dp_core.models.llama import LlamaBlocks
 from dp_core.models.parameters import HEAD, POSITION, WORD
 from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu_new, row_losses, shape_of
@@ -68,6 +69,8 @@ def causal_logits(
     Returns:
         (M·S, V) float32, or (M·K, V).
     """
+    if isinstance(config, FeedForwardConfig):
+        return feed_forward_logits(layers, config, ids, asked)
     m, s = shape_of(ids)
     ahead = tf.range(s)[None, :] > tf.range(s)[:, None]  # (S, S)
     bias = FAR_BELOW * tf.cast(ahead, tf.float32)

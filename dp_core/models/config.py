@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 from dp_core.data.tokens import SpecialIds
@@ -84,6 +84,15 @@ _LLAMA = {
     "attention_bias": False,
     "mlp_bias": False,
 }
+_FEED_FORWARD_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden": "embedding_size",
+    "window": "window_size",
+    "units": "layer_sizes",
+    "max_positions": "max_position_embeddings",
+    "initializer_range": "initializer_range",
+}
+_FEED_FORWARD = {"model_type": "feed-forward", "hidden_act": "relu"}
 _GPT2 = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -95,33 +104,64 @@ _GPT2 = {
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
-    """What the shape of every Transformer has. Widths in floats, `max_positions` in tokens.
+class LanguageModelConfig:
+    """What the shape of every language model has.
+
+    Attributes:
+        vocab_size: V.
+        max_positions: the longest row that it is made for, in tokens.
+        initializer_range: deviation of weights at the start.
+
+    Raises:
+        BadInput: a size below 1, or a number out of range.
+    """
+
+    vocab_size: int
+    _: KW_ONLY
+    max_positions: int = 512
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        self._check_sizes("vocab_size", "max_positions")
+        self._check_shares("initializer_range")
+
+    def _check_sizes(self, *names: str) -> None:
+        for name in names:
+            _check_size(name, getattr(self, name))
+
+    def _check_shares(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= 1:
+                fix = "It must be a number from 0 to 1."
+                raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
+
+
+def _check_size(name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= _LARGEST:
+        fix = f"It must be a whole number from 1 to {_LARGEST}."
+        raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
+
+
+@dataclass(frozen=True)
+class TransformerConfig(LanguageModelConfig):
+    """What the shape of every Transformer has. Widths in floats.
 
     Raises:
         BadInput: a size below 1, or a hidden size that the heads do not divide.
     """
 
-    vocab_size: int
     hidden: int
     layers: int
     heads: int
     intermediate: int
-    max_positions: int = 512
+    _: KW_ONLY
     layer_norm_epsilon: float = 1e-12
-    initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= _LARGEST:
-                fix = f"It must be a whole number from 1 to {_LARGEST}."
-                raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
-        for name in ("layer_norm_epsilon", "initializer_range"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= 1:
-                fix = "It must be a number from 0 to 1."
-                raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
+        super().__post_init__()
+        self._check_sizes("hidden", "layers", "heads", "intermediate")
+        self._check_shares("layer_norm_epsilon")
         if self.layers > _DEEPEST:
             raise BadInput(f"{self.layers} layers", where="model", fix="No model has so many.")
         if self.hidden % self.heads:
@@ -212,7 +252,7 @@ class BertConfig(TransformerConfig):
 
 
 @dataclass(frozen=True)
-class CausalConfig(TransformerConfig):
+class CausalConfig(LanguageModelConfig):
     """The shape of a model that reads from left to right.
 
     Attributes:
@@ -220,6 +260,7 @@ class CausalConfig(TransformerConfig):
         end: the token behind it; [SEP].
     """
 
+    _: KW_ONLY
     begin: int = SpecialIds.cls
     end: int = SpecialIds.sep
 
@@ -240,9 +281,10 @@ def _markers(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Gpt2Config(CausalConfig):
+class Gpt2Config(CausalConfig, TransformerConfig):
     """A GPT-2 decoder's shape (Radford et al. 2019)."""
 
+    _: KW_ONLY
     max_positions: int = 1024
     layer_norm_epsilon: float = 1e-5
 
@@ -298,7 +340,7 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class LlamaConfig(CausalConfig):
+class LlamaConfig(CausalConfig, TransformerConfig):
     """A Llama-style decoder's shape (Touvron et al. 2023, arXiv:2302.13971 and 2307.09288).
 
     Attributes:
@@ -310,6 +352,7 @@ class LlamaConfig(CausalConfig):
         tied: whether the word table is the output projection too.
     """
 
+    _: KW_ONLY
     max_positions: int = 2048
     layer_norm_epsilon: float = 1e-6
     key_heads: int = 0  # 0: as many as heads
@@ -391,6 +434,62 @@ class LlamaConfig(CausalConfig):
         }
 
 
+@dataclass(frozen=True)
+class FeedForwardConfig(CausalConfig):
+    """The shape of a feed-forward language model (Bengio et al. 2003, Kerrigan et al. 2020).
+
+    It predicts a token from the `window` tokens before it, whose embeddings stand side by side, by
+    dense layers with ReLU. Where the row has fewer, `begin` stands in their place.
+
+    Attributes:
+        hidden: width of a token's embedding.
+        window: how many tokens it looks back on.
+        units: of each dense layer, from the window on.
+    """
+
+    hidden: int
+    window: int
+    units: tuple[int, ...]
+    _: KW_ONLY
+    initializer_range: float = 0.1  # of the embeddings; dense layers start by their width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_sizes("hidden", "window")
+        if not isinstance(self.units, tuple) or not 1 <= len(self.units) <= _DEEPEST:
+            raise BadInput(
+                "units are no sizes of dense layers", where="model", fix="Give one or more."
+            )
+        for size in self.units:
+            _check_size("units", size)
+
+    @property
+    def layers(self) -> int:
+        """How many dense layers it has, before the output."""
+        return len(self.units)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> FeedForwardConfig:
+        """Read what `to_hf` wrote.
+
+        Raises:
+            BadInput: something is missing, or no size.
+        """
+        fields = _fields(config, _FEED_FORWARD_FIELDS, _FEED_FORWARD) | _markers(config)
+        sizes = fields["units"]
+        return cls(**fields | {"units": tuple(sizes) if isinstance(sizes, list) else ()})
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return a `config.json`; `transformers` has no such model."""
+        return {
+            "architectures": ["FeedForwardLM"],
+            **_FEED_FORWARD,
+            **_hf_fields(self, _FEED_FORWARD_FIELDS),
+            "layer_sizes": list(self.units),
+            **self._hf_markers,
+        }
+
+
 def _wide_start(hidden: int) -> float:
     """Return √(0.4 / hidden), the deviation of weights at the start.
 
@@ -420,7 +519,7 @@ def _fields(
     return {ours: config[theirs] for ours, theirs in fields.items() if theirs in config}
 
 
-def _hf_fields(config: TransformerConfig, fields: Mapping[str, str]) -> dict[str, Any]:
+def _hf_fields(config: LanguageModelConfig, fields: Mapping[str, str]) -> dict[str, Any]:
     values = {theirs: getattr(config, ours) for ours, theirs in fields.items()}
     return {**values, "pad_token_id": 0, "torch_dtype": "float32"}
 

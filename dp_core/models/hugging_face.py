@@ -1,5 +1,7 @@
 """Model folders as Hugging Face has them: of BERT, DistilBERT, GPT-2 and Llama.
 
+A feed-forward model, which `transformers` does not know, is kept in the same files.
+
 Where the output projection is the word table itself (tied), it is not stored a second time.
 """
 
@@ -19,10 +21,17 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, pre_tokenizers
 
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, CausalConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import (
+    BertConfig,
+    CausalConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+)
 from dp_core.models.parameters import (
     CLASSIFIER,
     HEAD,
+    HEAD_BIAS,
     HEADS,
     MLM_BIAS,
     POOLER,
@@ -112,6 +121,11 @@ _LLAMA: _Names = {
     "final_norm": "model.norm",
     HEAD: "lm_head",
 }
+_FEED_FORWARD: _Names = {
+    WORD: "embeddings",
+    "layer_{}/intermediate": "layers.{}",
+    HEAD: "head",
+}
 _BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
 _LLAMA_BODY = ("embed_tokens.", "layers.", "norm.")
 _KERNEL = "/kernel"
@@ -137,6 +151,8 @@ def _table(config: ModelConfig) -> _Names:
         return _LLAMA
     if isinstance(config, Gpt2Config):
         return _GPT2
+    if isinstance(config, FeedForwardConfig):
+        return _FEED_FORWARD
     return _DISTILBERT if config.distilled else _BERT
 
 
@@ -223,7 +239,11 @@ UNUSABLE = (
     ArithmeticError,  # a size of zero, or without end
     RecursionError,  # JSON of a hundred thousand brackets
 )
-_KINDS: dict[str, type[ModelConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}
+_KINDS: dict[str, type[ModelConfig]] = {
+    "gpt2": Gpt2Config,
+    "llama": LlamaConfig,
+    "feed-forward": FeedForwardConfig,
+}
 _FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
@@ -396,8 +416,8 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
         by_token = _exchanged(HEAD, head.T, pairs, spelt, len(tokens), seed)
         changed[f"{HEAD}/kernel"] = np.ascontiguousarray(by_token.T)
-    if MLM_BIAS in model.parameters:
-        changed[MLM_BIAS] = _moved(model.parameters[MLM_BIAS], pairs, len(tokens))
+    for name in {MLM_BIAS, HEAD_BIAS} & model.parameters.keys():
+        changed[name] = _moved(model.parameters[name], pairs, len(tokens))
     config = model.config.with_vocabulary(len(tokens))
     return Model(config, model.parameters | changed, model.labels)
 

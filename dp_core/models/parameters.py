@@ -10,21 +10,28 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.models.config import BertConfig, CausalConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import (
+    BertConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+)
 
 Arrays = dict[str, NDArray[np.float32]]
-ModelConfig = BertConfig | Gpt2Config | LlamaConfig
+ModelConfig = BertConfig | Gpt2Config | LlamaConfig | FeedForwardConfig
 C = TypeVar("C", bound=ModelConfig)
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
 MLM_BIAS = "mlm/bias"
 HEAD = "head"  # a decoder's output projection, where it is not the word table
+HEAD_BIAS = f"{HEAD}/bias"  # a feed-forward model's
 TAGGER = "tagger"  # classifies tokens
 TRANSITIONS = f"{TAGGER}/transitions"  # of a CRF over its tags: (from, to)
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
@@ -63,6 +70,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every parameter, a BERT's MLM head among them."""
     if isinstance(config, LlamaConfig):
         return _llama_shapes(config)
+    if isinstance(config, FeedForwardConfig):
+        return _feed_forward_shapes(config)
     d, f = config.hidden, config.intermediate
     shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
     shapes[POSITION] = (config.max_positions, d)
@@ -107,6 +116,14 @@ def _llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes if config.tied else shapes | {f"{HEAD}/kernel": (d, config.vocab_size)}
 
 
+def _feed_forward_shapes(config: FeedForwardConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, config.hidden)}
+    widths = (config.window * config.hidden, *config.units)
+    for i, (d_in, d_out) in enumerate(pairwise(widths)):
+        shapes |= _linear(f"layer_{i}/intermediate", d_in, d_out)
+    return shapes | _linear(HEAD, widths[-1], config.vocab_size)
+
+
 def _linear(name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}/kernel": (d_in, d_out), f"{name}/bias": (d_out,)}
 
@@ -142,10 +159,17 @@ def fresh(config: C, seed: int) -> Model[C]:
     """Return a randomly initialised model: a BERT with its MLM head, or a decoder.
 
     What a decoder's layers add to the residual stream starts smaller by √(2·layers), so that the
-    sum of all layers starts as large as one (Radford et al. 2019, 2.3).
+    sum of all layers starts as large as one (Radford et al. 2019, 2.3). A feed-forward model's
+    dense layers start with the deviation √(2 / inputs), which keeps the variance of what goes
+    through ReLU (He et al. 2015, arXiv:1502.01852).
     """
-    values = initial_values(parameter_shapes(config), config.initializer_range, seed)
-    if isinstance(config, CausalConfig):
+    shapes = parameter_shapes(config)
+    values = initial_values(shapes, config.initializer_range, seed)
+    if isinstance(config, FeedForwardConfig):
+        kernels = {name: shape for name, shape in shapes.items() if name.endswith("/kernel")}
+        for name, value in initial_values(kernels, 1.0, seed).items():
+            values[name] = value * np.float32(math.sqrt(2 / len(value)))
+    elif isinstance(config, Gpt2Config | LlamaConfig):
         for name in values:
             if name.endswith(("/attention_output/kernel", "/output/kernel")):
                 values[name] /= np.float32(math.sqrt(2 * config.layers))

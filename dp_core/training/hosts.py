@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.training.batches import BatchSource, Indices, MicroBatch, batches_of, prefetch
@@ -56,7 +56,9 @@ OpenRows = Callable[[Mapping[str, Any]], TokenStore]
 _PIECE = 1 << 20  # bytes of an array that travel together
 _AHEAD = 8  # micro-batches made in advance
 _LAST_WORDS = 2.0  # seconds for what a host said before it closed its link
-_CONFIGS: dict[str, Any] = {kind.__name__: kind for kind in (BertConfig, Gpt2Config, LlamaConfig)}
+_CONFIGS: dict[str, Any] = {
+    kind.__name__: kind for kind in (BertConfig, Gpt2Config, LlamaConfig, FeedForwardConfig)
+}
 
 # Kinds of frames. Down: what to train; who was drawn; what gradients are taken at; that it is over.
 _ASSIGNMENT, _DRAWN, _WEIGHTS, _END = 1, 2, 3, 4

@@ -19,6 +19,7 @@ from tasks.protocol import (
     StepSpec,
     SweepSettings,
     dp_bert_steps,
+    point_and_task,
     promotion,
     sweep_steps,
 )
@@ -74,7 +75,8 @@ def _steps(
 ) -> Iterable[tuple[str, str, StepSpec]]:
     if isinstance(settings, SweepSettings):
         return sweep_steps(settings, root)
-    return (("", name, spec) for name, spec in dp_bert_steps(settings, root, rule).items())
+    steps = dp_bert_steps(settings, root, rule)
+    return ((*point_and_task(name), spec) for name, spec in steps.items())
 
 
 def _show(settings: JobSettings, *, as_json: bool) -> None:

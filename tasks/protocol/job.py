@@ -10,7 +10,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
-from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
+from dp_core.config.audit import (
+    AuditCanariesConfig,
+    ExtractionConfig,
+    MembershipConfig,
+    SamplesConfig,
+)
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import paths
@@ -35,7 +40,7 @@ from dp_core.config.training import (
     is_causal,
 )
 from tasks.protocol.promotion import Promotion
-from tasks.protocol.settings import JobSettings
+from tasks.protocol.settings import MORE, JobSettings
 from tasks.protocol.specs import (
     Asked,
     AuditSpec,
@@ -63,6 +68,7 @@ from tasks.protocol.specs import (
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
 
+_OF_POINT = " / "  # between the name of a point and of its task
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
 ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
 WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
@@ -222,7 +228,10 @@ def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
 def pretraining(
     s: JobSettings, front: dict[str, StepSpec], mode: Literal["dp", "nonprivate"]
 ) -> PretrainSpec:
-    """Return the training on private rows: with DP, or without, of the same epochs."""
+    """Return the training on private rows: with DP, or without, of the same epochs.
+
+    It begins with the model of public text, or of phrases after it, or with random weights.
+    """
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
@@ -236,7 +245,7 @@ def pretraining(
             "mode": mode,
             "public_model": "",
             "store_uri": front["private_store"].output,
-            "init_uri": start.output,
+            "init_uri": "" if s.private_start == "fresh" else start.output,
             "plan": plan if private else None,
             "training": s.part(TrainingConfig)
             if private
@@ -316,8 +325,29 @@ def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> Exp
         canaries_uri=front["canaries"].output,
         private_store_uri=front["private_store"].output,
         extraction=s.part(ExtractionConfig),
+        samples=s.part(SamplesConfig),
         **s.part(RunConfig).model_dump(),
     )
+
+
+def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
+    """Return the further private trainings of a job, each with its own settings."""
+    return {
+        SweepPoint.model_validate({name: getattr(job, name) for name in MORE}): job
+        for job in settings.more_jobs()
+    }
+
+
+def point_and_task(name: str) -> tuple[str, str]:
+    """Return the point and the task that a step of `dp_bert_steps` is named after."""
+    point, _, task = name.rpartition(_OF_POINT)
+    return point, task
+
+
+def steps_of(point: SweepPoint, steps: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
+    """Return the steps of one further training of a job, by task name."""
+    first = f"{point.name}{_OF_POINT}"
+    return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
 
 
 def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> MembershipSpec:
@@ -357,6 +387,8 @@ def dp_bert_steps(
 ) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
+    Tasks of further private trainings have the name of their point before it (`point_and_task`).
+
     A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: it
     ends with its perplexity and its exposure.
     """
@@ -376,6 +408,9 @@ def dp_bert_steps(
         kept = {"kept_updates": settings.kept_updates(mode)}
         trained[mode] = pretraining(settings, front, mode).model_copy(update=kept)
         models[mode] = steps[f"{mode}_pretraining"] = trained[mode]
+    for point, job in more_points(settings).items():
+        name = f"{point.name}{_OF_POINT}dp"
+        models[name] = steps[f"{name}_pretraining"] = pretraining(job, front, "dp")
     for name, model in () if causal else models.items():
         steps[f"{name}_finetuning"] = finetuning(settings, front, model)
     for name, model in models.items():

@@ -13,7 +13,12 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
+from dp_core.config.audit import (
+    AuditCanariesConfig,
+    ExtractionConfig,
+    MembershipConfig,
+    SamplesConfig,
+)
 from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
@@ -24,9 +29,11 @@ from dp_core.config.fields import (
     NAME,
     NAME_OR_NONE,
     NUMBERS_OR_NONE,
+    POINTS_OR_NONE,
     PRIVATE_LABELS,
     TRAINING,
     TYPES_OR_NONE,
+    listed_points,
     numbers,
     one_line,
     setting,
@@ -64,6 +71,7 @@ MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
 EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # of more private trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # of texts with a class; the others hold sentences with entities
 
 
@@ -365,6 +373,7 @@ class JobSettings(
     AuditCanariesConfig,
     MembershipConfig,
     ExtractionConfig,
+    SamplesConfig,
     TrainingConfig,
     BatchConfig,
     RowsConfig,
@@ -405,6 +414,22 @@ class JobSettings(
         "be public, and the operator must have declared the folder so (confide ledger "
         "declare-public).",
         path=True,
+    )
+    private_start: Literal["public", "fresh"] = setting(
+        "public",
+        TRAINING,
+        "Private training: start",
+        "What training on private text begins with. public: the model of public text, or of "
+        "written text after it; fresh: random weights.",
+    )
+    more_trainings: str = setting(
+        "",
+        TRAINING,
+        "More private trainings",
+        "Private trainings to compare with: points with semicolons between them, each "
+        "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start; "
+        "what a point does not name is the job's own. Each is a release and is charged.",
+        pattern=POINTS_OR_NONE,
     )
     nonprivate: bool = setting(
         True,
@@ -482,6 +507,25 @@ class JobSettings(
             units, batch = self.declared_units, self.nonprivate_batch_size
         return max(1, math.ceil(epochs * units / batch))
 
+    def more_jobs(self) -> list[JobSettings]:
+        """Return the job at each of the further private trainings.
+
+        Raises:
+            ValueError: a point is none, or is the job's own or another's over again.
+        """
+        jobs: list[JobSettings] = []
+        alone = self.part(JobSettings, more_trainings="") if self.more_trainings else self
+        for told in listed_points(self.more_trainings, MORE, "more_trainings"):
+            try:
+                job = JobSettings.model_validate(alone.model_dump() | told)
+            except ValidationError as error:
+                raise ValueError(f"more_trainings: {one_line(error)}") from None
+            if any(_alike(job, other) for other in (alone, *jobs)):
+                point = ",".join(f"{name}={value}" for name, value in told.items())
+                raise ValueError(f"more_trainings: {point} is trained already")
+            jobs.append(job)
+        return jobs
+
     def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
         """Refuse a total δ of one in the units or more, of all that leaves together.
 
@@ -539,11 +583,17 @@ class JobSettings(
         self._refuse_kept_epochs_out_of_order()
         if self.membership_codes and self.private_format == "synthetic":
             raise ValueError("membership_codes: made-up patients have no codes")
-        self._refuse_extraction_of_no_rows()
+        self._refuse_texts_that_cannot_go_on()
         self._refuse_a_source_without_its_model()
         if self.finetune_privacy == "dp":
             self._refuse_private_finetuning()
-        self.refuse_large_deltas()
+        if self.audit_canaries and self.private_start == "fresh":
+            raise ValueError(
+                "audit_canaries: a training from random weights has no earlier model that the "
+                "audit could compare it with"
+            )
+        trainings = 1 + len(self.more_jobs())
+        self.refuse_large_deltas(trainings, trainings)
         for name in ("public_learning_rate", "nonprivate_learning_rate"):
             try:
                 self.part(OptimizerConfig, learning_rate=getattr(self, name))
@@ -563,10 +613,12 @@ class JobSettings(
                     f"({self.epochs:g}), each with an update of its own"
                 )
 
-    def _refuse_extraction_of_no_rows(self) -> None:
-        """Refuse to try rows that cannot be continued: by a masked model, or for want of tokens."""
+    def _refuse_texts_that_cannot_go_on(self) -> None:
+        """Refuse texts that cannot be continued: by a masked model, or for want of tokens."""
         if self.extraction_rows and not is_causal(self.model_kind):
             raise ValueError(f"extraction_rows: {self.model_kind} continues no text: choose gpt2")
+        if self.sample_texts and not is_causal(self.model_kind):
+            raise ValueError(f"sample_texts: {self.model_kind} writes no text: choose gpt2")
         if self.extraction_rows and self.extraction_tokens > self.sequence_length:
             raise ValueError(
                 f"extraction_prefix, extraction_suffix: a row needs {self.extraction_tokens} "
@@ -581,8 +633,11 @@ class JobSettings(
                 f"vocabulary_source: {self.vocabulary_source} keeps the tokens of public_model: "
                 "give one"
             )
-        if self.keeps_a_checkpoint and causal:
-            raise ValueError("vocabulary_source: the tokens of a gpt2 checkpoint cannot be kept")
+        if self.vocabulary_source == "checkpoint+private" and causal:
+            raise ValueError(
+                "vocabulary_source: private words cannot be added to the merges of a gpt2 "
+                "checkpoint: choose checkpoint"
+            )
         if causal and self.vocabulary_size < LEAST_BYTE_LEVEL:
             raise ValueError(
                 f"vocabulary_size: gpt2 needs {LEAST_BYTE_LEVEL} tokens or more, for bytes and "
@@ -613,6 +668,12 @@ class JobSettings(
                 "entities_unit: no labelled document names its patient: choose document, or give "
                 "entities_patients, a list of whose each document is"
             )
+
+
+def _alike(one: JobSettings, other: JobSettings) -> bool:
+    """Whether two private trainings differ by too little to be told apart by their names."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in MORE]
+    return all(a == b if isinstance(a, str) else f"{a:g}" == f"{b:g}" for a, b in pairs)
 
 
 def _each(models: int) -> str:

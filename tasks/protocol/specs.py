@@ -11,7 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from dp_core.config.audit import AuditCanariesConfig, ExtractionConfig, MembershipConfig
+from dp_core.config.audit import (
+    AuditCanariesConfig,
+    ExtractionConfig,
+    MembershipConfig,
+    SamplesConfig,
+)
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
@@ -489,6 +494,7 @@ class ExposureSpec(StepSpec, RunConfig):
     canaries_uri: str
     private_store_uri: str
     extraction: ExtractionConfig = ExtractionConfig()
+    samples: SamplesConfig = SamplesConfig()
 
 
 class MembershipSpec(StepSpec, RunConfig, VersionConfig):

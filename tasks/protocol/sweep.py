@@ -19,6 +19,7 @@ from dp_core.config.fields import (
     WHOLE_NUMBERS,
     WHOLE_NUMBERS_OR_NONE,
     Config,
+    listed_points,
     numbers,
     one_line,
     setting,
@@ -70,6 +71,7 @@ class SweepPoint(Config):
     finetune_seed: int | None = None
     fold: int | None = None  # of the labelled documents: the one that is tested on, from 0
     public: bool = False  # of the model of public text, to compare with: no private training
+    private_start: Literal["public", "fresh"] | None = None  # what the private training begins with
 
     @property
     def training(self) -> SweepPoint:
@@ -93,6 +95,7 @@ class SweepPoint(Config):
         parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
         if self.public or self.is_chosen:
             parts = ["public text only" if self.public else "the best of a random number"]
+        parts += ["from random weights"] if self.private_start == "fresh" else []
         for words, value in (
             ("seed", self.seed),
             ("tuning σ", self.finetune_noise_multiplier),
@@ -330,14 +333,9 @@ class SweepSettings(SelectionConfig, JobSettings):
             ValueError: it names what no point has, something twice, or no number.
         """
         own: dict[str, Any] = {name: getattr(self, name) for name in TRAINING_AXES}
-        words = [word.strip().partition("=")[::2] for word in point.split(",")]
-        for name, times in Counter(name for name, _ in words).items():
-            if name not in AXES:
-                raise ValueError(f"sweep_points: {name} is none of {', '.join(AXES)}")
-            if times > 1:
-                raise ValueError(f"sweep_points: {name} stands twice in the point {point.strip()}")
+        (told,) = listed_points(point, AXES, "sweep_points")
         try:
-            return SweepPoint.model_validate(own | dict(words))
+            return SweepPoint.model_validate(own | told)
         except ValidationError as error:
             raise ValueError(f"sweep_points: {one_line(error)}") from None
 
@@ -377,6 +375,8 @@ class SweepSettings(SelectionConfig, JobSettings):
                 "model_kind: a sweep compares entity F1, which a causal model does not have; "
                 f"train {self.model_kind} by dp_bert"
             )
+        if self.more_trainings:
+            raise ValueError("more_trainings: a sweep lists its points in sweep_points")
         self._refuse_a_grid_without_end()
         for point in self.grid():
             try:

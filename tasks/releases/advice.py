@@ -89,12 +89,13 @@ class Spending:
 
     @classmethod
     def of(cls, settings: JobSettings) -> Spending:
-        """Return it, from the settings alone.
+        """Return it, from the settings alone; of the job's own training, and not of further ones.
 
         Raises:
             BadInput: as `planned_release`.
         """
-        return cls.of_charged(budget_of_run(settings, _NOWHERE).charged)
+        alone = settings.model_copy(update={"more_trainings": ""})
+        return cls.of_charged(budget_of_run(alone, _NOWHERE).charged)
 
     @classmethod
     def of_charged(cls, charged: Iterable[Charged]) -> Spending:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,6 +40,7 @@ COLOURS: dict[Kind, str] = {
 }
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
+_LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
 
 _STYLE: dict[Any, Any] = {
@@ -121,7 +123,38 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
 _QUANTITIES = {
     "loss": "Training loss, nats per prediction",
     "mlm_public": "MLM accuracy on public text",
+    "perplexity_public": "Perplexity, public text",
+    "perplexity_private": "Perplexity, private text",
 }
+
+
+_MARKED = 12  # points of a curve, of which each has a marker
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a model's lines look: in colour, and where there is none."""
+
+    colour: str
+    marker: str
+
+
+_MORE = (  # of further private models
+    _Style("#56b4e9", "v"),
+    _Style("#cc79a7", "P"),
+    _Style("#e69f00", "X"),
+    _Style("#000000", "<"),
+)
+
+
+def styles_of(models: Sequence[ModelRow]) -> dict[str, _Style]:
+    """Return each model's style, by its name: each kind has its own, further private ones more."""
+    found: dict[str, _Style] = {}
+    more = itertools.cycle(_MORE)
+    for model in models:
+        own = _Style(COLOURS[model.kind], MARKERS[model.kind])
+        found[model.name] = own if own not in found.values() else next(more)
+    return found
 
 
 @dataclass(frozen=True)
@@ -144,8 +177,14 @@ _OCCURRENCES = (
 
 def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, a panel for each pattern; None if none may be shown."""
+    styles = styles_of(models)
     lines = [
-        _Line(model.name, _embedded(model.exposures), COLOURS[model.kind], MARKERS[model.kind])
+        _Line(
+            model.name,
+            _embedded(model.exposures),
+            styles[model.name].colour,
+            styles[model.name].marker,
+        )
         for model in models
         if isinstance(model.exposures, Exposures)
     ]
@@ -220,7 +259,7 @@ def _exposure_drawing(lines: Sequence[_Line], key: str, caption: str) -> Drawing
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
     handles, labels = panels[0].get_legend_handles_labels()
-    columns = min(len(labels), 4)
+    columns = _legend_columns(labels)
     figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=columns)
     return finish(figure, key, "Exposure against occurrences", caption)
 
@@ -266,8 +305,14 @@ def _exposure_panel(axes: Axes, lines: Sequence[_Line], pattern: str) -> None:
     axes.set_xlabel("Expected occurrences, units")
 
 
-def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawing | None:
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return in how many columns a legend's names fit the page."""
+    return max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 4)))
+
+
+def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return what training did, a panel for each quantity, ε beside it; None without curves."""
+    styles = styles_of(models)
     quantities = [q for q in _QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
     if not quantities:
         return None
@@ -276,8 +321,13 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
     for axes, quantity in zip(panels, quantities, strict=True):
         own = [c for c in curves if c.quantity == quantity and c.updates]
         for curve in own:
-            (handles[names[curve.kind]],) = axes.plot(
-                curve.updates, curve.values, color=COLOURS[curve.kind], label=names[curve.kind]
+            style = styles[curve.model]
+            (handles[curve.model],) = axes.plot(
+                curve.updates,
+                curve.values,
+                color=style.colour,
+                marker=style.marker if len(curve.values) <= _MARKED else None,
+                label=curve.model,
             )
         axes.set_xlabel("Updates")
         axes.set_title(_QUANTITIES[quantity], loc="left")
@@ -285,6 +335,8 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
         if quantity == "mlm_public":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             axes.set_ylim(bottom=0)
+        if quantity.startswith("perplexity"):
+            axes.set_yscale("log")
         if spending := next((c for c in own if c.epsilon), None):
             handles["ε spent by DP training"] = _epsilon_line(axes, spending)
     figure.legend(
@@ -292,14 +344,14 @@ def training_figure(curves: Sequence[Curve], names: Mapping[Kind, str]) -> Drawi
         list(handles),
         loc="outside lower center",
         frameon=False,
-        ncols=len(handles),
+        ncols=_legend_columns(list(handles)),
     )
     return finish(
         figure,
         "training",
         "Training, and the privacy it spends",
-        "Each model's progress by update; the dashed red line is the privacy loss ε of the DP "
-        "training so far (right axis), a function of the settings alone.",
+        "Each model's progress by update; the dashed red line is the privacy loss ε of the job's "
+        "DP training so far (right axis), a function of the settings alone.",
     )
 
 
@@ -327,7 +379,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
     types.append(measure.over_all)
     figure, (axes,) = canvas(1, 1, 3.8)
-    width = 0.8 / len(measured)
+    width, styles = 0.8 / len(measured), styles_of(models)
     for index, (model, scores) in enumerate(measured):
         offset = (index - (len(measured) - 1) / 2) * width
         known = [
@@ -339,7 +391,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
             [x for x, _ in known],
             [y for _, y in known],
             width * 0.92,
-            color=COLOURS[model.kind],
+            color=styles[model.name].colour,
             label=model.name,
         )
         axes.bar_label(bars, [f"{100 * y:.1f}" for _, y in known], padding=2, fontsize=10)
@@ -349,7 +401,11 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    figure.legend(loc="outside lower center", frameon=False, ncols=len(measured))
+    figure.legend(
+        loc="outside lower center",
+        frameon=False,
+        ncols=_legend_columns([m.name for m, _ in measured]),
+    )
     return finish(
         figure,
         "entities",

@@ -126,6 +126,15 @@ class Extraction:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Texts that one causal model wrote; the label is the model's own."""
+
+    label: Label
+    prompt: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Cost:
     """What a model has cost by its whole ancestry: the private corpus, and other data sets."""
 
@@ -168,9 +177,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow(Row):
-    """One model of a job's comparison."""
+    """One model of a job's comparison; several may be of kind `dp`, the job's own first."""
 
     kind: Kind
+    tasks: str = ""  # what the names of its tasks begin with, if not with its kind
     epsilon_vocabulary: float
     perplexity_public: Value = None  # of a causal model, by token, on the same texts
     perplexity_private: Value = None
@@ -180,6 +190,7 @@ class ModelRow(Row):
     exposures_in_rows: Exposures | None = None  # the operator's
     membership: Membership | Withheld | None = None
     extractions: tuple[Extraction, ...] = ()
+    samples: Samples | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +221,9 @@ class SweepRow(Row):
 class Curve:
     """One quantity of one model over its updates, with the ε spent so far where there is one."""
 
-    kind: Kind
-    quantity: Literal["loss", "mlm_public"]  # nats a prediction | accuracy 0 … 1
+    model: str  # its name
+    # nats a prediction | accuracy 0 … 1 | perplexity by token
+    quantity: Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
     label: Label
     updates: tuple[int, ...]
     values: tuple[float, ...]
@@ -303,7 +315,7 @@ class JobReport(Report):
     phrases: tuple[Fact, ...] = ()
 
     def model(self, kind: Kind) -> ModelRow | None:
-        """Return the model of that kind, if the job trained one."""
+        """Return the job's own model of that kind, if it trained one."""
         return next((row for row in self.models if row.kind == kind), None)
 
 
@@ -410,6 +422,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
         exposures_in_rows=None,
         membership=None if membership is None else Withheld(),
         extractions=tuple(one for one in row.extractions if one.label not in hidden),
+        samples=None if row.samples is None or row.samples.label in hidden else row.samples,
     )
 
 

@@ -167,8 +167,13 @@ class Page:
 def job_page(report: JobReport, edition: Edition) -> Page:
     """Return the report of one job in that edition."""
     shown = edition_of(report, edition)
-    names = {model.kind: model.name for model in shown.models}
-    words = {"loss": "training loss", "mlm_public": "MLM accuracy on public text"}
+    words = {
+        "loss": "training loss",
+        "mlm_public": "MLM accuracy on public text",
+        "perplexity_public": "perplexity of public text",
+        "perplexity_private": "perplexity of private text",
+    }
+    private = shown.model("dp")
     return _page(
         "job.html.j2",
         shown,
@@ -177,12 +182,13 @@ def job_page(report: JobReport, edition: Edition) -> Page:
         _job_marks(shown),
         (
             exposure_figure(shown.models),
-            training_figure(shown.curves, names),
+            training_figure(shown.curves, shown.models),
             entity_figure(shown.models),
         ),
         {
             "closing": tables.closing_of(shown),
             "exposure": tables.exposure_table(shown.models, shown.occurrences),
+            "samples": tables.samples_table(shown.models),
             "extraction": tables.extraction_table(shown.models),
             "membership": tables.membership_table(shown.models),
             "loss_by_epoch": tables.loss_by_epoch_table(shown.models),
@@ -192,9 +198,9 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         },
-        chosen=names.get("dp"),
+        chosen=None if private is None else private.name,
         hidden_curves=[
-            f"{words[curve.quantity]}, {names[curve.kind]}"
+            f"{words[curve.quantity]}, {curve.model}"
             for curve in report.curves
             if curve not in shown.curves
         ],

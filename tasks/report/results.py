@@ -32,6 +32,7 @@ from tasks.protocol import (
     SweepPoint,
     SweepReportSpec,
     SweepSettings,
+    point_and_task,
 )
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
@@ -51,6 +52,7 @@ from tasks.report.model import (
     Membership,
     MembershipAt,
     ModelRow,
+    Samples,
     SweepReport,
     SweepRow,
 )
@@ -59,7 +61,13 @@ from tasks.tracking.event_log import labelled
 
 Results = Mapping[str, Input]  # by the name of the task
 
-ARCHITECTURES = {"bert": "BERT", "distilbert": "DistilBERT", "gpt2": "GPT-2", "llama": "Llama"}
+ARCHITECTURES = {
+    "bert": "BERT",
+    "distilbert": "DistilBERT",
+    "gpt2": "GPT-2",
+    "llama": "Llama",
+    "feed-forward": "Feed-forward model",
+}
 # Outputs of the exposure step, and .json: rows of `dp_core.audit.exposure`.
 EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
 EXPOSURE_FILE = f"{EXPOSURE}.json"
@@ -70,6 +78,7 @@ OCCURRENCES, OCCURRENCES_FILE = (
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
+SAMPLES = "samples"  # output of the exposure step, and .json
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning: of entities, of classes
 SEEDS_FOR_THE_BEST = 8
@@ -79,19 +88,26 @@ _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
     "tpr_at_0.01_fpr": "Most members found at 1% false alarms",
     "tpr_at_0.001_fpr": "Most members found at 0.1% false alarms",
 }
+_TRAINING = "_pretraining"  # what the name of a training's task ends with
 _FIT = {  # how the vocabulary fits a text: metrics of the token stores
     "coverage": "Words that are one token",
     "fertility": "Tokens a word",
     "unknown_words": "Words that cannot be spelt",
 }
-_QUANTITIES: tuple[Literal["loss", "mlm_public"], ...] = ("loss", "mlm_public")  # metrics' names
+_Quantity = Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
+_QUANTITIES: dict[_Quantity, str] = {  # and their metrics
+    "loss": "loss",
+    "mlm_public": "mlm_public",
+    "perplexity_public": "perplexity_curve",
+    "perplexity_private": "perplexity_private_curve",
+}
 
 
 def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobReport:
     """Return what the report of one job shows."""
-    kinds: list[Kind] = [kind for kind in get_args(Kind) if f"{kind}_pretraining" in results]
+    own = models_of(results)
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
-    shown = released_by(dp, results.get("dp_finetuning"))
+    shown = released_by_job(results)
     audit = _audit(results.get("dp_audit"))
     return JobReport(
         **_header(spec, context, results, shown),
@@ -99,18 +115,20 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         occurrences=_occurrences(results["private_store"]),
         models=tuple(
             model_row(
-                kind,
+                tasks,
                 vocabulary,
-                results[f"{kind}_pretraining"],
-                results.get(f"{kind}_finetuning"),
-                results.get(f"{kind}_exposure"),
-                results.get(f"{kind}_membership"),
+                results[f"{tasks}_pretraining"],
+                results.get(f"{tasks}_finetuning"),
+                results.get(f"{tasks}_exposure"),
+                results.get(f"{tasks}_membership"),
                 float(spec.settings["epochs"]),
             )
-            for kind in kinds
+            for tasks in own
         ),
         curves=tuple(
-            curve for kind in kinds for curve in _curves(kind, results[f"{kind}_pretraining"])
+            curve
+            for tasks in own
+            for curve in _curves(_name_of(tasks), results[f"{tasks}_pretraining"])
         ),
         training=(
             *_training_facts(dp),
@@ -139,6 +157,34 @@ def sweep_report(
     )
 
 
+def models_of(results: Iterable[str]) -> dict[str, Kind]:
+    """Return a job's models, in the order of their rows: what their tasks' names begin with."""
+    trained = [name.removesuffix(_TRAINING) for name in results if name.endswith(_TRAINING)]
+    return {
+        tasks: kind
+        for kind in get_args(Kind)
+        for tasks in trained
+        if point_and_task(tasks)[1] == kind
+    }
+
+
+def _name_of(tasks: str) -> str:
+    point, kind = point_and_task(tasks)
+    return point or MODEL_NAMES[kind]
+
+
+def released_by_job(results: Results) -> list[ReleaseRecord]:
+    """Return the releases behind a job's private models: what all of them cost together."""
+    return merged(
+        release
+        for tasks, kind in models_of(results).items()
+        if kind == "dp"
+        for release in released_by(
+            results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
+        )
+    )
+
+
 def released_models(model: Input, finetuned: Input | None) -> list[Input]:
     """Return the models of a row that may leave: one fine-tuned without privacy does not."""
     kept = finetuned is None or operator_only(finetuned.result.releases)
@@ -160,7 +206,7 @@ def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:
 
 
 def model_row(
-    kind: Kind,
+    tasks: str,
     vocabulary: Input,
     model: Input,
     finetuned: Input | None,
@@ -168,14 +214,20 @@ def model_row(
     attacked: Input | None,
     epochs: float,
 ) -> ModelRow:
-    """Return one model of the comparison: its ε is that of everything that its figures cost."""
+    """Return one model of the comparison: its ε is that of everything that its figures cost.
+
+    Args:
+        tasks: what the names of its tasks begin with.
+        vocabulary, model, finetuned, audited, attacked: what these tasks made.
+    """
     scores = last_values(finetuned.result) if finetuned else {}
     values = last_values(model.result)
     dataset = vocabulary.facts["dataset"]
     return ModelRow(
         **_row(dataset, model, audited, finetuned),
-        kind=kind,
-        name=MODEL_NAMES[kind],
+        kind=models_of([f"{tasks}{_TRAINING}"])[tasks],
+        tasks=tasks,
+        name=_name_of(tasks),
         epsilon_vocabulary=_epsilon_of(vocabulary),
         perplexity_public=values.get("perplexity_public"),
         perplexity_private=values.get("perplexity_private"),
@@ -185,6 +237,7 @@ def model_row(
         exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
         membership=_membership(attacked, epochs),
         extractions=tuple(_extractions(audited)),
+        samples=_samples(audited),
     )
 
 
@@ -444,6 +497,15 @@ def _extractions(audited: Input | None) -> Iterator[Extraction]:
             yield Extraction(protocol, label, rows, told["settings"], fixed)
 
 
+def _samples(audited: Input | None) -> Samples | None:
+    """Return what a causal model wrote, if it was asked to."""
+    if audited is None or SAMPLES not in audited.result.outputs:
+        return None
+    told = json.loads((audited.folder / f"{SAMPLES}.json").read_text(encoding="utf-8"))
+    label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
+    return Samples(label, told["prompt"], tuple(told["texts"]))
+
+
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
 
 
@@ -512,16 +574,16 @@ def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:
             yield Fact(words, value.value, value.label, note)
 
 
-def _curves(kind: Kind, model: Input) -> Iterator[Curve]:
-    """Yield a model's loss and accuracy over its updates, with the ε spent so far."""
+def _curves(name: str, model: Input) -> Iterator[Curve]:
+    """Yield a model's loss and scores over its updates, with the ε spent so far."""
     metrics = model.result.metrics
     spent = {m.step: m.value for m in metrics if m.name == "epsilon_training"}
-    for quantity in _QUANTITIES:
+    for quantity, metric in _QUANTITIES.items():
         # An update without any unit has no loss.
-        shown = [m for m in metrics if m.name == quantity and (m.step in spent or not spent)]
+        shown = [m for m in metrics if m.name == metric and (m.step in spent or not spent)]
         if shown:
             yield Curve(
-                kind=kind,
+                model=name,
                 quantity=quantity,
                 label=Label(shown[0].label),
                 updates=tuple(m.step for m in shown),

@@ -606,6 +606,31 @@ def extraction_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
+def samples_table(models: Sequence[ModelRow]) -> Table:
+    """Return the texts that each causal model wrote, if it was asked to."""
+    shown = [(model.name, model.samples) for model in models if model.samples is not None]
+    prompt = next((f"“{samples.prompt}”" for _, samples in shown if samples.prompt), "")
+    return Table(
+        key="samples",
+        caption="What the models write",
+        headers=(
+            Header("Model", numeric=False),
+            Header("Text", prompt and f"behind {prompt}", numeric=False),
+        ),
+        rows=tuple(
+            (name(model), Cell(text, value=text, label=samples.label))
+            for model, samples in shown
+            for text in samples.texts
+        ),
+        notes=(
+            "Drawn token by token from the 40 likeliest, with public coins: as private as the "
+            "model that wrote it.",
+        )
+        if shown
+        else (),
+    )
+
+
 _EXTRACTION_NOTE = (
     "A model that guesses well gets some right without having seen them: so the same is tried on "
     "what did not train (of the public model, neither did), and “by chance” says how often as many "

@@ -12,7 +12,7 @@ from pathlib import Path
 from dp_core.errors import BadInput
 from dp_core.labels import Public
 from dp_core.models.hugging_face import read_vocabulary
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import byte_level, wordpiece
 from dp_core.vocabulary.subwords import vocabulary_digest
 from tasks.protocol import CheckpointSpec
 from tasks.releases.declarations import open_source
@@ -25,10 +25,15 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     (source,) = spec.sources
     opened = open_source(source, context)
     refuse_own_model(opened.path, source.field)
-    _refuse_case(opened.path, source.field)
     ids = read_vocabulary(opened.path)
-    tokenizer = wordpiece.of_tokens(sorted(ids, key=ids.__getitem__))
-    wordpiece.save(tokenizer, context.out)
+    tokens = sorted(ids, key=ids.__getitem__)
+    if byte_level.is_byte_level(tokens):
+        tokenizer = byte_level.of_folder(opened.path, tokens)
+        byte_level.save(tokenizer, context.out)
+    else:
+        _refuse_case(opened.path, source.field)
+        tokenizer = wordpiece.of_tokens(tokens)
+        wordpiece.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},

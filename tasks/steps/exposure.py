@@ -2,7 +2,7 @@
 
 For the operator also in the very rows that trained, which are private text. Of a causal model also
 what can be got out of it: canaries' secrets, in contexts of their own, and, where the settings ask
-for it, rows that trained, beside rows held out.
+for it, rows that trained, beside rows held out; and texts that it writes, for people to read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from dp_core.audit.canaries import Canary, candidates
 from dp_core.audit.exposure import (
@@ -36,7 +38,9 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.config import CausalConfig
+from dp_core.models.generation import continuations
 from dp_core.models.hugging_face import load_model
+from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import ExposureSpec
@@ -52,6 +56,7 @@ from tasks.report.results import (
     DISCOVERABLE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
+    SAMPLES,
     TARGETED,
 )
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
@@ -112,6 +117,9 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
             artifacts[DISCOVERABLE] = _write(
                 spec, context, DISCOVERABLE, model_input, found, Operator
             )
+        if spec.samples.sample_texts:
+            _write_samples(spec, context, model, tokenizer)
+            artifacts[SAMPLES] = Label(label.label)
     return StepOutput(
         outputs={key: f"{key}.json" for key in artifacts},
         facts={
@@ -157,6 +165,23 @@ def _discoverable(
         for side in (train, others)
     )
     return discoverable(odds_of, members, control, spec.extraction, claimed(model, store))
+
+
+def _write_samples(
+    spec: ExposureSpec, context: StepContext, model: AnyModel, tokenizer: Tokenizer
+) -> None:
+    """Write what a causal model writes behind the prompt; as private as the model itself."""
+    prompt = spec.samples.sample_prompt
+    drawn = continuations(
+        model,
+        tokenizer.encode(prompt, add_special_tokens=False).ids,
+        texts=spec.samples.sample_texts,
+        tokens=spec.samples.sample_tokens,
+        seed=spec.seed,
+    )
+    texts = [tokenizer.decode(ids).strip() for ids in drawn]
+    told = json.dumps({"prompt": prompt, "texts": texts}, ensure_ascii=False, indent=1)
+    (context.out / f"{SAMPLES}.json").write_text(told, encoding="utf-8")
 
 
 def _write(

@@ -317,6 +317,7 @@ def _seen(model: AnyModel, sides: tuple[Rows, Rows], calibrating: list[Losses]) 
         "attention": np.concatenate([attention_features(model, side) for side in sides]),
         "gradients": np.concatenate([gradient_features(model, side) for side in sides]),
     }
+    features = {name: of_rows for name, of_rows in features.items() if of_rows.shape[1]}
     own = _losses(model, sides)
     every = [own.mean, own.lowest, *features.values(), *(one.mean for one in calibrating)]
     if not all(np.isfinite(values).all() for values in every):

@@ -8,6 +8,7 @@ from dp_core.audit.coins import coin_seed
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
+from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
@@ -43,7 +44,9 @@ from tasks.steps.training_outputs import Spending, model_facts, score, write_mod
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
+EVALUATIONS_OF_PERPLEXITY = 10  # by whose course causal models are compared
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
+_PRIVATE_CURVE = "perplexity_private_curve"
 _UNDER_WAY = "_under_way"
 
 
@@ -98,7 +101,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             progress=_Curve(spec, context, spent),
-            hook=kept.hook(_public_curve(spec, context, inputs, start.config) if plan else None),
+            hook=kept.hook(_curves(spec, context, inputs, start.config)),
             continuation=words,
             hosts=hosts,
         )
@@ -192,26 +195,41 @@ def _start(
     return fresh(config_of(spec.shape, size, store.sequence_length), spec.seed)
 
 
-def _public_curve(
+def _curves(
     spec: PretrainSpec, context: StepContext, inputs: TrainingInputs, config: ModelConfig
 ) -> EvaluationHook | None:
-    """Return the evaluation of a private training's weights on public text, on the way.
+    """Return the evaluation of a training's weights on the way, on rows that no model trained on.
 
-    A score is as private as the weights that it is of, provided that they are on the way to
-    those that are released. Before the release it is the operator's: a training that is made
-    again with the same noise may round otherwise, and is refused only at its end.
+    On public text for anyone: a score is as private as the weights that it is of, provided that
+    they are on the way to those that are released. Before a private release it is the operator's: a
+    training that is made again with the same noise may round otherwise, and is refused only at its
+    end. On private text, always for the operator. A masked model is evaluated in private training
+    alone, and on public text.
     """
-    store = held_out(inputs.public)
-    if store is None:
+    causal = isinstance(config, CausalConfig)
+    if not causal and spec.plan is None:
         return None
+    public, private = held_out(inputs.public), held_out(inputs.private) if causal else None
+    if public is None and private is None:
+        return None
+    free = spec.plan is None and not operator_only(context.releases)
 
     def evaluate(done: int, weights: Arrays) -> None:
-        name, value = score(Model(config, weights), store, spec.seed, EVALUATED_ROWS)
-        if math.isfinite(value):
-            context.measure(_CURVES[name] + _UNDER_WAY, Operator(value), done)
+        model = Model(config, weights)
+        if public is not None:
+            name, value = score(model, public, spec.seed, EVALUATED_ROWS)
+            under_way = _UNDER_WAY if spec.plan else ""
+            if math.isfinite(value):
+                label = Dp if free else Operator
+                context.measure(_CURVES[name] + under_way, label(value), done)
+        if private is not None:
+            _, value = score(model, private, spec.seed, EVALUATED_ROWS)
+            if math.isfinite(value):
+                context.measure(_PRIVATE_CURVE, Operator(value), done)
 
     points = curve_points(spec.updates)
-    return EvaluationHook(frozenset(points[:: -(CURVE_POINTS // EVALUATIONS)]), evaluate)
+    every = CURVE_POINTS // (EVALUATIONS_OF_PERPLEXITY if causal else EVALUATIONS)
+    return EvaluationHook(frozenset(points[::-every]), evaluate)
 
 
 def _publish_curve(context: StepContext) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dp_core.errors import BadInput
 from tasks.evidence.gate import JUDGED, judge
-from tasks.protocol import PromoteSpec
+from tasks.protocol import PromoteSpec, point_and_task
 from tasks.runtime.context import StepContext, StepOutput
 
 
@@ -19,7 +19,11 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     report = context.input(spec.report_uri)
     if report.result.step != "report":
         raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
-    uris = {one["name"]: one["uri"] for one in report.facts[JUDGED]}
+    uris = {
+        one["name"]: one["uri"]
+        for one in report.facts[JUDGED]
+        if not point_and_task(one["name"])[0]  # further trainings are there to compare with
+    }
     models = {name: context.input(uri) for name, uri in uris.items()}
     judged = judge(context.store, models, uris, "unaudited")
     for one in judged:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.evidence.gate import JUDGED, judge
-from tasks.protocol import ReportSpec
+from tasks.protocol import ReportSpec, point_and_task
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
 from tasks.report.page import job_page
-from tasks.report.results import audit_time, job_report, released_by
+from tasks.report.results import Results, audit_time, job_report, released_by_job
 from tasks.report.tables import closing_of
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
@@ -26,7 +27,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     The models are judged here, by the last step of the job, and registered with the verdict.
     """
     results = {name: context.input(uri) for name, uri in spec.results.items()}
-    judged = judge(context.store, results, spec.results, spec.promotion)
+    judged = _judged(spec, context, results)
     verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
     report = job_report(spec, context, results)
     against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
@@ -34,10 +35,10 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    # The job's own line in MLflow has the figures of the model that it is about; each of the
-    # others has a line too, with what its steps measured.
-    (row,) = (row for row in report.models if row.kind == "dp")
-    context.measure_cost(released_by(results["dp_pretraining"], results.get("dp_finetuning")))
+    # The job's own line in MLflow has the figures of the model that it is about, and what all
+    # private models cost together; each model has a line too, with what its steps measured.
+    row = next(row for row in report.models if row.kind == "dp")
+    context.measure_cost(released_by_job(results))
     if (share := audit_time(results)) is not None:
         context.measure("audit_time_over_training", share)
     for name, value in _headlines(row):
@@ -56,12 +57,23 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
             FINETUNED: {
                 row.name: [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
                 for row in report.models
-                if (uri := spec.results.get(f"{row.kind}_finetuning"))
+                if (uri := spec.results.get(f"{row.tasks}_finetuning"))
             },
             "table": closing_of(shown).to_json(),
         },
         artifacts=list(artifacts(context)),
     )
+
+
+def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[dict[str, Any]]:
+    """Judge the job's models; those of further private trainings are never promoted by rule."""
+    more = {name for name in results if point_and_task(name)[0]}
+    own = {name: one for name, one in results.items() if name not in more}
+    others = {name: results[name] for name in results if name in more}
+    return [
+        *judge(context.store, own, spec.results, spec.promotion),
+        *judge(context.store, others, spec.results, "approved"),
+    ]
 
 
 def artifacts(context: StepContext) -> Iterator[Artifact]:

@@ -15,7 +15,7 @@ from dp_core.audit.coins import throw_coins
 from dp_core.config.training import ArchitectureConfig, is_causal
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.protocol import PretrainSpec
@@ -138,6 +138,14 @@ def held_out(source: Input) -> TokenStore | None:
 
 def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:
     """Return the config of a fresh model that reads rows of `length` tokens."""
+    if shape.model_kind == "feed-forward":
+        return FeedForwardConfig(
+            vocabulary_size,
+            shape.hidden,
+            shape.window,
+            tuple(int(units) for units in shape.dense_units.split(",")),
+            max_positions=length,
+        )
     if is_causal(shape.model_kind):
         decoder = LlamaConfig if shape.model_kind == "llama" else Gpt2Config
         return decoder.of_size(
@@ -161,6 +169,8 @@ def kind_of(config: ModelConfig) -> str:
         return "llama"
     if isinstance(config, Gpt2Config):
         return "gpt2"
+    if isinstance(config, FeedForwardConfig):
+        return "feed-forward"
     return "distilbert" if config.distilled else "bert"
 
 

@@ -22,7 +22,7 @@ from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import byte_level, wordpiece
 from dp_core.vocabulary.item_sets import all_items
 from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 from dp_core.vocabulary.subwords import (
@@ -51,6 +51,7 @@ class _Words:
         known: public words that are whole tokens without any private one: nothing is spent on
             them.
         tokens: those of a checkpoint, kept; None where tokens are learned.
+        kept: its tokenizer.
         released: private words and their noised (or, without privacy, exact) counts.
         facts: what the release was made with.
     """
@@ -58,6 +59,7 @@ class _Words:
     counts: Counter[str] = field(default_factory=Counter)
     known: frozenset[str] = frozenset()
     tokens: list[str] | None = None
+    kept: Tokenizer | None = None
     released: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -110,6 +112,13 @@ def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) 
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
         raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)
     ids = tokenizer.get_vocab()
+    if byte_level.is_byte_level(ids) != (spec.subwords == "byte-level-bpe"):
+        raise BadInput(
+            f"its tokens are not those of a {spec.subwords} model",
+            where="public_model",
+            fix="Set model_kind to what the folder holds, or vocabulary_source to public.",
+        )
+    words.kept = tokenizer
     words.tokens = sorted(ids, key=ids.__getitem__)
     words.known = frozenset(words.tokens)
 
@@ -189,6 +198,8 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     scaled. All of it is post-processing: of the private words only those released are known here,
     and of these only noised counts.
     """
+    if words.kept is not None and spec.subwords == "byte-level-bpe":
+        return words.kept  # to which no words are added: they would need merges
     if words.tokens is not None:
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
         return wordpiece.of_tokens(words.tokens, ordered)

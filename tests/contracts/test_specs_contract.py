@@ -104,6 +104,55 @@ def _names(value: Any) -> set[str]:
     return set().union(*map(_names, value)) if isinstance(value, tuple | list) else set()
 
 
+def test_more_private_trainings_are_trainings_of_their_own() -> None:
+    settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
+    steps, alone = dp_bert_steps(settings, ROOT), dp_bert_steps(JobSettings(), ROOT)
+    named = {name: spec for name, spec in steps.items() if " / " in name}
+    assert steps.keys() - named.keys() == alone.keys()
+    for name in alone.keys() - {"budget", "report"}:
+        assert steps[name] == alone[name]
+    trained = [spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan]
+    own, noisier, fresh = trained
+    assert (own.init_uri, fresh.init_uri) == (steps["public_pretraining"].output, "")
+    assert own.plan == fresh.plan and noisier.init_uri == own.init_uri
+    assert noisier.plan and noisier.plan.noise_multiplier == 3
+    budget = steps["budget"]
+    assert isinstance(budget, BudgetSpec)
+    assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained
+    nonprivate = dp_bert_steps(JobSettings(private_start="fresh"), ROOT)["nonprivate_pretraining"]
+    assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
+
+
+def test_more_private_trainings_count_for_delta() -> None:
+    JobSettings(delta=1 / 15_000, more_trainings="epochs=2")  # two of 6,000 patients
+    with pytest.raises(ValidationError, match="of each of 3 models"):
+        JobSettings(delta=1 / 15_000, more_trainings="epochs=2; epochs=3")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("epochs=2; epochs=2.0000001", "epochs=2.0000001 is trained already"),
+        ("private_start=public", "private_start=public is trained already"),
+        ("epochs=2,epochs=3", "epochs stands twice"),
+        ("learning_rate=0.1", "learning_rate is none of noise_multiplier, batch_size"),
+        ("private_start=elsewhere", "private_start: Input should be 'public' or 'fresh'"),
+        ("batch_size=100000", "batch_size is above declared_units"),
+    ],
+)
+def test_a_further_training_that_is_none_is_refused(more: str, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        JobSettings(more_trainings=more)
+
+
+def test_a_sweep_has_no_further_trainings_and_no_audit_begins_with_random_weights() -> None:
+    with pytest.raises(ValidationError, match="a sweep lists its points in sweep_points"):
+        SweepSettings(more_trainings="epochs=2")
+    for settings in ({"private_start": "fresh"}, {"more_trainings": "private_start=fresh"}):
+        with pytest.raises(ValidationError, match="has no earlier model"):
+            JobSettings.model_validate({"audit_canaries": 40, **settings})
+
+
 def test_a_new_setting_is_stated_in_one_place() -> None:
     class Nesterov(OptimizerConfig):
         lookahead: float = setting(0.0, MORE_TRAINING, "Lookahead", "Of the next.", ge=0, lt=1)
@@ -155,6 +204,11 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
         "phrases_lengths": {"phrases_lengths": "2,4"},
         "written_public_share": {"written_public_share": 0.25},
         "extraction_rows": {"extraction_rows": 5, "model_kind": "gpt2"},
+        "private_start": {"private_start": "fresh", "audit_canaries": 0},
+        "more_trainings": {"more_trainings": "epochs=2"},
+        "dense_units": {"dense_units": "30,20", "model_kind": "feed-forward"},
+        "sample_texts": {"sample_texts": 3, "model_kind": "gpt2"},
+        "sample_prompt": {"sample_prompt": "Once"},
         "entity_types": {"entity_types": "problem"},
         "window_overlap": {"window_overlap": 0.25},
         "kept_epochs": {"kept_epochs": "1,2"},

@@ -12,6 +12,8 @@ from tasks.protocol import (
     JobSettings,
     SweepSettings,
     dp_bert_steps,
+    more_points,
+    steps_of,
     sweep_point_steps,
     sweep_report,
 )
@@ -57,7 +59,34 @@ def test_the_folder_holds_these_dags(dags):
 
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
     steps = dp_bert_steps(KEPT, "file:///store")
-    assert {task.task_id for task in dags["dp_bert"].tasks} == {"settings", *steps}
+    more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
+    assert {task.task_id for task in dags["dp_bert"].tasks} == {"settings", *steps, *more}
+
+
+def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
+    settings = KEPT.model_copy(
+        update={"more_trainings": "noise_multiplier=3;epochs=1", "audit_canaries": 0}
+    )
+    steps, points = dp_bert_steps(settings, "file:///store"), more_points(settings)
+    assert [(point.noise_multiplier, point.epochs) for point in points] == [(3, 6), (0.875, 1)]
+    own = {task.task_id: task for task in dags["dp_bert"].tasks if task.task_id.startswith("more.")}
+    for point in points:
+        of_point = steps_of(point, steps)
+        assert {own_name(task) for task in own} == set(of_point)
+        for task in own.values():
+            planned = task.plan(settings.model_dump(), "file:///store", point)
+            assert planned[own_name(task.task_id)] == of_point[own_name(task.task_id)]
+        assert steps["budget"].charged.count(of_point["dp_pretraining"]) == 1
+        read = set(steps["report"].results.values())
+        assert {spec.output for spec in of_point.values()} <= read
+    assert all(task.map_index_template == "{{ point_name }}" for task in own.values())
+    upstream = upstream_of(dags["dp_bert"])
+    assert {"dp_pretraining", "dp_membership"} <= upstream["report"]
+    for name, task in own.items():
+        first = {"public_pretraining", "phrases_pretraining", "entities"}
+        assert first <= {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}, name
+    report = {task.task_id: task for task in dags["dp_bert"].tasks}["report"]
+    assert set(own) <= set(report.get_flat_relative_ids(upstream=True))
 
 
 def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):

@@ -131,6 +131,7 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
     [
         (JobSettings, "large-batches", "hoory2021-fig1"),
         (JobSettings, "jagannatha2021-gpt2-tiny", "jagannatha2021-mednli"),
+        (JobSettings, "kerrigan2020-tiny", "hoory2021-fig2-tiny"),
         (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
     ],
 )

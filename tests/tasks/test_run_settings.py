@@ -68,6 +68,7 @@ def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> No
 
 
 PAPER = [f"hoory2021-{name}{size}" for name in ("fig1", "table2", "fig2") for size in ("", "-tiny")]
+KERRIGAN = ["kerrigan2020", "kerrigan2020-tiny"]
 
 CLINICAL = [
     f"jagannatha2021-{name}{size}"
@@ -78,7 +79,7 @@ CLINICAL = [
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
-    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER, *CLINICAL}
+    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER, *CLINICAL, *KERRIGAN}
     values = json.loads(PRESETS[preset].read_text())
     kind = SweepSettings if "sweep_points" in values else JobSettings
     named = dict(PATHS) if "private_format" in values else {}
@@ -88,11 +89,21 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         named = {name: path for name, path in named.items() if "entities" not in name}
     if values.get("vocabulary_source") == "checkpoint":
         named["public_model"] = "."
+    if preset in KERRIGAN:  # a causal model is not fine-tuned
+        named = {name: path for name, path in named.items() if not name.startswith("entities")}
     settings = settings_told(
         kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
     )
     if "tiny" in preset:
         assert settings.made_up and settings.device == "cpu"
+    elif preset == "kerrigan2020":  # appendix A, section 4.2, and their public code
+        shape = settings.window, settings.dense_units, settings.model_kind
+        assert shape == (20, "500,250,50", "feed-forward")
+        sigmas = [settings.noise_multiplier, *(j.noise_multiplier for j in settings.more_jobs())]
+        assert (sigmas, settings.clip_norm, settings.delta) == ([1.1, 0.1, 1.1], 1.0, 1e-5)
+        assert [job.private_start for job in settings.more_jobs()] == ["public", "fresh"]
+        assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
+        assert settings.nonprivate and settings.private_format != "synthetic"
     elif preset in PAPER:  # what the paper prints, sections 3 and 5
         assert (settings.unit, settings.declared_units) == ("example", 83_000_000)
         assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)

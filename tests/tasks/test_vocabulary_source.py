@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
+from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig
-from dp_core.models.hugging_face import load_model, read_vocabulary, save
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.hugging_face import (
+    load_model,
+    load_with_vocabulary,
+    read_vocabulary,
+    save,
+)
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
-from dp_core.vocabulary import subwords, wordpiece
+from dp_core.vocabulary import byte_level, subwords, wordpiece
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -159,7 +166,7 @@ def test_sources_that_cannot_be_are_refused_with_the_settings() -> None:
     for settings, said in (
         ({"vocabulary_source": "checkpoint"}, "public_model"),
         (
-            {"vocabulary_source": "checkpoint", "public_model": "/x", "model_kind": "gpt2"},
+            {"vocabulary_source": "checkpoint+private", "public_model": "/x", "model_kind": "gpt2"},
             "gpt2 checkpoint",
         ),
         ({"model_kind": "gpt2", "vocabulary_size": 260}, "261"),
@@ -337,3 +344,45 @@ def test_gpt2_gets_byte_level_tokens_of_its_own_words(untracked: Deployment) -> 
     assert "vocab.txt" not in files
     assert any(t.startswith("Ġ") and len(t) > 4 for t in job.tokens())
     assert len(job.tokens()) <= 400
+
+
+def test_a_gpt2_keeps_its_own_merges(untracked: Deployment, tmp_path: Path) -> None:
+    """As OpenAI's folder has them: one marker, no special tokens of ours, text with its case."""
+    words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
+    learned = byte_level.learn(words, 290, ())
+    ours = read_vocabulary(_saved(learned, tmp_path / "ours"))
+    theirs = [t for t in sorted(ours, key=ours.__getitem__) if t not in SPECIAL_TOKENS]
+    theirs.append("<|endoftext|>")
+    folder = tmp_path / "gpt2"
+    config = Gpt2Config.of_size(
+        vocab_size=len(theirs), hidden=64, layers=1, max_positions=16,
+        begin=len(theirs) - 1, end=len(theirs) - 1,
+    )  # fmt: skip
+    save(model := fresh(config, 1), folder)
+    (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(theirs)}))
+    (folder / "merges.txt").write_bytes((tmp_path / "ours" / "merges.txt").read_bytes())
+    declare_public(str(folder), untracked, known_private=False)
+    job = Job(
+        untracked, model_kind="gpt2", vocabulary_source="checkpoint", public_model=str(folder)
+    )
+    result = job.run("checkpoint", "public_corpus", "vocabulary")
+    assert job.charges == [] and result.facts["vocabulary_size"] == len(theirs) + 5
+    assert job.tokens() == [*SPECIAL_TOKENS, *theirs]
+    text = "Fever is common"
+    assert (
+        subwords.load(job.folder("vocabulary")).encode(text, add_special_tokens=False).tokens
+        == learned.encode(text, add_special_tokens=False).tokens
+    )
+    start = load_with_vocabulary(folder, job.tokens(), 1).parameters["embeddings/word"]
+    np.testing.assert_array_equal(start[5:], model.parameters["embeddings/word"])
+    # Both markers of ours begin as its only one.
+    np.testing.assert_array_equal(start[2], start[3])
+    np.testing.assert_array_equal(start[2], model.parameters["embeddings/word"][-1])
+    masked = Job(untracked, vocabulary_source="checkpoint", public_model=str(folder))
+    with pytest.raises(BadInput, match="not those of a wordpiece model"):
+        masked.run("checkpoint", "vocabulary")
+
+
+def _saved(tokenizer: Tokenizer, folder: Path) -> Path:
+    byte_level.save(tokenizer, folder)
+    return folder

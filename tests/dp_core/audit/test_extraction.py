@@ -31,7 +31,7 @@ from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import Gpt2Config, LlamaConfig
+from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, Gpt2, fresh
 from dp_core.nn.layers import Layers
 from dp_core.privacy.accounting import PrivacyProfile
@@ -42,6 +42,7 @@ V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))
 SHAPE = Gpt2Config(vocab_size=V, hidden=64, layers=1, heads=2, intermediate=128, max_positions=S)
 SMALL = Gpt2Config(vocab_size=9, hidden=16, layers=2, heads=2, intermediate=32, max_positions=8)
+FEED_FORWARD = FeedForwardConfig(9, 16, 3, (12,), max_positions=8)
 LLAMA = LlamaConfig(
     vocab_size=9, hidden=16, layers=1, heads=2, key_heads=2, intermediate=32, max_positions=8
 )
@@ -72,7 +73,7 @@ def _greedy(model: AnyModel, prefix: Sequence[int], length: int) -> list[int]:
     return ids[len(prefix) :]
 
 
-@pytest.mark.parametrize("shape", [SMALL, LLAMA])
+@pytest.mark.parametrize("shape", [SMALL, LLAMA, FEED_FORWARD])
 def test_greedy_decoding_gives_just_the_suffixes_that_are_told(shape: Gpt2Config) -> None:
     model, coins, length = fresh(shape, 3), np.random.default_rng(0), 3
     rows = []

@@ -16,10 +16,11 @@ from dp_core.models.bert import encode, mlm_logits, mlm_row_losses
 from dp_core.models.causal import causal_logits, causal_row_losses
 from dp_core.models.config import (
     BertConfig,
+    FeedForwardConfig,
     Gpt2Config,
+    LanguageModelConfig,
     LlamaConfig,
     RopeScaling,
-    TransformerConfig,
 )
 from dp_core.models.hugging_face import load, load_model, save
 from dp_core.models.parameters import AnyModel, Bert, fresh
@@ -129,11 +130,23 @@ class Reference:
         head = p["embeddings/word"].T if c.tied else p["head/kernel"]
         return self.rms_norm("final_norm", x) @ head
 
+    def feed_forward(self, ids: np.ndarray) -> np.ndarray:
+        """Return the logits of a row, token by token (Bengio et al. 2003, Kerrigan et al. 2020)."""
+        c, p = self.config, self.p
+        logits = []
+        for i in range(len(ids)):
+            seen = [*[c.begin] * c.window, *ids[: i + 1]][-c.window :]
+            x = np.concatenate([p["embeddings/word"][token] for token in seen])
+            for j in range(len(c.units)):
+                x = np.maximum(self.linear(f"layer_{j}/intermediate", x), 0)
+            logits.append(self.linear("head", x))
+        return np.stack(logits)
+
 
 class ArchitectureContract:
     """What holds for every architecture."""
 
-    CONFIG: ClassVar[TransformerConfig]
+    CONFIG: ClassVar[LanguageModelConfig]
     TOLERANCE: ClassVar[float]
 
     def output(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
@@ -313,6 +326,30 @@ class TestStretchedLlamaOfWideHeads(LlamaContract):
     )
 
 
+class TestFeedForward(CausalContract):
+    CONFIG = FeedForwardConfig(30, 8, 4, (16, 12, 10), max_positions=12)
+    TOLERANCE = 2e-5
+
+    def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
+        return Reference(model).feed_forward(ids)
+
+    def test_nothing_beyond_the_window_matters(self, model):
+        ids = np.random.default_rng(1).integers(0, 30, (1, 8)).astype(np.int32)
+        changed = ids.copy()
+        changed[0, 1] = (changed[0, 1] + 1) % 30
+        same = (self.output(model, ids) == self.output(model, changed)).all(axis=2)[0]
+        assert same.tolist() == [True, False, False, False, False, True, True, True]
+
+
+class TestFeedForwardOfABigram(TestFeedForward):
+    CONFIG = FeedForwardConfig(30, 8, 1, (16,), max_positions=12)
+
+    def test_nothing_beyond_the_window_matters(self, model):
+        ids = np.array([[2, 7, 5, 7]], np.int32)
+        logits = self.output(model, ids)[0]
+        np.testing.assert_array_equal(logits[1], logits[3])
+
+
 BERT, GPT2 = TestBert.CONFIG, TestGpt2.CONFIG
 
 
@@ -342,3 +379,17 @@ def test_a_missing_number_is_named():
 def test_a_distilberts_epsilon_cannot_be_another():
     with pytest.raises(BadInput, match="layer_norm_epsilon"):
         BertConfig(**SIZES, type_vocab=0, layer_norm_epsilon=1e-5)
+
+
+def test_dense_layers_keep_the_variance_of_what_goes_through_them():
+    values = fresh(FeedForwardConfig(50, 64, 20, (500, 250)), 0).parameters
+    for name, inputs in (("layer_0/intermediate", 1280), ("layer_1/intermediate", 500)):
+        deviation = values[f"{name}/kernel"].std() / 0.88  # cut at two deviations
+        assert deviation == pytest.approx(math.sqrt(2 / inputs), rel=0.02)
+    assert values["embeddings/word"].std() == pytest.approx(0.088, rel=0.05)
+
+
+@pytest.mark.parametrize("units", [(), (0,), (5, -1), (2.5,), [5]])
+def test_dense_layers_of_no_size_are_refused(units):
+    with pytest.raises(BadInput, match="units"):
+        FeedForwardConfig(30, 8, 4, units)

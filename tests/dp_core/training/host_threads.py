@@ -102,4 +102,4 @@ def on_hosts(count: int, store: TokenStore) -> Iterator[Hosts | None]:
         cast.hosts.end()
         cast.join()
         close_links()
-    assert cast.raised == {}
+    assert cast.raised == {}, cast.raised

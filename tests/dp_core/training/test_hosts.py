@@ -15,7 +15,7 @@ from scipy import stats
 
 from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, ConfideError, Unfinished
-from dp_core.models.config import Gpt2Config, LlamaConfig
+from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.privacy.accounting.noise_bands import with_bands
 from dp_core.privacy.execution_plan import AdaptiveClipping
 from dp_core.privacy.matrix_factorization import Workload
@@ -280,6 +280,7 @@ def test_an_objective_that_helpers_do_not_know_is_refused(store, config):
     [
         LlamaConfig.of_size(vocab_size=40, hidden=64, layers=1, max_positions=16),
         Gpt2Config.of_size(vocab_size=40, hidden=64, layers=1, max_positions=16),
+        FeedForwardConfig(40, 16, 4, (12, 8), max_positions=16),
     ],
 )
 def test_every_model_s_shape_arrives_as_it_was_sent(config, config_of_kind):

@@ -123,15 +123,16 @@ def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]
 def _curves() -> tuple[Curve, ...]:
     updates = tuple(range(10, 321, 10))
     found = []
-    for kind, label, top in (
-        ("public", Label.PUBLIC, 0.31), ("dp", Label.DP, 0.38), ("nonprivate", Label.OPERATOR, 0.47)
+    for name, label, top in (
+        ("Public only", Label.PUBLIC, 0.31), ("DP", Label.DP, 0.38),
+        ("Non-private", Label.OPERATOR, 0.47),
     ):  # fmt: skip
         accuracy = tuple(top * (1 - math.exp(-t / 90)) for t in updates)
         loss = tuple(8.2 - 9 * a for a in accuracy)
-        epsilon = tuple(0.35 * math.sqrt(t) for t in updates) if kind == "dp" else ()
-        found.append(Curve(kind, "mlm_public", label, updates, accuracy, epsilon))
-        loss_label = Label.PUBLIC if kind == "public" else Label.OPERATOR
-        found.append(Curve(kind, "loss", loss_label, updates, loss, epsilon))
+        epsilon = tuple(0.35 * math.sqrt(t) for t in updates) if name == "DP" else ()
+        found.append(Curve(name, "mlm_public", label, updates, accuracy, epsilon))
+        loss_label = Label.PUBLIC if label is Label.PUBLIC else Label.OPERATOR
+        found.append(Curve(name, "loss", loss_label, updates, loss, epsilon))
     return tuple(found)
 
 

@@ -19,13 +19,12 @@ from tasks.report.figures import Drawing
 from tasks.report.model import Cost, Exposures, SweepRow, Withheld
 
 REPORT = job_report()
-NAMES = {model.kind: model.name for model in REPORT.models}
 
 
 def _all() -> dict[str, Drawing]:
     drawn = (
         figures.exposure_figure(REPORT.models),
-        figures.training_figure(REPORT.curves, NAMES),
+        figures.training_figure(REPORT.curves, REPORT.models),
         figures.entity_figure(REPORT.models),
         sweep_figure.sweep_figure(sweep_report().points),
     )
@@ -113,7 +112,7 @@ def test_training_shows_epsilon_beside_loss() -> None:
     assert "ε" in texts
     assert "Training loss, nats per prediction" in texts
     assert "MLM accuracy on public text" in texts
-    assert figures.training_figure([], NAMES) is None
+    assert figures.training_figure([], REPORT.models) is None
 
 
 def test_entity_bars_carry_their_values() -> None:

@@ -30,6 +30,7 @@ from tasks.report.model import (
     Exposures,
     JobReport,
     MembershipAt,
+    Samples,
     Withheld,
     edition_of,
 )
@@ -239,6 +240,24 @@ def test_what_came_out_stands_beside_its_control() -> None:
     assert {row[0].text for row in table.rows} == {"Public only", "DP"}
     assert {cell.label for row in table.rows for cell in row} == {None, Label.DP}
     assert "Rows:" not in " ".join(table.notes)
+
+
+def test_what_an_operators_model_wrote_is_shown_to_the_operator_alone() -> None:
+    rows = job_report().models
+    written = [Samples(row.exposures.label, "Bob is", (f"{row.name} wrote",)) for row in rows]
+    models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, written, strict=True)]
+    report = dataclasses.replace(job_report(), models=tuple(models), made_up=False)
+    texts = {
+        edition: [
+            row[1].text for row in tables.samples_table(edition_of(report, edition).models).rows
+        ]
+        for edition in Edition
+    }
+    assert texts[Edition.OPERATOR] == ["Public only wrote", "DP wrote", "Non-private wrote"]
+    assert texts[Edition.PUBLISHABLE] == ["Public only wrote", "DP wrote"]
+    assert not tables.samples_table(rows).rows
+    page = job_page(report, Edition.PUBLISHABLE).html
+    assert "DP wrote" in page and "Non-private wrote" not in page
 
 
 def test_a_protocol_that_was_chosen_late_is_called_so() -> None:

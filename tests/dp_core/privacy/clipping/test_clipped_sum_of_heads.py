@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dp_core.errors import PlanError
 from dp_core.models.bert import class_row_losses, mlm_row_losses, tag_row_losses
 from dp_core.models.causal import causal_row_losses
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config
 from dp_core.models.parameters import CLASSIFIER, POOLER, TAGGER, Model, ModelConfig, fresh
 from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
 from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
@@ -73,6 +73,11 @@ def batch_of(
 
 CASES = {
     "GPT-2": (Gpt2Config(**SIZES), "mlm", causal_row_losses, LENGTH - 1, WORDS),
+    # The window reaches beyond the row's beginning, and holds a word more than once.
+    "feed-forward": (
+        *(FeedForwardConfig(WORDS, 8, 5, (12, 6)), "mlm"),
+        *(causal_row_losses, LENGTH - 1, WORDS),
+    ),
     "DistilBERT": (DISTILBERT, "mlm", mlm_row_losses, 3, WORDS),
     "BERT tags": (BERT, "tags", tag_row_losses, 4, CLASSES),
     "DistilBERT tags": (DISTILBERT, "tags", tag_row_losses, 4, CLASSES),
@@ -128,7 +133,7 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
     config, head, row_losses, most, classes = CASES[case]
     variables = {n: tf.Variable(a) for n, a in parameters_of(config, head, seed).items()}
     # A causal row answers everywhere, and a row has one class.
-    answers = most if case == "GPT-2" or "classes" in case else answers
+    answers = most if row_losses is causal_row_losses or "classes" in case else answers
     losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes, units, rows))
     fast, slow = (
         f(losses, variables, units, clip) for f in (clipped_grad_sum, naive_clipped_grad_sum)

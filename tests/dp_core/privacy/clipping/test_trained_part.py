@@ -19,7 +19,13 @@ from dp_core.errors import PlanError
 from dp_core.models.adapters import prepared, trained_names
 from dp_core.models.bert import mlm_row_losses, tag_row_losses
 from dp_core.models.causal import causal_row_losses
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import (
+    BertConfig,
+    CausalConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+)
 from dp_core.models.parameters import AnyModel, Model, fresh
 from dp_core.nn.layers import LORA_SCALE, Layers
 from dp_core.privacy.clipping.book_keeping import RecordingLayers, clipped_grad_sum
@@ -43,6 +49,7 @@ MODELS = {
     "GPT-2": Gpt2Config(**SIZES),
     "Llama": LlamaConfig(**SIZES, key_heads=1),
     "tied Llama": LlamaConfig(**SIZES, tied=True),
+    "feed-forward": FeedForwardConfig(WORDS, 8, 4, (12, 6)),
     "BERT tags": BertConfig(**SIZES),
     "deep BERT": BertConfig(**(SIZES | {"layers": 2})),
 }
@@ -66,7 +73,7 @@ def model_of(name: str, config: AdapterConfig, seed: int = 0) -> AnyModel:
 
 def losses_of(name: str, seed: int = 0) -> UnitBatch:
     """Rows that repeat words, of all lengths, some of them padding, some without answers."""
-    causal = "GPT" in name or "Llama" in name
+    causal = isinstance(MODELS[name], CausalConfig)
     rng = np.random.default_rng(seed)
     shape, answers = (UNITS, ROWS), LENGTH - 1 if causal else 3
     lengths = rng.integers(2, LENGTH + 1, shape)
@@ -123,6 +130,7 @@ CASES = [
     ("deep BERT", "top-layer"),
     *(("BERT", kind) for kind in KINDS if kind not in ("all", "lora")),
     *(("Llama", kind) for kind in KINDS if kind != "lora"),
+    *(("feed-forward", kind) for kind in KINDS if kind not in ("all", "lora")),
     ("GPT-2", "no-embeddings"),
     ("tied Llama", "no-embeddings"),
     ("BERT tags", "biases-and-norms"),

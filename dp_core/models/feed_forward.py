@@ -1,0 +1,41 @@
+"""A feed-forward language model: the next token by the embeddings of a window of tokens before it.
+
+Bengio et al. 2003 (JMLR 3:1137-1155), by ReLU instead of tanh and without direct connections, as
+Kerrigan et al. 2020 (arXiv:2009.05886) train it. M rows, S tokens, D of an embedding, W tokens of
+a window.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from dp_core.models.config import FeedForwardConfig
+from dp_core.models.parameters import HEAD, WORD
+from dp_core.nn.layers import Layers, Tensor, shape_of
+
+
+def feed_forward_logits(
+    layers: Layers, config: FeedForwardConfig, ids: Tensor, asked: Tensor | None = None
+) -> Tensor:
+    """Return at each position the logits of the token after it.
+
+    Args:
+        layers: the layers, which hold the parameters.
+        config: the shape.
+        ids: (M, S) int32 token ids, padded at the end.
+        asked: (M, K) int32 positions whose logits are wanted, K static; all if None.
+
+    Returns:
+        (M·S, V) float32, or (M·K, V).
+    """
+    m, s = shape_of(ids)
+    before = tf.fill((m, config.window - 1), config.begin)  # what stands before the row
+    every = layers.embed(tf.concat([before, ids], axis=1), None, WORD, None, None)
+    if asked is None:  # (M, S + W − 1, D): the window of position i begins at i
+        windows = tf.concat([every[:, i : i + s] for i in range(config.window)], axis=2)
+    else:
+        windows = tf.gather(every, asked[:, :, None] + tf.range(config.window), batch_dims=1)
+    x = tf.reshape(windows, (-1, config.window * config.hidden))
+    for i in range(config.layers):
+        x = tf.nn.relu(layers.linear(f"layer_{i}/intermediate", x))
+    return layers.linear(HEAD, x)

@@ -1,0 +1,81 @@
+"""Text from causal models: drawn by the model's chances, from the likeliest tokens alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dp_core.errors import BadInput
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config
+from dp_core.models.generation import TOP_K, continuations
+from dp_core.models.parameters import AnyModel, fresh
+
+V, END = 60, 3
+
+
+def model_of(logits: dict[int, float], after: dict[int, int] | None = None) -> AnyModel:
+    """A bigram model: fixed logits, −30 for the others; behind some tokens always a certain one."""
+    model = fresh(FeedForwardConfig(V, V, 1, (V,), max_positions=12), 0)
+    p = model.parameters
+    p["embeddings/word"][:] = np.eye(V)
+    p["layer_0/intermediate/kernel"][:] = np.eye(V)
+    p["head/kernel"][:] = 0
+    p["head/bias"][:] = -30
+    for token, logit in logits.items():
+        p["head/bias"][token] = logit
+    for token, follower in (after or {}).items():
+        p["head/kernel"][token, follower] = 90
+    return model
+
+
+def test_tokens_are_drawn_by_their_chances() -> None:
+    chances = {7: 0.6, 8: 0.3, 9: 0.1}
+    model = model_of({token: float(np.log(chance)) for token, chance in chances.items()})
+    drawn = continuations(model, [5], texts=4000, tokens=1, seed=1)
+    found = Counter(token for (token,) in drawn)
+    assert found.keys() == chances.keys()
+    for token, chance in chances.items():  # five deviations
+        assert found[token] / 4000 == pytest.approx(chance, abs=5 * (chance / 4000) ** 0.5)
+
+
+def test_only_the_likeliest_are_drawn() -> None:
+    model = model_of({token: 1e-4 * token for token in range(5, V)})
+    drawn = {t for (t,) in continuations(model, [5], texts=4000, tokens=1, seed=1)}
+    assert drawn == set(range(V - TOP_K, V))
+
+
+def test_a_text_goes_on_from_its_own_tokens_and_ends_with_its_end() -> None:
+    model = model_of({7: 0.0}, after={7: 8, 8: 9, 9: END})
+    assert continuations(model, [6], texts=2, tokens=8, seed=1) == [[7, 8, 9]] * 2
+    assert continuations(model, [6], texts=1, tokens=2, seed=1) == [[7, 8]]
+    # A row holds 12 tokens, the first of them the begin marker.
+    assert [len(t) for t in continuations(model_of({7: 0.0}), [6], texts=1, tokens=50, seed=1)] == [
+        10
+    ]
+
+
+def test_markers_are_never_drawn() -> None:
+    model = model_of({0: 50.0, 1: 50.0, 2: 50.0, 4: 50.0, 7: 0.0})
+    assert continuations(model, [], texts=3, tokens=2, seed=1) == [[7, 7]] * 3
+
+
+def test_a_seed_gives_the_same_texts_and_another_others() -> None:
+    model = fresh(Gpt2Config.of_size(vocab_size=V, hidden=64, layers=1, max_positions=12), 0)
+    once, again, other = (
+        continuations(model, [5, 6], texts=3, tokens=6, seed=seed) for seed in (1, 1, 2)
+    )
+    assert once == again != other
+    assert len({tuple(text) for text in once}) == 3
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    masked = fresh(BertConfig.of_size(vocab_size=V, hidden=64, layers=1), 0)
+    with pytest.raises(BadInput, match="writes no text"):
+        continuations(masked, [], texts=1, tokens=1, seed=1)
+    with pytest.raises(BadInput, match="leaves no room"):
+        continuations(model_of({7: 0.0}), [5] * 11, texts=1, tokens=1, seed=1)
+    broken = model_of({7: float("nan")})
+    with pytest.raises(BadInput, match="no number"):
+        continuations(broken, [], texts=1, tokens=1, seed=1)

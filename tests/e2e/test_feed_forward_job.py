@@ -1,0 +1,91 @@
+"""Kerrigan et al. 2020 in small: four regimes of feed-forward models, stated for what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from small_job import SIZES, folder_of, run
+
+from dp_core.models.config import FeedForwardConfig
+from dp_core.models.hugging_face import load_model
+from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.evidence.gate import JUDGED
+from tasks.protocol import JobSettings, StepResult, StepSpec, dp_bert_steps
+from tasks.runtime.deployment import Deployment
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+
+SETTINGS = JobSettings.model_validate(
+    SIZES
+    | {
+        "model_kind": "feed-forward", "window": 4, "dense_units": "16,8", "nonprivate": True,
+        "vocabulary_source": "public", "noise_multiplier": 3.0, "private_start": "public",
+        "more_trainings": "noise_multiplier=1,private_start=fresh", "sample_texts": 2,
+        "sample_prompt": "The", "sample_tokens": 5,
+    }
+)  # fmt: skip
+PRIVATE_ONLY = "σ=1 · B=20 · epochs=0.5 · from random weights"
+MODELS = ["public", "dp", f"{PRIVATE_ONLY} / dp", "nonprivate"]
+
+
+def result_of(spec: StepSpec) -> StepResult:
+    return StepResult.model_validate_json((folder_of(spec) / "result.json").read_bytes())
+
+
+def labels_of(spec: StepSpec) -> Mapping[str, str]:
+    return {m.name: m.label for m in result_of(spec).metrics}
+
+
+def test_four_regimes_are_trained_in_one_job_each_charged_for_itself(
+    untracked: Deployment, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = dp_bert_steps(SETTINGS, untracked.store)
+    ledger = Ledger.open(untracked.ledger)
+    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
+    for task, spec in steps.items():
+        assert run(spec) == 0, (task, "".join(capfd.readouterr()))
+    # Two private trainings, and the use without privacy.
+    assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 3
+
+    trained = {name: steps[f"{name}_pretraining"] for name in MODELS}
+    results = {name: result_of(spec) for name, spec in trained.items()}
+    own = {name: [r.ledger_id for r in result.releases] for name, result in results.items()}
+    assert own["public"] == [] and [len(own[name]) for name in MODELS[1:]] == [1, 1, 1]
+    assert len({entry for entries in own.values() for entry in entries}) == 3
+    epsilons = [results[name].facts["epsilon_training"] for name in MODELS]
+    assert epsilons[0] == 0 < epsilons[1] < epsilons[2] and epsilons[3] is None
+    model = load_model(folder_of(trained[MODELS[2]]))
+    assert isinstance(model.config, FeedForwardConfig)
+    assert (model.config.window, model.config.units) == (4, (16, 8))
+
+    for name, spec in trained.items():
+        labels = labels_of(spec)
+        shown = "operator" if name == "nonprivate" else "dp"
+        assert labels["perplexity_curve"] == labels["perplexity_public"] == shown
+        assert labels["perplexity_private_curve"] == labels["perplexity_private"] == "operator"
+        audit = steps[f"{name}_exposure"]
+        files = {file: label for file, label, _ in result_of(audit).facts["artifacts"]}
+        assert files["samples.json"] == shown
+        written = json.loads((folder_of(audit) / "samples.json").read_text())
+        assert written["prompt"] == "The" and len(written["texts"]) == 2
+
+    report = result_of(steps["report"])
+    pages = folder_of(steps["report"])
+    tables = json.loads((pages / "report" / "tables.json").read_text())
+    names = ["Public text only", "With DP", PRIVATE_ONLY, "Without privacy"]
+    assert [row[0]["text"] for row in tables["closing"]["rows"]] == names
+    assert [row[0]["text"] for row in tables["samples"]["rows"][::2]] == names
+    assert (pages / "report" / "training.svg").read_text().count("Perplexity, private text") == 1
+    # Whoever is shown both models is told what they cost together.
+    metrics = {m.name: m.value for m in report.metrics}
+    assert metrics["epsilon"] > epsilons[1]
+    assert metrics["delta"] == pytest.approx(2 * SETTINGS.delta)
+    page = (pages / "report" / "report.html").read_text()
+    assert "Feed-forward model, 2 layers × 64" in page
+    assert all(entry in page for name in MODELS[1:3] for entry in own[name])
+    judged = {one["name"]: one["promoted"] for one in report.facts[JUDGED]}
+    assert judged.keys() == {f"{name}_pretraining" for name in MODELS[1:3]}
+    assert not any(judged.values())
