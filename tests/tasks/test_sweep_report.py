@@ -43,7 +43,7 @@ SETTINGS = SweepSettings(
 WHO = RunContext(run_key="sweep", run_name="sweep", task="report")
 FACTS = {
     "vocabulary": {"unit": "patient", "dataset": "notes", "declared_units": 60},
-    "dp_pretraining": {
+    "pretraining": {
         "known_seed": False,
         "epsilon_training": 2.0,
         "shape": {"layers": 1, "hidden": 64},
@@ -71,6 +71,8 @@ def _done(
     **facts: Any,
 ) -> None:
     """Leave what a step of a point would have left."""
+    if task == "finetuning":
+        facts = {"documents": {"": (f1, 1, 1)}} | facts
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     release = record(spec.digest(), event, delta=1e-5)
     result = StepResult(
@@ -78,7 +80,7 @@ def _done(
         spec_hash=spec.digest(),
         outputs={EXPOSURE: EXPOSURE_FILE},
         metrics=[MetricRecord(name=score, value=f1, label="dp")],
-        releases=[release] if task == "dp_pretraining" else [],
+        releases=[release] if task == "pretraining" else [],
         facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
     store = Store(deployment.store, deployment.cache)
@@ -97,18 +99,18 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
     report = sweep_report(SETTINGS, tracked.store)
     with pytest.raises(BadInput, match="no point has finished"):
         contract.run_step(report, tracked, WHO)
-    for task in ("vocabulary", "dp_pretraining", "dp_finetuning", "dp_exposure"):
+    for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
         _done(tracked, task, first[task])
-    _done(tracked, "dp_pretraining", second["dp_pretraining"])  # and its fine-tuning failed
+    _done(tracked, "pretraining", second["pretraining"])  # and its fine-tuning failed
     names = list(report.results)
     page = Path(report.output.removeprefix("file://")) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, WHO)
     assert partial.facts["missing"] == names[1:]
     assert f"did not finish: {names[1]}" in page.read_text()
-    assert [r.ledger_id for r in partial.releases] == [first["dp_pretraining"].digest()]
+    assert [r.ledger_id for r in partial.releases] == [first["pretraining"].digest()]
 
-    for task in ("dp_finetuning", "dp_exposure"):
+    for task in ("finetuning", "exposure"):
         _done(tracked, task, second[task])
     whole = contract.run_step(report, tracked, WHO)
     assert whole.facts["missing"] == [] and "did not finish" not in page.read_text()
@@ -122,7 +124,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     settings = SweepSettings.model_validate(
         SETTINGS.model_dump()
         | {"sweep_noise_multipliers": "1", "sweep_batch_sizes": "20,30", "sweep_seeds": 2}
-        | {"entities_folds": 2, "sweep_public": True}
+        | {"entities_folds": 2, "sweep_baselines": "public-training"}
     )
     f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
     for _, task, spec in sweep_steps(settings, tracked.store):
@@ -136,13 +138,13 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
         elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
             plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
             _done(tracked, task, spec, plan=plan)
-        elif task in ("vocabulary", "dp_exposure"):
+        elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
     done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    assert [row[1]["value"] for row in table["rows"]] == [20, 30, None]
+    assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
     first, _, public = (dict(zip(columns, row, strict=True)) for row in table["rows"])
     assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
     assert first["F1 SD over seeds"]["value"] == pytest.approx(0.2 / 2**0.5)
@@ -150,7 +152,9 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     low, high = map(float, first["F1 95% interval"]["text"].split(" – "))
     assert low < 60.0 < high
     assert first["Exposure mean, bits"]["value"] == pytest.approx(2.0)
-    assert public["Noise multiplier σ"]["text"] == "public text only"
+    assert (first["Model "]["text"], public["Model "]["text"]) == ("with DP", "public training")
+    assert public["Noise multiplier σ"]["text"] == "–"
+    assert public["Exposure mean, bits"]["value"] == pytest.approx(2.0)
     assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
     assert public["ε in total, per patient"]["value"] == 0
     # A row costs what both of its trainings cost, and the sweep what all four do.
@@ -184,7 +188,7 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
             accuracy = next(accuracies)
             documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
-        elif task in ("vocabulary", "dp_pretraining", "dp_exposure"):
+        elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
     done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
     table = done.facts["table"]
