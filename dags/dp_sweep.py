@@ -24,7 +24,7 @@ from tasks.protocol import (
     sweep_start,
     sweep_training,
 )
-from tasks.protocol.sweep import PAGE, TRAINING_AXES, fronts_of, trainings_of
+from tasks.protocol.sweep import PAGE, START, TRAINING_AXES, fronts_of, trainings_of
 
 THIS_PAGE = "page"  # the field of the form that is no setting
 
@@ -188,7 +188,7 @@ def dp_sweep() -> None:
     entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
     vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
     private_store, public_store = step("private_store"), step("public_store")
-    public_pretraining = training("public_pretraining")
+    public_pretraining = training("public_pretraining", point=START.model_dump())
     phrases, written_text = step("phrases"), step("written_text")
     phrases_store = step("phrases_store")
     phrases_pretraining = training("phrases_pretraining")

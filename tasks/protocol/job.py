@@ -61,7 +61,7 @@ from tasks.protocol.specs import (
     VocabularySpec,
     WrittenTextSpec,
 )
-from tasks.protocol.sweep import SweepPoint, SweepSettings
+from tasks.protocol.sweep import START, SweepPoint, SweepSettings
 
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
 ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
@@ -506,6 +506,7 @@ def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, Step
     for point in settings.points():
         names = dict.fromkeys(TRAINING_STEPS, point.training.name) | {"finetuning": point.name}
         before = point.front.name if point.has_own_front else ""
+        names |= {} if before else {"public_pretraining": START.name}
         for task, spec in _point(settings, point, root).items():
             steps.setdefault((task, spec.output), (names.get(task, before), task, spec))
     budget, report = sweep_budget(settings, root), sweep_report(settings, root)
@@ -523,14 +524,8 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
         trainings = range(settings.sweep_trials)
         asked = [asked_training(settings, dearest, root, number) for number in trainings]
         return budget_of([*front_half(settings.job(dearest), root).values(), *asked])
-    points = settings.points()
-    steps = [_point(settings, point, root) for point in points]
-    fronts: dict[SweepPoint, Mapping[str, StepSpec]] = {}
-    for point, own_steps in zip(points, steps, strict=True):
-        fronts.setdefault(point.front, own_steps)  # that of private trainings may have phrases
-    shared = [
-        spec for front in fronts.values() for task, spec in front.items() if task not in POINT_STEPS
-    ]
+    steps = [_point(settings, point, root) for point in settings.points()]
+    shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("pretraining", "finetuning")
     return budget_of([*shared, *(point[task] for point in steps for task in own)])
 

@@ -150,6 +150,8 @@ class SweepPoint(Config):
 
 _NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
 _OF_A_FRONT = ("baseline", "checkpoint")
+# The public model that private trainings start from, whether it is compared with or not.
+START = SweepPoint.model_validate(_NO_TRAINING | {"baseline": "public-training"})
 
 
 class SweepSettings(SelectionConfig, JobSettings):

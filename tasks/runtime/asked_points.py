@@ -24,7 +24,7 @@ from tasks.protocol import (
     report_of_points,
     sweep_budget,
 )
-from tasks.protocol.sweep import SEARCHED
+from tasks.protocol.sweep import SEARCHED, START
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -60,7 +60,8 @@ def asked_steps(
         for task, spec in steps.items():
             if not points or task in _OF_A_POINT:
                 named = point if task == "finetuning" else point.training
-                yield named.name if task in _OF_A_POINT else "", task, spec
+                names = {"public_pretraining": START.name} | dict.fromkeys(_OF_A_POINT, named.name)
+                yield names.get(task, ""), task, spec
         points[point] = steps
         finetuned = steps["finetuning"].output
         value = tellable(read_result(store, finetuned), OBJECTIVE)

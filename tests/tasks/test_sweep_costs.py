@@ -313,6 +313,13 @@ def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> No
     assert {name: len(own) for name, own in trainings.items()} == {
         name: count for name, (*_, count) in EXPECTED.items()
     }
+    # In MLflow the model that private trainings start from has the name of what it is.
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(found, ROOT)}
+    start = sweep_point_steps(found, found.points()[0], ROOT)["public_pretraining"].output
+    assert named["public_pretraining", start] == named["pretraining", start] == "public training"
+    assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
+        "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
+    }  # fmt: skip
     # A job's own comparisons are the very same steps.
     own, job = (
         sweep_point_steps(found, points[0], ROOT),
