@@ -21,9 +21,10 @@ from tasks.protocol import (
     sweep_budget,
     sweep_point_steps,
     sweep_report,
+    sweep_start,
     sweep_training,
 )
-from tasks.protocol.sweep import PAGE, TRAINING_AXES, trainings_of
+from tasks.protocol.sweep import PAGE, START, TRAINING_AXES, fronts_of, trainings_of
 
 THIS_PAGE = "page"  # the field of the form that is no setting
 
@@ -62,6 +63,12 @@ def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> Mapp
     return sweep_point_steps(settings, point or settings.points()[0], root)
 
 
+def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
+    """Return the outputs of those of the tasks that have succeeded, mapped ones each."""
+    answers = context["ti"].xcom_pull(task_ids=list(tasks))
+    return {answer["output"] for answer in answers or () if answer}
+
+
 def plan_of_all(params: Mapping[str, Any], root: str, point: object) -> dict[str, StepSpec]:
     """Return the specs of what is about all points; the last page alone has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
@@ -74,7 +81,8 @@ def plan_of_all(params: Mapping[str, Any], root: str, point: object) -> dict[str
 step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
 BY_POINT = "{{ point_name }}"
-PRETRAINING = "training_point.dp_pretraining"
+PRETRAINING = "training_point.pretraining"
+STARTS = ("public_pretraining", "phrases_pretraining", "baseline.public_pretraining")
 
 FORM = launcher.form(SweepSettings, configuration.settings("SWEEP"))
 for coordinate in TRAINING_AXES:
@@ -108,9 +116,10 @@ FORM[THIS_PAGE] = Param(
 The grid stands in the form's first section; everything before the private training is done once
 and shared (and is shared with `dp_bert` where the settings agree). **Every private training is a
 release of its own and is charged as such, each seed too**; points that differ in fine-tuning alone
-share one. Fine-tuning seeds and folds are free on public labels. A point that fails does not stop
-the others: the report holds those that finished, and the run ends as failed so that nobody
-overlooks it.
+share one. Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
+fine-tuned and measured alike, and cost nothing: of public text, checkpoints as they are, or trained
+without privacy, for the operator alone. A point that fails does not stop the others: the report
+holds those that finished, and the run ends as failed so that nobody overlooks it.
 
 A sweep of more than 1,024 points goes on page by page: each run ends by starting the next, and the
 last one writes the report of all. What runs at a time is the pool's to bound, as ever.
@@ -124,14 +133,33 @@ def dp_sweep() -> None:
     @task(
         retries=0,
         task_display_name=NAMES["grid"],
-        doc_md="Checks the form's values again, and lays out the grid.",
+        doc_md="Checks the form's values again, and lays out which baselines have a vocabulary of "
+        "their own.",
     )
-    def grid() -> list[dict[str, float | None]]:
+    def grid() -> list[dict[str, Any]]:
         params = get_current_context()["params"]
         settings = settings_of(params)
         launcher.settings_to_start(SweepSettings, settings.model_dump())
         points, _, _ = page_of(params)
-        return [point.model_dump() for point in trainings_of(points)]
+        return [front.model_dump() for front in fronts_of(points)]
+
+    @task(
+        retries=0,
+        task_display_name=NAMES["trainings"],
+        trigger_rule=TriggerRule.ALL_DONE,
+        doc_md="Lays out what is trained: each setting, by each seed, and the baselines.",
+    )
+    def trainings() -> list[dict[str, Any]]:
+        context = get_current_context()
+        settings, found = settings_of(context["params"]), there(context, *STARTS, "entities")
+        points, _, _ = page_of(context["params"])
+        if plan(context["params"], launcher.store(), None)["entities"].output not in found:
+            raise AirflowFailException("there is no labelled text to fine-tune on")
+        return [
+            point.model_dump()
+            for point in trainings_of(points)
+            if sweep_start(settings, point, launcher.store()).output in found
+        ]
 
     @task(
         retries=0,
@@ -139,21 +167,19 @@ def dp_sweep() -> None:
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
         doc_md="Lays out what is fine-tuned: each setting, by each seed, on each fold.",
     )
-    def fine_tunings() -> list[dict[str, float | None]]:
+    def fine_tunings() -> list[dict[str, Any]]:
         context = get_current_context()
-        settings = settings_of(context["params"])
+        settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
         points, _, _ = page_of(context["params"])
-        answers = context["ti"].xcom_pull(task_ids=[PRETRAINING])
-        there = {answer["output"] for answer in answers if answer}  # not of trainings that failed
         return [
             point.model_dump()
             for point in points
-            if point.public or sweep_training(settings, point, launcher.store()).output in there
+            if sweep_training(settings, point, launcher.store()).output in trained
         ]
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.
     # The budget is asked for every point at once: all of them fit, or nothing is spent.
-    trainings = grid()
+    fronts = grid()
     budget = launcher.step(
         "budget", plan=plan_of_all, doc_md="Registers every point: **all, or none.**"
     )
@@ -161,36 +187,50 @@ def dp_sweep() -> None:
     entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
     vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
     private_store, public_store = step("private_store"), step("public_store")
-    public_pretraining = training("public_pretraining")
+    public_pretraining = training("public_pretraining", point=START.model_dump())
     phrases, written_text = step("phrases"), step("written_text")
     phrases_store = step("phrases_store")
     phrases_pretraining = training("phrases_pretraining")
-    trainings >> budget >> [private_corpus, public_corpus, entities, checkpoint]
+    fronts >> budget >> [private_corpus, public_corpus, entities, checkpoint]
     [private_corpus, public_corpus, checkpoint] >> vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
     [public_store, private_store] >> public_pretraining
     canaries >> phrases >> written_text >> phrases_store
     [public_pretraining, phrases_store] >> phrases_pretraining
 
-    # Each private training, however many points share it: train with DP, measure.
+    # The same before the training of each baseline that has another vocabulary than the sweep:
+    # after the sweep's own rows, so that what both have is made once.
     @task_group
-    def training_point(coordinates: dict[str, float | None]) -> None:
+    def baseline(coordinates: dict[str, Any]) -> None:
         named = {"point": coordinates, "map_index_template": BY_POINT}
-        dp_pretraining = training(
-            "dp_pretraining",
-            trigger_rule=TriggerRule.NONE_FAILED,  # the phrases may have been switched off
-            **named,
-        )
-        dp_pretraining >> training("dp_exposure", **named)
+        checkpoint = step("checkpoint", **named)
+        vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED, **named)
+        canaries = step("canaries", **named)
+        private_store, public_store = step("private_store", **named), step("public_store", **named)
+        public_pretraining = training("public_pretraining", **named)
+        checkpoint >> vocabulary >> canaries >> private_store
+        vocabulary >> public_store
+        [private_store, public_store] >> public_pretraining
+
+    every_baseline = baseline.expand(coordinates=fronts)
+    [private_store, public_store] >> every_baseline
+
+    # Each training, however many points share it: train as the point has it, measure.
+    @task_group
+    def training_point(coordinates: dict[str, Any]) -> None:
+        named = {"point": coordinates, "map_index_template": BY_POINT}
+        training("pretraining", **named) >> training("exposure", **named)
 
     @task_group
-    def point(coordinates: dict[str, float | None]) -> None:
-        training("dp_finetuning", point=coordinates, map_index_template=BY_POINT)
+    def point(coordinates: dict[str, Any]) -> None:
+        training("finetuning", point=coordinates, map_index_template=BY_POINT)
 
-    every_training = training_point.expand(coordinates=trainings)
-    [public_pretraining, phrases_pretraining, entities] >> every_training
+    starting_points = trainings()
+    starts = [public_pretraining, phrases_pretraining, every_baseline]
+    [*starts, entities] >> starting_points
+    every_training = training_point.expand(coordinates=starting_points)
     points = fine_tunings()
-    every_training.get_child_by_label("dp_pretraining") >> points
+    every_training.get_child_by_label("pretraining") >> points
     every_point = point.expand(coordinates=points)
 
     report = launcher.step(
@@ -236,7 +276,7 @@ def dp_sweep() -> None:
     def points_that_failed() -> None:
         raise AirflowFailException("a step or a point failed (red); the report holds the others")
 
-    [every_training, every_point, report] >> points_that_failed()
+    [*starts, starting_points, every_training, every_point, report] >> points_that_failed()
 
 
 launcher.with_form(dp_sweep(), FORM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 NAMES = {
     "settings": "Check the settings",
     "grid": "Lay out the grid",
+    "trainings": "Lay out the trainings",
     "fine_tunings": "Lay out the fine-tunings",
     "budget": "Reserve the privacy budget",
     "private_corpus": "Read private notes",
@@ -35,6 +36,9 @@ NAMES = {
     "dp_membership": "Membership: private",
     "nonprivate_membership": "Membership: no privacy",
     "dp_audit": "Audit ε: private",
+    "pretraining": "Pre-train",
+    "exposure": "Exposure",
+    "finetuning": "Fine-tune",
     "next_page": "Lay out the next page",
     "start_page": "Start the next page",
     "points_that_failed": "Points that failed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +25,7 @@ NUMBERS = r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
 WHOLE_NUMBERS = r"^[0-9]{1,12}(,[0-9]{1,12})*$"
 NUMBERS_OR_NONE = rf"^$|{NUMBERS}"
 WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
+WORDS_OR_NONE = r"^$|^[a-z-]+(,[a-z-]+)*$"
 POINTS_OR_NONE = r"^$|^\s*[a-z_]+=[^=;,]+([;,]\s*[a-z_]+=[^=;,]+)*$"
 THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
@@ -40,6 +41,7 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
     WHOLE_NUMBERS: "whole numbers of 12 digits at most, commas between them",
     NUMBERS_OR_NONE: "empty, or numbers with commas between them",
     WHOLE_NUMBERS_OR_NONE: "empty, or whole numbers of 12 digits at most, commas between them",
+    WORDS_OR_NONE: "empty, or words with commas between them",
     POINTS_OR_NONE: "empty, or points name=value,name=value with semicolons between them",
     THREE_FIELDS: "three names with commas between them",
     TYPES_OR_NONE: "names without spaces, commas between them",
@@ -68,7 +70,14 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def setting(
-    default: Any, section: str, title: str, description: str, *, path: bool = False, **limits: Any
+    default: Any,
+    section: str,
+    title: str,
+    description: str,
+    *,
+    path: bool = False,
+    several: bool = False,
+    **limits: Any,
 ) -> Any:
     """Return a field of a configuration model that people can set.
 
@@ -78,13 +87,14 @@ def setting(
         title: what the form calls it.
         description: its meaning and unit, readable without title and section.
         path: it names a file or folder.
+        several: it may name more than one of them, with commas between.
         limits: as of `pydantic.Field`: ge, gt, le, lt, multiple_of, pattern.
     """
     return Field(
         default=default,
         title=title,
         description=description,
-        json_schema_extra={"section": section, "path": path},
+        json_schema_extra={"section": section, "path": path, "several": several},
         **limits,
     )
 
@@ -96,6 +106,22 @@ def paths(settings: type[Config]) -> list[str]:
         for name, field in settings.model_fields.items()
         if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("path")
     ]
+
+
+def split_list(text: str) -> list[str]:
+    """Return the words of a comma-separated list, each once, in their order."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def named_paths(settings: type[Config], values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the files and folders that values name, by setting; of most settings it is one."""
+    found = {}
+    for name in paths(settings):
+        value, extra = values.get(name), settings.model_fields[name].json_schema_extra
+        if isinstance(value, str) and value:
+            several = isinstance(extra, dict) and extra["several"]
+            found[name] = split_list(value) if several else [value]
+    return found
 
 
 def numbers(text: str) -> list[float]:

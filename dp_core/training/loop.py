@@ -164,7 +164,7 @@ class OrdinaryUpdates:
     """AdamW without privacy, in shuffled epochs over the rows.
 
     Attributes:
-        updates: number of updates.
+        updates: number of updates; after none, the model is what it was.
         batch_rows: rows that an update reads.
         seed: public; order of rows, and masks.
     """
@@ -174,9 +174,9 @@ class OrdinaryUpdates:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("updates", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{getattr(self, name)} is below 1", where=name)
+        for name, least in (("updates", 0), ("batch_rows", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{getattr(self, name)} is below {least}", where=name)
 
     def identity(self) -> object:
         """Return the three numbers."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import click
 from pydantic import ValidationError
 
-from dp_core.config.fields import paths
+from dp_core.config.fields import named_paths
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
 from tasks.protocol.presets import PRESETS
@@ -96,10 +96,8 @@ def settings_told(kind: type[S], options: SettingsOptions) -> S:
             raise BadInput(f"{word!r} is not key=value", where="--set")
         values[key] = value
     _refuse_unknown(kind, values)
-    for key in paths(kind):
-        path = values.get(key)
-        if isinstance(path, str) and path and "://" not in path:
-            values[key] = absolute(key, path)
+    for key, named in named_paths(kind, values).items():
+        values[key] = ",".join(p if "://" in p else absolute(key, p) for p in named)
     try:
         return kind.model_validate(values)
     except ValidationError as error:

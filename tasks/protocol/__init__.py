@@ -21,6 +21,7 @@ from tasks.protocol.job import (
     sweep_budget,
     sweep_point_steps,
     sweep_report,
+    sweep_start,
     sweep_steps,
     sweep_training,
 )
@@ -120,6 +121,7 @@ __all__ = [
     "sweep_budget",
     "sweep_point_steps",
     "sweep_report",
+    "sweep_start",
     "sweep_steps",
     "sweep_training",
     "uses_cluster",

@@ -18,7 +18,7 @@ from dp_core.config.audit import (
 )
 from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
-from dp_core.config.fields import paths
+from dp_core.config.fields import named_paths
 from dp_core.config.privacy import (
     PhrasesConfig,
     PrivacyConfig,
@@ -66,7 +66,7 @@ from tasks.protocol.specs import (
     VocabularySpec,
     WrittenTextSpec,
 )
-from tasks.protocol.sweep import SweepPoint, SweepSettings
+from tasks.protocol.sweep import START, SweepPoint, SweepSettings
 
 _OF_POINT = " / "  # between the name of a point and of its task
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
@@ -76,8 +76,8 @@ WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
     "noise_floor": 0.0,
     "averaging": "none",
 }
-TRAINING_STEPS = ("dp_pretraining", "dp_exposure")  # of each private training of a sweep
-POINT_STEPS = (*TRAINING_STEPS, "dp_finetuning")  # what is not the same at all points
+TRAINING_STEPS = ("pretraining", "exposure")  # of each training of a sweep
+POINT_STEPS = (*TRAINING_STEPS, "finetuning")  # what is not the same at all points
 
 
 def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
@@ -510,9 +510,9 @@ def asked_point_steps(
     tuned = finetuning(job, front, training).model_copy(update={"after": tuple(after)})
     return {
         **front,
-        "dp_pretraining": training,
-        "dp_exposure": exposure(job, front, training),
-        "dp_finetuning": tuned,
+        "pretraining": training,
+        "exposure": exposure(job, front, training),
+        "finetuning": tuned,
     }
 
 
@@ -527,17 +527,28 @@ def _asked(settings: SweepSettings, number: int) -> Asked:
 
 
 def sweep_training(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
-    """Return the spec of the private training that a point starts from."""
-    return _point(settings, point, root)["dp_pretraining"]
+    """Return the spec of the training that a point's fine-tuning starts from."""
+    return _point(settings, point, root)["pretraining"]
+
+
+def sweep_start(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
+    """Return the spec of the model that a point's training starts from: public, or of phrases."""
+    steps = _point(settings, point, root)
+    return steps.get("phrases_pretraining", steps["public_pretraining"])
 
 
 def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
-    """Return (point, task, spec) of a whole sweep in an order in which it can be run, each once."""
-    steps: dict[str, tuple[str, str, StepSpec]] = {}
+    """Return (point, task, spec) of a whole sweep in an order in which it can be run, each once.
+
+    The model of a public baseline is also its `pretraining`, which finds it.
+    """
+    steps: dict[tuple[str, str], tuple[str, str, StepSpec]] = {}
     for point in settings.points():
-        names = dict.fromkeys(TRAINING_STEPS, point.training.name) | {"dp_finetuning": point.name}
+        names = dict.fromkeys(TRAINING_STEPS, point.training.name) | {"finetuning": point.name}
+        before = point.front.name if point.has_own_front else ""
+        names |= {} if before else {"public_pretraining": START.name}
         for task, spec in _point(settings, point, root).items():
-            steps.setdefault(spec.output, (names.get(task, ""), task, spec))
+            steps.setdefault((task, spec.output), (names.get(task, before), task, spec))
     budget, report = sweep_budget(settings, root), sweep_report(settings, root)
     return [("", "budget", budget), *steps.values(), ("", "report", report)]
 
@@ -545,7 +556,8 @@ def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, Step
 def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     """Return the registration of a whole sweep: the vocabulary, and what each point releases.
 
-    A private training that several points share is registered, and charged, once.
+    A private training that several points share is registered, and charged, once. Baselines
+    release nothing; what they read is named with the rest.
     """
     if settings.is_asked:
         dearest = settings.costliest
@@ -554,7 +566,7 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
         return budget_of([*front_half(settings.job(dearest), root).values(), *asked])
     steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
-    own = ("dp_pretraining", "dp_finetuning")
+    own = ("pretraining", "finetuning")
     return budget_of([*shared, *(point[task] for point in steps for task in own)])
 
 
@@ -601,7 +613,9 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
     job = settings.job(point)
     front = front_half(job, root)
     seed = job.seed if point.seed is None else point.seed
-    model: PretrainSpec | SelectSpec = _seeded_training(job, front, seed)
+    model = front["public_pretraining"]
+    if point.mode != "public":
+        model = _seeded_training(job, front, seed, point.mode)
     if point.is_chosen:
         jobs = [settings.job(one) for one in settings.candidates()]
         model = SelectSpec(
@@ -612,19 +626,21 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
         )
     own = {"seed": point.finetune_seed, "fold": point.fold}
     replicate = {name: value for name, value in own.items() if value is not None}
-    if point.public:
-        tuned = finetuning(job, front, front["public_pretraining"]).model_copy(update=replicate)
-        return {**front, "dp_pretraining": front["public_pretraining"], "dp_finetuning": tuned}
     return {
         **front,
-        "dp_pretraining": model,
-        "dp_exposure": exposure(job, front, model),
-        "dp_finetuning": finetuning(job, front, model).model_copy(update=replicate),
+        "pretraining": model,
+        "exposure": exposure(job, front, model),
+        "finetuning": finetuning(job, front, model).model_copy(update=replicate),
     }
 
 
-def _seeded_training(job: JobSettings, front: dict[str, StepSpec], seed: int) -> PretrainSpec:
-    return pretraining(job, front, "dp").model_copy(update={"seed": seed})
+def _seeded_training(
+    job: JobSettings,
+    front: dict[str, StepSpec],
+    seed: int,
+    mode: Literal["dp", "nonprivate"] = "dp",
+) -> PretrainSpec:
+    return pretraining(job, front, mode).model_copy(update={"seed": seed})
 
 
 def missing_file(settings: JobSettings) -> tuple[str, str] | None:
@@ -632,7 +648,7 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 
     Only where steps run on this machine, as this user: what containers see, it cannot know.
     """
-    for name, path in local_files(settings).items():
+    for name, path in local_files(settings):
         local = os.path.expanduser(path)  # noqa: PTH111 - Path's refuses what it cannot expand
         if not os.path.isabs(local):  # noqa: PTH117 - as the line above
             return name, f"a path must be absolute: {path}"
@@ -646,11 +662,11 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
     return None
 
 
-def local_files(settings: JobSettings) -> dict[str, str]:
-    """Return the local files that the job reads, by setting. Formats that read none have none."""
-    named = {name: str(getattr(settings, name)) for name in paths(JobSettings)}
+def local_files(settings: JobSettings) -> list[tuple[str, str]]:
+    """Return (setting, path) of the local files that the job reads; some formats read none."""
+    named = named_paths(type(settings), settings.model_dump())
     if not settings.membership_units:
-        del named["membership_codes"]
+        named.pop("membership_codes", None)
     if is_causal(settings.model_kind):  # which is not fine-tuned
-        named = {name: path for name, path in named.items() if not name.startswith("entities_")}
-    return {name: path for name, path in named.items() if path and "://" not in path}
+        named = {name: files for name, files in named.items() if not name.startswith("entities_")}
+    return [(name, path) for name, files in named.items() for path in files if "://" not in path]

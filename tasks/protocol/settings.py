@@ -454,8 +454,8 @@ class JobSettings(
         900,
         MORE_TRAINING,
         "Public pre-training: updates",
-        "Updates on public text.",
-        ge=1,
+        "Updates on public text; 0: none, the model is as public_model has it, or fresh.",
+        ge=0,
         le=100_000_000,
     )
     public_batch_size: BatchSize = setting(

@@ -377,6 +377,8 @@ class PretrainSpec(TrainingSpec):
         # Who reads files from outside holds no seed.
         if self.public_model and self.mode != "public":
             raise ValueError("public_model: only public pre-training starts from files")
+        if self.updates < (0 if self.mode == "public" else 1):
+            raise ValueError("updates: only a public model may be taken as it is, without any")
         maskings = self.batches.maskings_per_example
         refuse_masks(
             self.shape.model_kind,

@@ -7,7 +7,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from pathlib import PurePosixPath
+from typing import Any, Literal, Self, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
@@ -18,11 +19,13 @@ from dp_core.config.fields import (
     POINTS_OR_NONE,
     WHOLE_NUMBERS,
     WHOLE_NUMBERS_OR_NONE,
+    WORDS_OR_NONE,
     Config,
     listed_points,
     numbers,
     one_line,
     setting,
+    split_list,
 )
 from dp_core.config.privacy import SelectionConfig
 from dp_core.config.training import is_causal
@@ -50,34 +53,68 @@ SEARCHED = {  # what an optimiser may vary, and how: the lists' ends are the spa
     "finetune_learning_rate": "logarithm",
 }
 REPLICATES = ("seed", "finetune_seed", "fold")  # over these a report takes the mean
+# What private trainings are compared with: `…-training` shares the sweep's own vocabulary.
+Baseline = Literal["public", "public-training", "checkpoint", "nonprivate", "nonprivate-training"]
+BASELINE_NAMES: Mapping[Baseline, str] = {
+    "public": "public text only",
+    "public-training": "public training",
+    "checkpoint": "checkpoint",
+    "nonprivate": "without privacy",
+    "nonprivate-training": "training without privacy",
+}
+_ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they are not the sweep's
+    "public": {"vocabulary_source": "public"},
+    "checkpoint": {"vocabulary_source": "checkpoint", "public_steps": 0},
+    "nonprivate": {"vocabulary_source": "nonprivate"},
+}
 
 
 class SweepPoint(Config):
-    """One fine-tuning of a sweep, and the private training that it starts from.
+    """One fine-tuning of a sweep, and the training that it starts from.
 
     What is None is as the job's settings have it. Points that differ in their fine-tuning alone
-    share one private training: one release, charged once. σ, batch size and epochs of pre-training
-    are all zero where it is the best of a random number of trainings.
+    share one training: a private one is one release, charged once. σ, batch size and epochs of
+    pre-training are all zero where it is the best of a random number of trainings, and where a
+    baseline has no such training.
     """
 
     noise_multiplier: float
     batch_size: int
     epochs: float
-    seed: int | None = None  # public, of the private training: each one is a release of its own
+    seed: int | None = None  # public, of the training: with DP, each is a release of its own
     finetune_noise_multiplier: float | None = None
     finetune_batch_size: int | None = None
     finetune_epochs: int | None = None
     finetune_learning_rate: float | None = None
     finetune_seed: int | None = None
     fold: int | None = None  # of the labelled documents: the one that is tested on, from 0
-    public: bool = False  # of the model of public text, to compare with: no private training
+    baseline: Baseline | None = None  # to compare with: nothing is charged for its training
+    checkpoint: str = ""  # folder of the baseline's public model
     private_start: Literal["public", "fresh"] | None = None  # what the private training begins with
 
     @property
     def training(self) -> SweepPoint:
         """The training that the point starts from, which it may share with others."""
-        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed", "public")}
+        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed", *_OF_A_FRONT)}
         return SweepPoint.model_validate(own)
+
+    @property
+    def front(self) -> SweepPoint:
+        """What comes before the training: vocabulary, rows, public model; of many, the same."""
+        own = {name: getattr(self, name) for name in _OF_A_FRONT} if self.has_own_front else {}
+        return SweepPoint.model_validate(_NO_TRAINING | own)
+
+    @property
+    def has_own_front(self) -> bool:
+        """Whether it is a baseline of another vocabulary than the sweep's."""
+        return self.baseline in _ITS_SETTINGS
+
+    @property
+    def mode(self) -> Literal["dp", "public", "nonprivate"]:
+        """How its model is trained last."""
+        if self.baseline is None:
+            return "dp"
+        return "nonprivate" if self.baseline.startswith("nonprivate") else "public"
 
     @property
     def setting(self) -> SweepPoint:
@@ -87,14 +124,19 @@ class SweepPoint(Config):
     @property
     def is_chosen(self) -> bool:
         """Whether its training is the best of a random number of trainings."""
-        return not self.batch_size and not self.public
+        return not self.batch_size and self.baseline is None
 
     @property
     def name(self) -> str:
         """What people see: the mapped task and the child run carry this name."""
         parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
-        if self.public or self.is_chosen:
-            parts = ["public text only" if self.public else "the best of a random number"]
+        if self.is_chosen:
+            parts = ["the best of a random number"]
+        if self.baseline is not None:
+            parts = [
+                f"{BASELINE_NAMES[self.baseline]} {PurePosixPath(self.checkpoint).name}".strip()
+            ]
+            parts += [f"epochs={self.epochs:g}"] if self.epochs else []
         parts += ["from random weights"] if self.private_start == "fresh" else []
         for words, value in (
             ("seed", self.seed),
@@ -107,6 +149,12 @@ class SweepPoint(Config):
         ):
             parts += [] if value is None else [f"{words}={value:.10g}"]
         return " · ".join(parts)
+
+
+_NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
+_OF_A_FRONT = ("baseline", "checkpoint")
+# The public model that private trainings start from, whether it is compared with or not.
+START = SweepPoint.model_validate(_NO_TRAINING | {"baseline": "public-training"})
 
 
 class SweepSettings(SelectionConfig, JobSettings):
@@ -200,12 +248,25 @@ class SweepSettings(SelectionConfig, JobSettings):
         ge=1,
         le=100,
     )
-    sweep_public: bool = setting(
-        False,
+    sweep_baselines: str = setting(
+        "",
         GRID,
-        "Compare with public text only",
-        "Also fine-tune the model of public text by the same settings, seeds and folds. No private "
-        "text is read for it.",
+        "Compare with",
+        "Models to compare with, commas between them, fine-tuned and measured by the same "
+        "settings, seeds and folds. public: trained on public text, on a vocabulary of public text "
+        "(ε 0). nonprivate: trained on the private rows without privacy, on a vocabulary of exact "
+        "private counts. public-training, nonprivate-training: the same on the sweep's own "
+        "vocabulary. What is trained without privacy is the operator's.",
+        pattern=WORDS_OR_NONE,
+    )
+    sweep_checkpoints: str = setting(
+        "",
+        GRID,
+        "Compare with checkpoints",
+        "Folders (local or gs://) of public models in Hugging Face's layout, commas between them: "
+        "each is compared as it is, with its own tokens (ε 0). Declared as public_model is.",
+        path=True,
+        several=True,
     )
     sweep_search: Literal["grid", "optuna"] = setting(
         "grid",
@@ -281,16 +342,30 @@ class SweepSettings(SelectionConfig, JobSettings):
         return _unique(point.training for point in self.grid())
 
     def points(self) -> list[SweepPoint]:
-        """Return what is fine-tuned: each setting (or the best of a random number), replicated."""
-        settings, none = self.grid(), dict.fromkeys(TRAINING_AXES, 0)
-        public = none | {"public": True, "finetune_noise_multiplier": None}  # never privately
-        of_public = _unique(point.model_copy(update=public) for point in settings)
+        """Return what is fine-tuned: each setting (or the best of a random number), replicated.
+
+        Behind them the baselines: their training has seeds where it reads private rows, and the
+        epochs of the grid; public models are trained once.
+        """
+        grid = settings = self.grid()
         if self.selection == "random-count":
-            settings = _unique(point.model_copy(update=none) for point in settings)
+            settings = _unique(point.model_copy(update=_NO_TRAINING) for point in grid)
         if self.is_asked:  # what all have in common is that of any
             return settings[:1]
-        points = self._replicated(settings, self._seeds(self.sweep_seeds))
-        return points + (self._replicated(of_public, [None]) if self.sweep_public else [])
+        seeds = self._seeds(self.sweep_seeds)
+        points = self._replicated(settings, seeds)
+        for baseline, checkpoint in self._baselines():
+            its = _its(baseline, checkpoint)
+            alike = _unique(_compared(point, its) for point in grid)
+            trained = alike[0].mode == "nonprivate"
+            points += self._replicated(alike, seeds if trained else [None])
+        return points
+
+    def _baselines(self) -> list[tuple[Baseline, str]]:
+        """Return the baselines, each with the folder of its public model, or none."""
+        asked = split_list(self.sweep_baselines)
+        own: list[tuple[Baseline, str]] = [(b, "") for b in get_args(Baseline) if b in asked]
+        return own + [("checkpoint", folder) for folder in split_list(self.sweep_checkpoints)]
 
     def pages(self) -> list[list[SweepPoint]]:
         """Return the points in pages, each as much as one run of Airflow can map tasks to.
@@ -312,13 +387,21 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     def trainings(self) -> list[SweepPoint]:
         """Return the private trainings: each is one release, however many points share it."""
-        return trainings_of(self.points())
+        return trainings_of(point for point in self.points() if point.mode == "dp")
 
     def job(self, point: SweepPoint) -> JobSettings:
-        """Return the settings of the job at one point; seeds and fold are for single steps."""
+        """Return the settings of the job at one point; seeds and fold are for single steps.
+
+        A baseline takes part in no release: phrases are for the private trainings alone.
+        """
         told = point.model_dump(include=set(AXES), exclude_none=True)
         if not point.batch_size:  # for what all trainings share, any of them will do
-            told |= self.candidates()[0].model_dump(include=set(TRAINING_AXES))
+            any_of_them = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
+            told |= {name: value for name, value in any_of_them.items() if not told[name]}
+        if point.baseline is not None:
+            told |= {"phrases_epsilon": 0.0} | dict(_ITS_SETTINGS.get(point.baseline, {}))
+        if point.checkpoint:
+            told["public_model"] = point.checkpoint
         return self.part(JobSettings, **told, audit_canaries=0, kept_epochs="")
 
     def _values(self, name: str) -> Sequence[float | None]:
@@ -387,13 +470,14 @@ class SweepSettings(SelectionConfig, JobSettings):
                 raise ValueError("finetune_noise_multiplier: fine-tuning is not private here")
         last = self.seed + max(self.sweep_seeds, self.sweep_finetune_seeds) - 1
         self.part(JobSettings, seed=last)  # seeds have an end
+        self._refuse_wrong_baselines()
         points = self.points()
         for name, times in Counter(point.name for point in points).items():
             if times > 1:  # results go by names
                 raise ValueError(f"two points differ by too little to be told apart: {name}")
         if len(points) > MOST_POINTS:
-            raise ValueError(f"sweep_public: {len(points)} points, but at most {MOST_POINTS}")
-        private = [point for point in points if not point.public]
+            raise ValueError(f"sweep_baselines: {len(points)} points, but at most {MOST_POINTS}")
+        private = [point for point in points if point.baseline is None]
         trainings = self.sweep_trials if self.is_asked else len(self.trainings())
         self.refuse_large_deltas(trainings, len(private))
         if self.is_asked:
@@ -406,6 +490,31 @@ class SweepSettings(SelectionConfig, JobSettings):
                 "tell how many trainings there are"
             )
         return self
+
+    def _refuse_wrong_baselines(self) -> None:
+        """Refuse baselines that are none, that have one name, or that the sweep begins with."""
+        named = [name for name in get_args(Baseline) if name != "checkpoint"]
+        for word in split_list(self.sweep_baselines):
+            if word not in named:
+                where = ": name its folder in sweep_checkpoints" if word == "checkpoint" else ""
+                raise ValueError(f"sweep_baselines: {word} is none of {', '.join(named)}{where}")
+        folders = split_list(self.sweep_checkpoints)
+        for name, times in Counter(PurePosixPath(folder).name for folder in folders).items():
+            if times > 1:  # results go by names
+                raise ValueError(f"sweep_checkpoints: {times} folders are called {name}")
+        for baseline, checkpoint in self._baselines():
+            told = dict(_ITS_SETTINGS.get(baseline, {}))
+            told |= {"public_model": checkpoint} if checkpoint else {}
+            if told and all(getattr(self, name) == value for name, value in told.items()):
+                alike = "nonprivate" if baseline == "nonprivate" else "public"
+                raise ValueError(
+                    f"sweep_baselines: what {baseline} begins with, this sweep begins with too: "
+                    f"name {alike}-training"
+                )
+            try:
+                self.job(SweepPoint.model_validate(_NO_TRAINING | _its(baseline, checkpoint)))
+            except ValidationError as error:
+                raise ValueError(f"baseline {baseline}: {one_line(error)}") from None
 
     def _refuse_to_ask(self) -> None:
         """Refuse a search whose points are not alike, or whose figures no optimiser may be told."""
@@ -422,7 +531,8 @@ class SweepSettings(SelectionConfig, JobSettings):
             "sweep_seeds": self.sweep_seeds == 1,
             "sweep_finetune_seeds": self.sweep_finetune_seeds == 1,
             "entities_folds": not self.entities_folds,
-            "sweep_public": not self.sweep_public,
+            "sweep_baselines": not self.sweep_baselines,
+            "sweep_checkpoints": not self.sweep_checkpoints,
             "selection": self.selection == "publish-all",
             "sampling": self.sampling == "poisson",
             "noise_bands": self.noise_bands == 1,
@@ -447,8 +557,26 @@ class SweepSettings(SelectionConfig, JobSettings):
 
 
 def trainings_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the private trainings that points start from, each once."""
-    return _unique(point.training for point in points if not point.public)
+    """Return the trainings that points start from, baselines' too, each once."""
+    return _unique(point.training for point in points)
+
+
+def fronts_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    """Return what comes before the trainings of baselines of other vocabularies, each once."""
+    return _unique(point.front for point in points if point.has_own_front)
+
+
+def _its(baseline: Baseline, checkpoint: str) -> dict[str, Any]:
+    return {"baseline": baseline, "checkpoint": checkpoint}
+
+
+def _compared(point: SweepPoint, its: Mapping[str, Any]) -> SweepPoint:
+    """Return the point of a baseline that is fine-tuned as this one is, and never privately."""
+    own = _NO_TRAINING | {"finetune_noise_multiplier": None} | dict(its)
+    compared = point.model_copy(update=own)
+    if compared.mode == "nonprivate":  # as many passes over the rows
+        return compared.model_copy(update={"epochs": point.epochs})
+    return compared
 
 
 def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:

@@ -19,6 +19,7 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow
 from dp_core.training.bootstrap import MeanF1
+from tasks.protocol.sweep import BASELINE_NAMES, Baseline
 from tasks.report.model import (
     F1,
     Curve,
@@ -39,6 +40,13 @@ COLOURS: dict[Kind, str] = {
     "nonprivate": "#d55e00",
 }
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
+_BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told apart in grey
+    "public": (COLOURS["public"], ":"),
+    "public-training": (COLOURS["public"], "-."),
+    "checkpoint": (COLOURS["phrases"], "--"),
+    "nonprivate": (COLOURS["nonprivate"], "--"),
+    "nonprivate-training": (COLOURS["nonprivate"], "-."),
+}
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 _LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
@@ -195,12 +203,15 @@ def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
 def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
     """Return exposure against occurrences, a line for each batch size and number of updates.
 
-    None where the sweep varies neither, or none may be shown. Lines go through the middle σ; of
-    several seeds, each line is the mean, and its bars reach over the intervals of all of them.
+    Trainings without privacy are drawn in red, as in the paper. None where there is one line only,
+    or none may be shown. Lines go through the middle σ; of several seeds, each line is the mean,
+    and its bars reach over the intervals of all of them.
     """
     known = [p for p in points if isinstance(p.exposures, tuple) and p.exposures]
+    red = _lines_without_privacy([p for p in known if p.baseline])
+    known = [p for p in known if p.baseline is None]
     sizes = sorted({(p.batch_size, p.updates) for p in known})
-    if len(sizes) < 2:
+    if len(sizes) + len(red) < 2 or not sizes:
         return None
     sigma = _middle([_coordinates(p) for p in known])[0]
     trained = {}  # of settings that differ in fine-tuning alone, one
@@ -226,7 +237,34 @@ def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
             )
         )
     caption = f"Exposure by batch size (bs) and number of updates (step), {_OCCURRENCES}"
-    return _exposure_drawing(lines, "sweep-exposure", caption)
+    if red:
+        caption += " Red: training without privacy."
+    return _exposure_drawing([*lines, *red], "sweep-exposure", caption)
+
+
+def _lines_without_privacy(baselines: Sequence[SweepRow]) -> list[_Line]:
+    """Return a line for each vocabulary and number of updates of trainings without privacy.
+
+    Public models have read none of the canaries.
+    """
+    trained: dict[tuple[Baseline | None, int], SweepRow] = {}
+    for row in baselines:  # settings that differ in fine-tuning alone have one
+        if row.updates:
+            trained.setdefault((row.baseline, row.updates), row)
+    found = []
+    for number, (baseline, updates) in enumerate(sorted(trained, key=str)):
+        row = trained[baseline, updates]
+        assert isinstance(row.exposures, tuple) and baseline  # noqa: S101 - narrow the types
+        found.append(
+            _Line(
+                f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
+                _over_seeds([_embedded(one) for one in row.exposures]),
+                COLOURS["nonprivate"],
+                "^vXP*"[number % 5],
+                ("--", "-", ":", "-.")[number % 4],
+            )
+        )
+    return found
 
 
 def _embedded(exposures: Exposures) -> list[ExposureRow]:
@@ -459,8 +497,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     Strong lines go through the middle of the points; pale ones are the others.
     """
     measure = measure_of(points)
-    public = [score for p in points if p.public and (score := number_of(p.score)) is not None]
-    grid = {_coordinates(point): point for point in points if not point.public}
+    baselines = [p for p in points if p.baseline and number_of(p.score) is not None]
+    grid = {_coordinates(point): point for point in points if point.baseline is None}
     if not grid:
         return None
     middle = _middle(list(grid))
@@ -474,8 +512,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
-        for score in public:
-            right.axhline(score, color=COLOURS["public"], linestyle=":", linewidth=1.2)
+        handles = {row.name: _level(right, row) for row in baselines}
         held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
@@ -488,6 +525,14 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
         if index == shown[-1]:
             right.set_ylabel(measure.axis, color=SCORE_BLUE)
+    if baselines:
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            frameon=False,
+            ncols=min(3, len(handles)),
+        )
     return finish(
         figure,
         "sweep",
@@ -496,10 +541,17 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars: 95% "
         "intervals over documents and seeds) against each setting. Strong lines hold the other "
         "settings at the middle of the points, given above each panel; pale lines are the rest; "
-        "dotted ones, the model of public text, where it was asked for. After Hoory et al. 2021, "
-        "Fig. 1, which "
+        "level ones, the models that are compared with. After Hoory et al. 2021, Fig. 1, which "
         "shows the ε of training alone.",
     )
+
+
+def _level(right: Axes, row: SweepRow) -> Artist:
+    """Draw the score of a baseline, which has none of the settings of the axis."""
+    score = number_of(row.score)
+    assert score is not None and row.baseline  # noqa: S101 - narrow the types
+    colour, dashes = _BASELINE_STYLES[row.baseline]
+    return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:

@@ -19,6 +19,7 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
+from tasks.protocol.sweep import Baseline
 
 
 class Edition(StrEnum):
@@ -156,6 +157,7 @@ class Row:
     """
 
     name: str
+    epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
     untuned: Cost | None = None  # before fine-tuning, where that cost something
@@ -181,7 +183,6 @@ class ModelRow(Row):
 
     kind: Kind
     tasks: str = ""  # what the names of its tasks begin with, if not with its kind
-    epsilon_vocabulary: float
     perplexity_public: Value = None  # of a causal model, by token, on the same texts
     perplexity_private: Value = None
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # of entities, or by class
@@ -197,24 +198,20 @@ class ModelRow(Row):
 class SweepRow(Row):
     """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
 
-    ε_T is that of one private training; each seed of it was a release of its own. The model of
-    public text, where it is compared with, has no private training: σ, batch and epochs are 0.
+    ε_T is that of one private training; each seed of it was a release of its own. Baselines are
+    what they are compared with: σ is 0, and of public ones batch and epochs too.
     """
 
     noise_multiplier: float
     batch_size: int
     epochs: float
-    updates: int = 0  # of one private training
+    baseline: Baseline | None = None
+    updates: int = 0  # of one training on private rows
     trainings: int = 1  # seeds of it
     finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
     spread: MeanF1 | Withheld | None = None  # of the score
     best_three: Value = None  # mean of the three best seeds, of eight or more
-    exposures: tuple[Exposures, ...] | Withheld = ()  # of each private training
-
-    @property
-    def public(self) -> bool:
-        """Whether it is the model of public text."""
-        return not self.batch_size
+    exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
 
 
 @dataclass(frozen=True)

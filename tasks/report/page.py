@@ -213,8 +213,7 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
     headline = Verdict(
         "open",
         "What noise, batch size and epochs do to privacy and to usefulness",
-        f"{len(shown.points)} settings. Every private training is a release: showing them all "
-        "costs what they cost together.",
+        "Every private training is a release: showing them all costs what they cost together.",
     )
     return _page(
         "sweep.html.j2",
@@ -302,10 +301,10 @@ def _job_marks(report: JobReport) -> list[Mark]:
 
 
 def _sweep_marks(report: SweepReport) -> list[Mark]:
-    private = [point for point in report.points if not point.public]
+    private = [point for point in report.points if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
     scores = [score for point in private if (score := number_of(point.score)) is not None]
-    marks = [Mark(str(len(report.points)), "settings")]
+    marks = [Mark(str(len(private)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))

@@ -75,6 +75,7 @@ OCCURRENCES, OCCURRENCES_FILE = (
     "occurrences",
     "occurrences.json",
 )  # of canaries, counted by the private token store's step
+DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by test document
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
@@ -151,7 +152,7 @@ def sweep_report(
     """Return what the report of a sweep shows: the points that finished, and which did not."""
     first = next(iter(points.values()))
     return SweepReport(
-        **_header(spec, context, first, released_by_sweep(points)),
+        **_header(spec, context, first, released_by_sweep(spec, points)),
         points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
@@ -196,12 +197,17 @@ def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
     return _releases(released_models(model, finetuned))
 
 
-def released_by_sweep(points: Mapping[str, Results]) -> list[ReleaseRecord]:
-    """Return the releases behind every point's models: what all of them cost together."""
+def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
+    """Return the releases behind every point's models: what all of them cost together.
+
+    A baseline that was trained without privacy stays with the operator, and is not among them.
+    """
     return _releases(
         model
-        for results in points.values()
-        for model in released_models(results["dp_pretraining"], results["dp_finetuning"])
+        for name, results in points.items()
+        if spec.points[name].baseline is None
+        or not operator_only(results["pretraining"].result.releases)
+        for model in released_models(results["pretraining"], results["finetuning"])
     )
 
 
@@ -266,9 +272,11 @@ def _header(
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
     """Return what both kinds of report show: whose data, what is guaranteed, how to repeat it."""
-    vocabulary, dp = results["vocabulary"], results["dp_pretraining"]
+    of_sweep = isinstance(spec, SweepReportSpec)
+    model = results["pretraining" if of_sweep else "dp_pretraining"]
+    vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
-    labelled_text = isinstance(spec, SweepReportSpec) or "entities" in results
+    labelled_text = of_sweep or "entities" in results
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -283,13 +291,13 @@ def _header(
         else "",
         "unit": unit,
         "declared_units": vocabulary.facts["declared_units"],
-        "model_size": _model_size(dp),
+        "model_size": _model_size(model),
         "statement": statement_of(
-            releases, made_up=spec.made_up, released_after=released_after(dp.result)
+            releases, made_up=spec.made_up, released_after=released_after(model.result)
         ),
         "ledger": _ledger_view(context, dataset, unit),
         "settings": spec.settings,
-        "versions": dp.result.versions,
+        "versions": model.result.versions,
         "public_seeds": {"seed": int(spec.settings["seed"])},
         "repeat": (_repeat_command(spec.title, spec.settings),),
     }
@@ -343,13 +351,17 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
     """Return the row of one setting, of its points that finished."""
     setting, first = own[0][0].setting, own[0][1]
     # By the seed of the private training: points that share one read the same.
-    models = {point.seed: results["dp_pretraining"] for point, results in own}
-    audited = {p.seed: results["dp_exposure"] for p, results in own if not p.public}
-    tuned = [results["dp_finetuning"] for _, results in own]
-    model, varied = first["dp_pretraining"], spec.points.values()
+    models = {point.seed: results["pretraining"] for point, results in own}
+    audited = {point.seed: results["exposure"] for point, results in own}
+    tuned = [results["finetuning"] for _, results in own]
+    model, varied = first["pretraining"], spec.points.values()
     # Of a selection: which one won.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
+    batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
+    if setting.mode == "nonprivate":
+        job = SweepSettings.model_validate(spec.settings).job(setting)
+        batch_size, updates = job.nonprivate_batch_size, job.nonprivate_updates
     return SweepRow(
         **_costs(
             first["vocabulary"].facts["dataset"],
@@ -358,10 +370,12 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
             tuned,
         ),
         name=setting.name,
+        baseline=setting.baseline,
+        epsilon_vocabulary=_epsilon_of(first["vocabulary"]),
         noise_multiplier=training["noise_multiplier"],
-        batch_size=int(training["batch_size"]),
+        batch_size=int(batch_size),
         epochs=training["epochs"],
-        updates=sum(phase["steps"] for phase in schedule),
+        updates=updates,
         trainings=len(models),
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
@@ -389,7 +403,7 @@ def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
 
 def _spread(own: Replicates) -> MeanF1 | None:
     """Return how the score spreads over seeds and folds; None where a seed lacks a fold."""
-    replicates = [_replicate(point, results["dp_finetuning"]) for point, results in own]
+    replicates = [_replicate(point, results["finetuning"]) for point, results in own]
     try:
         return mean_f1([one for one in replicates if one is not None])
     except ValueError:
@@ -399,12 +413,13 @@ def _spread(own: Replicates) -> MeanF1 | None:
 def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
     """Return what a fine-tuned model made of each test document; None: it has no score.
 
-    Of private labels there are no counts by document: all of them count as one, of the same score.
+    Where only the operator may see them, the counts are in a file of the operator's.
     """
-    score = _score(finetuned)
-    if score is None:
+    if _score(finetuned) is None:
         return None
-    counts = finetuned.facts.get("documents") or {"": (score.value, 1.0, 1.0)}
+    counts = finetuned.facts.get("documents")
+    if counts is None:
+        counts = json.loads((finetuned.folder / DOCUMENTS_FILE).read_text())
     return Replicate(counts=counts, **_drawn(point))
 
 
@@ -420,7 +435,7 @@ def _best_three(own: Replicates) -> Labelled | None:
     """
     by_seed: dict[str, list[Labelled]] = {}
     for point, results in own:
-        if (score := _score(results["dp_finetuning"])) is not None:
+        if (score := _score(results["finetuning"])) is not None:
             by_seed.setdefault(_drawn(point)["seed"], []).append(score)
     if len(by_seed) < SEEDS_FOR_THE_BEST:
         return None
@@ -442,7 +457,7 @@ def finetuned_by_setting(
     """Return the fine-tunings behind each row: where they are, and which replicates."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in points:
-        told = {"uri": spec.results[name]["dp_finetuning"], **_drawn(spec.points[name])}
+        told = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
         found.setdefault(spec.points[name].setting.name, []).append(told)
     return found
 

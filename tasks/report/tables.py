@@ -757,18 +757,21 @@ FINETUNING_TITLES = {  # of a sweep's axes
 
 
 def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
-    """Return the settings of a sweep, in its own order."""
+    """Return the settings of a sweep in its own order, and behind them its baselines."""
     cost_headers, cost_cells = _cost_columns(points, unit)
+    named = any(point.baseline for point in points)
     tuning = list(points[0].finetuning) if points else []
     measure, (spread_headers, spread_cells) = measure_of(points), _spread_columns(points)
     return Table(
         key="sweep",
         caption="Every setting of the sweep; each private training was a release of its own",
         headers=(
+            *((Header("Model", numeric=False),) if named else ()),
             Header("Noise multiplier", "σ"),
             Header("Batch size", "expected units"),
             Header("Epochs"),
             *(Header(FINETUNING_TITLES[axis]) for axis in tuning),
+            *((Header("ε_V", "vocabulary"),) if named else ()),
             Header("ε_T", f"training, per {unit}"),
             *cost_headers,
             Header(measure.column, measure.unit),
@@ -779,8 +782,10 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
         ),
         rows=tuple(
             (
+                *((name(_model_of(point)),) if named else ()),
                 *_training_cells(point),
                 *(number(point.finetuning[axis], Label.PUBLIC) for axis in tuning),
+                *((number(point.epsilon_vocabulary, Label.PUBLIC),) if named else ()),
                 number(point.epsilon_training, Label.PUBLIC),
                 *cost_cells(point),
                 percentage(point.score),
@@ -791,16 +796,31 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             )
             for point in points
         ),
-        notes=(*_spread_notes(points), *_exposure_notes([e for p in points for e in _audits(p)])),
+        notes=(
+            *_spread_notes(points),
+            *_exposure_notes([e for p in points for e in _audits(p)]),
+            *((_OF_BASELINES,) if named else ()),
+        ),
     )
 
 
+_OF_BASELINES = (
+    "Models to compare with have no noise, and what anyone may see of them is charged nothing: "
+    "public text only and checkpoints have a vocabulary of public text or their own (ε 0); "
+    "“training” stands for one on the sweep's own vocabulary, which costs ε_V. What was trained "
+    "without privacy, on exact private counts or the sweep's vocabulary, has no finite ε and "
+    "stays with the operator. With another vocabulary there are other canaries."
+)
+
+
+def _model_of(point: SweepRow) -> str:
+    return "with DP" if point.baseline is None else point.name.partition(" · ")[0]
+
+
 def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
-    """Return what the private training was told; of the model of public text there is none."""
-    if point.public:
-        return name("public text only"), Cell(NOT_MEASURED), Cell(NOT_MEASURED)
+    """Return what the training on private rows was told; a public model had none, and no σ."""
     told = point.noise_multiplier, point.batch_size, point.epochs
-    return tuple(number(value, Label.PUBLIC) for value in told)
+    return tuple(number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in told)
 
 
 def _spread_columns(

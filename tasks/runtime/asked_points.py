@@ -24,7 +24,7 @@ from tasks.protocol import (
     report_of_points,
     sweep_budget,
 )
-from tasks.protocol.sweep import SEARCHED
+from tasks.protocol.sweep import SEARCHED, START
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 STORAGE = "optuna.db"  # in the deployment's home
 OBJECTIVE = "f1"
-_OF_A_POINT = ("dp_pretraining", "dp_exposure", "dp_finetuning")
+_OF_A_POINT = ("pretraining", "exposure", "finetuning")
 
 
 def asked_steps(
@@ -59,10 +59,11 @@ def asked_steps(
             steps = asked_point_steps(settings, point, trainings[point.training], told)
         for task, spec in steps.items():
             if not points or task in _OF_A_POINT:
-                named = point if task == "dp_finetuning" else point.training
-                yield named.name if task in _OF_A_POINT else "", task, spec
+                named = point if task == "finetuning" else point.training
+                names = {"public_pretraining": START.name} | dict.fromkeys(_OF_A_POINT, named.name)
+                yield names.get(task, ""), task, spec
         points[point] = steps
-        finetuned = steps["dp_finetuning"].output
+        finetuned = steps["finetuning"].output
         value = tellable(read_result(store, finetuned), OBJECTIVE)
         if not study.trials[number].state.is_finished():
             study.tell(number, value)

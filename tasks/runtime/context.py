@@ -151,6 +151,19 @@ class StepContext:
         Raises:
             BadInput: it is not there, or it is private and this step's spec says otherwise.
         """
+        opened = self.beside(uri)
+        self.descends_from(*opened.result.releases)
+        return opened
+
+    def beside(self, uri: str) -> Input:
+        """Return an output of which nothing publishable is made, as `input` does otherwise.
+
+        A report shows it to the operator, by the labels of its own numbers; what anyone may see
+        does not descend from it.
+
+        Raises:
+            BadInput: as `input`.
+        """
         result = read_result(self.store, uri)
         if result is None:
             raise BadInput("no result there", where=uri, fix="Run the step that makes it first.")
@@ -160,7 +173,6 @@ class StepContext:
                 where=uri,
                 fix="Set made_up to false.",
             )
-        self.descends_from(*result.releases)
         return Input(result, self.store.local_copy(uri), uri)
 
     def descends_from_choice(self, uris: Iterable[str]) -> None:

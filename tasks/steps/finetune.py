@@ -28,6 +28,7 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
+from tasks.report.results import DOCUMENTS_FILE
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import Spending, write_model
@@ -80,6 +81,10 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     write_model(context, tuned.model, model)
     told = {"spec": spec.model_dump(mode="json"), **head.errors(test, predicted)}
     (context.out / ERRORS).write_text(json.dumps(told))
+    kept = [ERRORS]
+    if label is not Dp:
+        (context.out / DOCUMENTS_FILE).write_text(json.dumps(dict(scores.counts)))
+        kept.append(DOCUMENTS_FILE)
     names = sorted(scores.f1_by_label) if public else list(spec.label_names)
     return StepOutput(
         outputs={"model": ""},
@@ -92,7 +97,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
         },
-        artifacts=[Artifact(ERRORS, Label.OPERATOR)],
+        artifacts=[Artifact(file, Label.OPERATOR) for file in kept],
     )
 
 

@@ -6,12 +6,13 @@ from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
+from tasks.releases.provenance import operator_only
 from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
 from tasks.report.results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.tables import sweep_table
-from tasks.runtime.context import StepContext, StepOutput, read_result
+from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts
 
 
@@ -26,11 +27,7 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         for name, tasks in spec.results.items()
         if any(read_result(context.store, uri) is None for uri in tasks.values())
     ]
-    points = {
-        name: {task: context.input(uri) for task, uri in tasks.items()}
-        for name, tasks in spec.results.items()
-        if name not in missing
-    }
+    points = {name: _opened(spec, context, name) for name in spec.results if name not in missing}
     if not points:
         raise BadInput("no point has finished", where="sweep", fix="See why the points failed.")
     report = sweep_report(spec, context, points, missing)
@@ -38,10 +35,14 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         sweep_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # What releasing every point costs together. Of a later try with more points, it is the last.
-    context.measure_cost(released_by_sweep(points))
+    context.measure_cost(released_by_sweep(spec, points))
     context.measure("points", Public(len(points)), len(points))
     # By training: points that differ in fine-tuning alone share one model.
-    models = {spec.points[name].training.name: name for name in points}
+    models = {
+        spec.points[name].training.name: name
+        for name, results in points.items()
+        if not operator_only(results["pretraining"].result.releases)
+    }
     return StepOutput(
         outputs={name: name for name in EDITIONS},
         facts={
@@ -49,16 +50,24 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
             # Tagged with their verdicts; which of several to promote is no audit's to say.
             JUDGED: judge(
                 context.store,
-                {model: points[name]["dp_pretraining"] for model, name in models.items()},
-                {model: spec.results[name]["dp_pretraining"] for model, name in models.items()},
+                {model: points[name]["pretraining"] for model, name in models.items()},
+                {model: spec.results[name]["pretraining"] for model, name in models.items()},
                 "approved",
             ),
-            "models": {
-                model: spec.results[name]["dp_pretraining"] for model, name in models.items()
-            },
+            "models": {model: spec.results[name]["pretraining"] for model, name in models.items()},
             FINETUNED: finetuned_by_setting(spec, list(points)),
             "table": sweep_table(shown.points, shown.unit).to_json(),
             "missing": missing,
         },
         artifacts=list(artifacts(context)),
     )
+
+
+def _opened(spec: SweepReportSpec, context: StepContext, name: str) -> dict[str, Input]:
+    """Return a point's results; of a baseline without privacy nothing published is made."""
+    found = {task: context.beside(uri) for task, uri in spec.results[name].items()}
+    releases = found["pretraining"].result.releases
+    if spec.points[name].baseline is None or not operator_only(releases):
+        for one in found.values():
+            context.descends_from(*one.result.releases)
+    return found

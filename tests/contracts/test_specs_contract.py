@@ -479,12 +479,12 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     (point,) = settings.points()
     assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
     steps = sweep_point_steps(settings, point, ROOT)
-    selection = steps["dp_pretraining"]
+    selection = steps["pretraining"]
     assert isinstance(selection, SelectSpec)
     assert len(selection.candidates) == len(settings.grid()) == 3 * 2 * 2
     assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
     other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point, ROOT)
-    assert other["dp_pretraining"].digest() != selection.digest()
+    assert other["pretraining"].digest() != selection.digest()
     budget = sweep_budget(settings, ROOT)
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     with pytest.raises(ValidationError, match="Rényi"):
@@ -504,7 +504,7 @@ def test_the_points_of_a_sweep_share_what_they_can() -> None:
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
     one, two = (sweep_point_steps(settings, p, ROOT) for p in settings.points())
-    own = {"dp_pretraining", "dp_finetuning", "dp_exposure"}
+    own = {"pretraining", "finetuning", "exposure"}
     assert {n for n in one if one[n].output != two[n].output} == own
     assert set(sweep_report(settings, ROOT).results) == {p.name for p in settings.points()}
 
@@ -567,7 +567,7 @@ def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
         public = STEPS["public_store"].model_dump() | {"audit_canaries": 40}
         spec_from_json(json.dumps(public))
     sweep = SweepSettings(audit_canaries=40)
-    assert sweep_point_steps(sweep, sweep.points()[0], ROOT).keys() >= {"dp_pretraining"}
+    assert sweep_point_steps(sweep, sweep.points()[0], ROOT).keys() >= {"pretraining"}
     assert sweep.job(sweep.points()[0]).audit_canaries == 0
 
 

@@ -14,12 +14,14 @@ from tasks.protocol import (
     dp_bert_steps,
     more_points,
     steps_of,
+    sweep,
     sweep_point_steps,
     sweep_report,
 )
+from tasks.protocol.job import POINT_STEPS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-HEAVY = ("_pretraining", "_finetuning", "_exposure", "_membership", "_audit")
+HEAVY = ("pretraining", "finetuning", "exposure", "_membership", "_audit")
 
 
 def own_name(task_id: str) -> str:
@@ -46,10 +48,12 @@ KEPT = JobSettings(
 )
 
 
-def upstream_of(dag) -> dict[str, set[str]]:
+def upstream_of(dag, group: str = "") -> dict[str, set[str]]:
+    """Return what comes before each task: of one group, or of all but what is for baselines."""
     return {
         own_name(task.task_id): {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}
         for task in dag.tasks
+        if (task.task_id.startswith(group) if group else not is_of_baselines(task))
     }
 
 
@@ -92,9 +96,32 @@ def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
 def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
-    own = {"grid", "budget", "fine_tunings", "report", "next_page", "start_page"}
+    own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
     own |= {"points_that_failed"}
-    assert {own_name(task.task_id) for task in dags["dp_sweep"].tasks} == {*own, *steps}
+    found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
+    assert {own_name(name) for name in found} == {*own, *steps}
+
+
+def is_of_baselines(task) -> bool:
+    """Whether the task is for baselines alone, that have another vocabulary than the sweep."""
+    return task.task_id.startswith("baseline.")
+
+
+def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_own(dags):
+    settings = SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="/a/bert")
+    points = settings.points()
+    shared = {s.output for s in sweep_point_steps(settings, points[0], "file:///store").values()}
+    tasks = {task.task_id for task in dags["dp_sweep"].tasks if is_of_baselines(task)}
+    upstream = upstream_of(dags["dp_sweep"], "baseline.")
+    found = set()
+    for front in sweep.fronts_of(points):
+        steps = sweep_point_steps(settings, front, "file:///store")
+        own = {name: spec for name, spec in steps.items() if spec.output not in shared}
+        own = {name: spec for name, spec in own.items() if name not in POINT_STEPS}
+        found |= {f"baseline.{name}" for name in own}
+        for task, inputs in inputs_of(own).items():
+            assert inputs <= upstream[task], task
+    assert found == tasks
 
 
 def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
@@ -148,8 +175,9 @@ def test_a_form_is_the_dags_and_no_copy_of_it_is_in_any_task(dags, name):
 
 
 def test_mapped_tasks_are_named_by_their_point(dags):
-    mapped = [task for task in dags["dp_sweep"].tasks if "point." in task.task_id]
-    assert len(mapped) == 3
+    groups = ("point.", "baseline.")
+    mapped = [task for task in dags["dp_sweep"].tasks if any(g in task.task_id for g in groups)]
+    assert len(mapped) == 3 + 6
     for task in mapped:
         assert task.map_index_template == "{{ point_name }}"
 

@@ -76,35 +76,35 @@ def test_dp_bert_refuses_unknown_settings_before_anything_runs(run):
 
 
 def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "dp_pretraining@2=2")  # the point σ=2, for bad input
+    monkeypatch.setenv("FAKE_EXIT", "pretraining@2=2")  # the point σ=2, for bad input
     done, tasks = run("dp_sweep", GRID)
     assert done.state == DagRunState.FAILED
     by_point = {
         (own_name(task_id), i): task.state for (task_id, i), task in tasks.items() if i >= 0
     }
     assert by_point == {
-        ("dp_pretraining", 0): SUCCESS,
-        ("dp_exposure", 0): SUCCESS,
-        ("dp_finetuning", 0): SUCCESS,
-        ("dp_pretraining", 1): FAILED,
-        ("dp_exposure", 1): UPSTREAM,  # and there is nothing to fine-tune
+        ("pretraining", 0): SUCCESS,
+        ("exposure", 0): SUCCESS,
+        ("finetuning", 0): SUCCESS,
+        ("pretraining", 1): FAILED,
+        ("exposure", 1): UPSTREAM,  # and there is nothing to fine-tune
     }
     assert tasks["report", -1].state == SUCCESS
     assert tasks["points_that_failed", -1].state == FAILED
-    assert tasks["training_point.dp_pretraining", 1].try_number == 1  # bad input: no second try
-    named = tasks["training_point.dp_pretraining", 0].rendered_map_index
+    assert tasks["training_point.pretraining", 1].try_number == 1  # bad input: no second try
+    named = tasks["training_point.pretraining", 0].rendered_map_index
     assert named == "σ=1 · B=256 · epochs=5"
     read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
     assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
 
 
 def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "dp_exposure=2")  # which keeps nobody from fine-tuning
+    monkeypatch.setenv("FAKE_EXIT", "exposure=2")  # which keeps nobody from fine-tuning
     conf = GRID | {
         "sweep_noise_multipliers": "1",
         "entities_folds": 2,
         "sweep_finetune_epochs": "1,2",
-        "sweep_public": True,
+        "sweep_baselines": "public-training",
     }
     _, tasks = run("dp_sweep", conf)
     of = {}
@@ -112,15 +112,41 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
         if index >= 0:
             of.setdefault(own_name(task_id), []).append((task.rendered_map_index, task.state))
     shared = "σ=1 · B=256 · epochs=5"
-    assert of["dp_pretraining"] == [(shared, SUCCESS)]
-    assert sorted(of["dp_finetuning"]) == [
+    assert of["pretraining"] == [(shared, SUCCESS), ("public training", SUCCESS)]
+    assert sorted(of["finetuning"]) == [
         (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
-        for start in ("public text only", shared)
+        for start in ("public training", shared)
         for epochs in (1, 2)
         for fold in (1, 2)
     ]
-    assert of["dp_exposure"] == [(shared, FAILED)]
+    assert of["exposure"] == [(shared, FAILED), ("public training", FAILED)]
+    assert "vocabulary" not in of  # it is the sweep's own
     assert tasks["report", -1].state == SUCCESS
+
+
+def test_baselines_are_made_beside_the_points_and_one_that_fails_stops_no_other(
+    own_run, monkeypatch
+):
+    monkeypatch.setenv("FAKE_POINT_FAILS", "vocabulary · checkpoint bert")
+    conf = GRID | {
+        "sweep_noise_multipliers": "1",
+        "sweep_baselines": "nonprivate",
+        "sweep_checkpoints": "gs://models/bert",
+    }
+    done, tasks = own_run("dp_sweep", conf)
+    of = {}
+    for (task_id, index), task in tasks.items():
+        if index >= 0:
+            of.setdefault(task_id, []).append((task.rendered_map_index, task.state))
+    red = "without privacy"
+    assert of["baseline.vocabulary"] == [(red, SUCCESS), ("checkpoint bert", FAILED)]
+    assert [state for _, state in of["baseline.checkpoint"]] == [SKIPPED, SUCCESS]
+    assert [state for _, state in of["baseline.public_pretraining"]] == [SUCCESS, UPSTREAM]
+    trained = ["σ=1 · B=256 · epochs=5", f"{red} · epochs=5"]
+    for task in ("training_point.pretraining", "training_point.exposure", "point.finetuning"):
+        assert of[task] == [(name, SUCCESS) for name in trained]
+    assert tasks["report", -1].state == SUCCESS
+    assert done.state == DagRunState.FAILED and tasks["points_that_failed", -1].state == FAILED
 
 
 def test_a_large_sweep_goes_on_page_by_page_and_the_last_one_reports_it_all(own_run, monkeypatch):
@@ -142,7 +168,7 @@ def test_a_large_sweep_goes_on_page_by_page_and_the_last_one_reports_it_all(own_
 
 
 def trained(tasks):
-    mapped = [t for (name, i), t in tasks.items() if own_name(name) == "dp_pretraining" and i >= 0]
+    mapped = [t for (name, i), t in tasks.items() if own_name(name) == "pretraining" and i >= 0]
     return sorted(task.rendered_map_index for task in mapped)
 
 

@@ -49,13 +49,13 @@ def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
     event = selection.event
     assert isinstance(event, RandomCountSelection)
     assert (len(event.candidates), event.eta, event.gamma) == (2, 1.0, 0.5)
-    winner = results["dp_pretraining"]
+    winner = results["pretraining"]
     assert winner.facts["chosen"]["noise_multiplier"] in (1.0, 2.0)
     (own,) = [r for r in winner.releases if r.ledger_id == selection.id]
     assert MechanismEvent.from_json(own.event) == event
     assert own.epsilon == own.epsilon_rdp  # no PLD of it is known, and the claim says so
     statement = (
-        Path(steps["dp_pretraining"].output.removeprefix("file://")) / "PRIVACY.md"
+        Path(steps["pretraining"].output.removeprefix("file://")) / "PRIVACY.md"
     ).read_text()
     assert "secret random number of trainings" in statement and "Rényi" in statement
     # K stays secret: nothing that is left tells how many trainings there were

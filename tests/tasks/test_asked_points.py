@@ -85,7 +85,9 @@ def run(
 
 
 def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
-    return [s for _, task, s in steps if isinstance(s, kind) and task.startswith("dp_")]
+    return [
+        s for _, task, s in steps if isinstance(s, kind) and task in ("pretraining", "finetuning")
+    ]
 
 
 def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
@@ -126,7 +128,7 @@ def test_each_training_descends_from_what_it_was_chosen_by(
         assert spec.after == own.after == tuple(one.output for one in tuned[:number])
     report = done[-1][2]
     assert isinstance(report, SweepReportSpec)
-    assert [own["dp_finetuning"] for own in report.results.values()] == [t.output for t in tuned]
+    assert [own["finetuning"] for own in report.results.values()] == [t.output for t in tuned]
 
 
 def test_what_the_earlier_ones_cost_is_in_the_total_of_the_later(deployment: Deployment) -> None:

@@ -47,6 +47,7 @@ from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.report.results import (
     DISCOVERABLE,
+    DOCUMENTS_FILE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
     OCCURRENCES_FILE,
@@ -544,8 +545,12 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
 ) -> None:
     context, spec = tuning(chain, trained[0], "listed")
     answer = finetune.run(spec, context)
-    (shown,) = answer.artifacts
-    assert (shown.file, shown.label) == (finetune.ERRORS, OPERATOR)
+    kept = {shown.file: shown.label for shown in answer.artifacts}
+    assert kept == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
+    counts = json.loads((context.out / DOCUMENTS_FILE).read_text())
+    correct, predicted, labelled = (sum(own) for own in zip(*counts.values(), strict=True))
+    (f1,) = [number for number in context.numbers if number.name == "f1"]
+    assert f1.value == pytest.approx(2 * correct / (predicted + labelled))
     written = (context.out / finetune.ERRORS).read_text()
     assert "pain" not in written  # places alone: no word of a text
     told = json.loads(written)
@@ -559,7 +564,7 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
         step="finetune", spec_hash="", outputs={}, metrics=[],
         facts={"artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts]},
     )  # fmt: skip
-    assert result.operator_files == {finetune.ERRORS}
+    assert result.operator_files == {finetune.ERRORS, DOCUMENTS_FILE}
     assert finetune.ERRORS not in answer.outputs.values()
     assert "pain" not in json.dumps(answer.facts)
 

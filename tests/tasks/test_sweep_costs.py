@@ -19,6 +19,7 @@ from tasks.protocol import (
     PretrainSpec,
     StepSpec,
     SweepSettings,
+    VocabularySpec,
     dp_bert_steps,
     sweep_point_steps,
     sweep_report,
@@ -49,7 +50,7 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
     """Return the private trainings, or the fine-tunings, of a sweep, each once."""
     every = sweep_steps(SweepSettings.model_validate(settings), ROOT)
-    task = {PretrainSpec: "dp_pretraining", FinetuneSpec: "dp_finetuning"}[kind]
+    task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
     return [spec for _, name, spec in every if name == task]
 
 
@@ -108,7 +109,7 @@ def test_points_that_share_a_training_are_charged_once_when_it_runs(
     units = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
     seeds = set()
     for point in settings.points():
-        spec = sweep_point_steps(settings, point, ROOT)["dp_pretraining"]
+        spec = sweep_point_steps(settings, point, ROOT)["pretraining"]
         assert isinstance(spec, PretrainSpec)
         step = bench_of(deployment, spec_hash=spec.digest())
         done = charge(step, units, planned_release(spec), content=b"manifest")
@@ -224,7 +225,7 @@ def test_every_point_is_fine_tuned_from_its_own_training_on_its_own_fold() -> No
         for fold in range(3)
     ]
     report = sweep_report(settings, ROOT)
-    assert [one["dp_finetuning"] for one in report.results.values()] == [t.output for t in tunings]
+    assert [one["finetuning"] for one in report.results.values()] == [t.output for t in tunings]
 
 
 def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
@@ -233,23 +234,120 @@ def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
     settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
     settings |= {"sweep_finetune_noise_multipliers": "2,4"}
     before = planned(deployment, **settings)
-    compared = settings | {"sweep_public": True}
+    compared = settings | {"sweep_baselines": "public-training"}
     assert planned(deployment, "another run", **compared) == before
     found = SweepSettings.model_validate(compared)
-    own = [point for point in found.points() if point.public]
+    own = [point for point in found.points() if point.baseline]
     assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 2 * 5 + 10
     assert len(found.trainings()) == 2
     steps = sweep_point_steps(found, own[3], ROOT)
-    tuned = steps["dp_finetuning"]
+    tuned = steps["finetuning"]
     assert isinstance(tuned, FinetuneSpec)
     assert tuned.model_uri == steps["public_pretraining"].output
     assert (tuned.plan, tuned.seed, tuned.fold) == (None, 1, 3)
     # A job's own comparison is the very same fine-tuning.
     (first, *_) = own
     assert (
-        sweep_point_steps(found, first, ROOT)["dp_finetuning"].output
+        sweep_point_steps(found, first, ROOT)["finetuning"].output
         == dp_bert_steps(found.job(first), ROOT)["public_finetuning"].output
     )
+
+
+WITH_BASELINES: dict[str, Any] = PRIVATE_LABELS | {
+    "vocabulary_source": "private", "vocabulary_delta": 1e-7, "phrases_epsilon": 1.0,
+    "sweep_baselines": "nonprivate-training,public,nonprivate,public-training",
+    "sweep_checkpoints": "/a/bert,/b/biobert", "sweep_points": "epochs=1;epochs=2",
+    "sweep_seeds": 2,
+}  # fmt: skip
+
+
+def test_baselines_are_charged_nothing_and_what_they_read_is_named_to_the_budget(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    """Of private labels too: a baseline is never fine-tuned privately, nor has it phrases."""
+    alone = WITH_BASELINES | {"sweep_baselines": "", "sweep_checkpoints": ""}
+    before = planned(deployment, **alone)
+    entries = len(ledger.history("notes")) + len(ledger.history("labels"))
+    budget = budget_of_run(SweepSettings.model_validate(WITH_BASELINES), ROOT)
+    assert budget.charged == budget_of_run(SweepSettings.model_validate(alone), ROOT).charged
+    read = [(source.field, source.uri) for source in budget.called_public]
+    assert read == [("public_model", "/a/bert"), ("public_model", "/b/biobert")]
+    without = WITH_BASELINES | {"sweep_checkpoints": ""}  # whose files the ledger is asked of
+    assert planned(deployment, "another run", **without) == before
+    assert len(ledger.history("notes")) + len(ledger.history("labels")) == entries
+
+
+# Of each: whose vocabulary, how its model is trained last, its updates, how many trainings.
+EXPECTED = {
+    "public text only": ("public", "public", 900, 1),
+    "public training": ("private", "public", 900, 1),
+    "without privacy": ("nonprivate", "nonprivate", 94, 2 * 2),
+    "training without privacy": ("private", "nonprivate", 94, 2 * 2),
+    "checkpoint bert": ("checkpoint", "public", 0, 1),
+    "checkpoint biobert": ("checkpoint", "public", 0, 1),
+}
+
+
+def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> None:
+    found = SweepSettings.model_validate(WITH_BASELINES | {"sweep_finetune_seeds": 3})
+    points = [point for point in found.points() if point.baseline]
+    assert [(p.finetune_seed, p.fold) for p in points[:15]] == [
+        (seed, fold) for seed in (1, 2, 3) for fold in range(5)
+    ]
+    made: dict[str, tuple[str, str, int]] = {}
+    trainings: dict[str, set[str]] = {}
+    for point in points:
+        steps = sweep_point_steps(found, point, ROOT)
+        name = point.name.partition(" · ")[0]
+        vocabulary, model, tuned = (steps[n] for n in ("vocabulary", "pretraining", "finetuning"))
+        assert isinstance(vocabulary, VocabularySpec) and isinstance(model, PretrainSpec)
+        assert isinstance(tuned, FinetuneSpec)
+        assert (model.plan, tuned.plan) == (None, None)
+        assert (tuned.seed, tuned.fold) == (point.finetune_seed, point.fold)
+        assert tuned.model_uri == steps["exposure"].model_dump()["model_uri"] == model.output
+        assert model.vocabulary_uri == vocabulary.output
+        trainings.setdefault(name, set()).add(model.output)
+        if point.epochs < 2:
+            made[name] = vocabulary.config.vocabulary_source, model.mode, model.updates
+    assert made == {name: told[:3] for name, told in EXPECTED.items()}
+    assert {name: len(own) for name, own in trainings.items()} == {
+        name: count for name, (*_, count) in EXPECTED.items()
+    }
+    # In MLflow the model that private trainings start from has the name of what it is.
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(found, ROOT)}
+    start = sweep_point_steps(found, found.points()[0], ROOT)["public_pretraining"].output
+    assert named["public_pretraining", start] == named["pretraining", start] == "public training"
+    assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
+        "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
+    }  # fmt: skip
+    # A job's own comparisons are the very same steps.
+    own, job = (
+        sweep_point_steps(found, points[0], ROOT),
+        dp_bert_steps(found.job(points[0]), ROOT),
+    )
+    assert points[0].name.startswith("public text only")
+    assert own["pretraining"].output == job["public_pretraining"].output
+    assert own["exposure"].output == job["public_exposure"].output
+    assert own["finetuning"].output == job["public_finetuning"].output
+
+
+WRONG_BASELINES: list[tuple[dict[str, Any], str]] = [
+    ({"sweep_baselines": "checkpoint"}, "none of public, .*: name its folder in sweep_checkpoints"),
+    ({"sweep_baselines": "publik"}, "sweep_baselines: publik is none of public, public-training"),
+    ({"sweep_baselines": "public"}, "begins with too: name public-training"),
+    ({"sweep_checkpoints": "/a/bert,/b/bert"}, "sweep_checkpoints: 2 folders are called bert"),
+    (
+        {"sweep_baselines": "public-training", "sweep_search": "optuna"},
+        "sweep_baselines.*: points that an optimiser asks for",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG_BASELINES)
+def test_a_baseline_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:
+    told = PUBLIC_LABELS | {"all_public": True} | wrong
+    with pytest.raises(ValidationError, match=said):
+        SweepSettings.model_validate(told)
 
 
 def test_every_point_of_a_sweep_too_large_for_one_run_is_on_one_page_and_in_the_report() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,12 +18,14 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import EMBEDDED, rows_from_ranks
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import (
+    EXACT_WORDS,
     FinetuneSpec,
     MetricRecord,
     PretrainSpec,
+    ReleaseRecord,
     RunContext,
     StepResult,
     StepSpec,
@@ -29,9 +34,10 @@ from tasks.protocol import (
     sweep_report,
     sweep_steps,
 )
-from tasks.report.results import EXPOSURE, EXPOSURE_FILE
+from tasks.report.results import DOCUMENTS_FILE, EXPOSURE, EXPOSURE_FILE
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
+from tasks.steps.report import EDITIONS
 from tasks.storage import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
@@ -43,7 +49,7 @@ SETTINGS = SweepSettings(
 WHO = RunContext(run_key="sweep", run_name="sweep", task="report")
 FACTS = {
     "vocabulary": {"unit": "patient", "dataset": "notes", "declared_units": 60},
-    "dp_pretraining": {
+    "pretraining": {
         "known_seed": False,
         "epsilon_training": 2.0,
         "shape": {"layers": 1, "hidden": 64},
@@ -68,23 +74,30 @@ def _done(
     f1: float = 0.5,
     rank: float = 512.0,
     score: str = "f1",
+    label: Literal["dp", "operator"] = "dp",
+    releases: list[ReleaseRecord] | None = None,
+    files: Mapping[str, Any] = MappingProxyType({}),
     **facts: Any,
 ) -> None:
     """Leave what a step of a point would have left."""
+    if task == "finetuning":
+        facts = {"documents": {"": (f1, 1, 1)}} | facts
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     release = record(spec.digest(), event, delta=1e-5)
     result = StepResult(
         step=spec.step,
         spec_hash=spec.digest(),
         outputs={EXPOSURE: EXPOSURE_FILE},
-        metrics=[MetricRecord(name=score, value=f1, label="dp")],
-        releases=[release] if task == "dp_pretraining" else [],
+        metrics=[MetricRecord(name=score, value=f1, label=label)],
+        releases=([release] if task == "pretraining" else []) if releases is None else releases,
         facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
     store = Store(deployment.store, deployment.cache)
     left = deployment.work / spec.digest()
     left.mkdir(parents=True, exist_ok=True)
     (left / EXPOSURE_FILE).write_text(json.dumps(exposures(rank)))
+    for name, content in files.items():
+        (left / name).write_text(json.dumps(content))
     store.publish(left, spec.output)
     store.write(f"{spec.output}/result.json", result.model_dump_json().encode())
 
@@ -97,18 +110,18 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
     report = sweep_report(SETTINGS, tracked.store)
     with pytest.raises(BadInput, match="no point has finished"):
         contract.run_step(report, tracked, WHO)
-    for task in ("vocabulary", "dp_pretraining", "dp_finetuning", "dp_exposure"):
+    for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
         _done(tracked, task, first[task])
-    _done(tracked, "dp_pretraining", second["dp_pretraining"])  # and its fine-tuning failed
+    _done(tracked, "pretraining", second["pretraining"])  # and its fine-tuning failed
     names = list(report.results)
     page = Path(report.output.removeprefix("file://")) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, WHO)
     assert partial.facts["missing"] == names[1:]
     assert f"did not finish: {names[1]}" in page.read_text()
-    assert [r.ledger_id for r in partial.releases] == [first["dp_pretraining"].digest()]
+    assert [r.ledger_id for r in partial.releases] == [first["pretraining"].digest()]
 
-    for task in ("dp_finetuning", "dp_exposure"):
+    for task in ("finetuning", "exposure"):
         _done(tracked, task, second[task])
     whole = contract.run_step(report, tracked, WHO)
     assert whole.facts["missing"] == [] and "did not finish" not in page.read_text()
@@ -122,7 +135,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     settings = SweepSettings.model_validate(
         SETTINGS.model_dump()
         | {"sweep_noise_multipliers": "1", "sweep_batch_sizes": "20,30", "sweep_seeds": 2}
-        | {"entities_folds": 2, "sweep_public": True}
+        | {"entities_folds": 2, "sweep_baselines": "public-training"}
     )
     f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
     for _, task, spec in sweep_steps(settings, tracked.store):
@@ -136,13 +149,13 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
         elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
             plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
             _done(tracked, task, spec, plan=plan)
-        elif task in ("vocabulary", "dp_exposure"):
+        elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
     done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    assert [row[1]["value"] for row in table["rows"]] == [20, 30, None]
+    assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
     first, _, public = (dict(zip(columns, row, strict=True)) for row in table["rows"])
     assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
     assert first["F1 SD over seeds"]["value"] == pytest.approx(0.2 / 2**0.5)
@@ -150,7 +163,9 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     low, high = map(float, first["F1 95% interval"]["text"].split(" – "))
     assert low < 60.0 < high
     assert first["Exposure mean, bits"]["value"] == pytest.approx(2.0)
-    assert public["Noise multiplier σ"]["text"] == "public text only"
+    assert (first["Model "]["text"], public["Model "]["text"]) == ("with DP", "public training")
+    assert public["Noise multiplier σ"]["text"] == "–"
+    assert public["Exposure mean, bits"]["value"] == pytest.approx(2.0)
     assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
     assert public["ε in total, per patient"]["value"] == 0
     # A row costs what both of its trainings cost, and the sweep what all four do.
@@ -166,6 +181,69 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
+
+
+def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_total(
+    tracked: Deployment,
+) -> None:
+    """On private text: the vocabulary of exact counts makes no other number the operator's."""
+    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_baselines": "public,nonprivate"}
+        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    )
+    exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
+    report, red_name = sweep_report(settings, tracked.store), "without privacy"
+    shape = {"layers": 1, "hidden": 64}
+    for point in settings.points():
+        steps = sweep_point_steps(settings, point, tracked.store)
+        red = point.baseline == "nonprivate"
+        releases = [record("exact", exact, delta=0.0)] if red else None
+        epsilon_training = None if red else 0.0 if point.baseline else 2.0
+        trained = {"shape": shape, "epsilon_training": epsilon_training}
+        releases = [] if point.baseline == "public" else releases
+        told: dict[str, Any] = {"releases": releases, "label": "operator" if red else "dp"}
+        counts = {str(i): (5 + i % 3, 10, 10) for i in range(12)}
+        _done(tracked, "vocabulary", steps["vocabulary"], **told)
+        _done(tracked, "pretraining", steps["pretraining"], **told, **trained)
+        _done(tracked, "exposure", steps["exposure"], rank=2.0 if red else 512.0, **told)
+        _done(
+            tracked, "finetuning", steps["finetuning"], 0.71828, documents=counts, **told,
+            files={DOCUMENTS_FILE: counts} if red else {},
+        )  # fmt: skip
+
+    done = contract.run_step(report, tracked, WHO)
+    assert f"{red_name} · epochs=1" in report.results
+    numbers = {m.name: (m.value, m.label) for m in done.metrics}
+    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
+    epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
+    assert numbers["epsilon"] == (epsilon, "public")
+    assert numbers["points"] == (3, "public")
+    assert [r.ledger_id for r in done.releases if r.epsilon == math.inf] == []
+    assert {label for _, label, folder in done.facts["artifacts"] if folder == "report"} == {"dp"}
+    assert set(done.facts["models"]) == {"σ=1 · B=20 · epochs=1", "public text only"}
+
+    columns = [f"{c['name']} {c['unit']}" for c in done.facts["table"]["columns"]]
+    rows = [dict(zip(columns, row, strict=True)) for row in done.facts["table"]["rows"]]
+    _, public, red_row = rows
+    assert [row["ε_V vocabulary"]["text"] for row in rows] == ["0", "0", "∞"]
+    assert [row["ε_T training, per patient"]["text"] for row in rows] == ["2", "0", "∞"]
+    assert [row["ε in total, per patient"]["value"] for row in rows] == [epsilon, 0, "inf"]
+    assert public["Entity F1 strict, micro, %"]["value"] == 0.71828
+    for column in (
+        "Entity F1 strict, micro, %", "F1 95% interval", "MLM accuracy public text, %",
+        "Exposure mean, bits", "Exposure largest, bits",
+    ):  # fmt: skip
+        assert red_row[column].get("withheld") or red_row[column]["text"] == "–", column
+    folder = Path(report.output.removeprefix("file://"))
+    shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
+    assert shown.count("0.71828") == 2 and kept.count("0.71828") == 3
+    lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
+    assert lines == [False, True]  # red ones are for the operator, and two make a figure
+    (own,) = (row for row in json.loads(kept)["sweep"]["rows"] if row[0]["text"] == red_name)
+    interval = dict(zip(columns, own, strict=True))["F1 95% interval"]
+    assert interval["label"] == "operator" and " – " in interval["text"]
 
 
 @pytest.mark.parametrize("seeds", [7, 8])
@@ -184,7 +262,7 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
             accuracy = next(accuracies)
             documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
-        elif task in ("vocabulary", "dp_pretraining", "dp_exposure"):
+        elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
     done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
     table = done.facts["table"]

@@ -29,10 +29,12 @@ from tasks.protocol import (
     JobSettings,
     RunContext,
     StepResult,
+    SweepSettings,
     VocabularySpec,
     budget_of_run,
     dp_bert_steps,
     spec_from_json,
+    sweep_point_steps,
 )
 from tasks.protocol.least_privilege import Need, needs
 from tasks.protocol.settings import MADE_UP
@@ -291,6 +293,31 @@ def test_a_checkpoint_alone_is_free(untracked: Deployment, bert: Path) -> None:
     result = job.run("checkpoint", "vocabulary")
     assert job.charges == [] and result.releases == []
     assert len(job.tokens()) == len((bert / "vocab.txt").read_text().split())
+
+
+def test_a_checkpoint_without_an_update_is_compared_with_as_it_is(
+    untracked: Deployment, bert: Path
+) -> None:
+    """Rows of private text measure it for the operator: it has learned nothing of them."""
+    told = {"sweep_points": "noise_multiplier=1", "sweep_checkpoints": str(bert)}
+    sweep = SweepSettings.model_validate(SMALL | told)
+    (point,) = (point for point in sweep.points() if point.baseline)
+    job = Job(untracked)
+    job.steps = dict(sweep_point_steps(sweep, point, untracked.store))
+    result = job.run(
+        "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
+        "private_store", "public_store", "pretraining", "exposure",
+    )  # fmt: skip
+    assert job.charges == [] and result.releases == []
+    assert values(result)["epsilon"] == values(result)["delta"] == (0, "public")
+    assert values(result)["exposure"][1] == "dp"
+    ours, theirs = load_model(job.folder("pretraining")), load_model(bert)
+    given = (bert / "vocab.txt").read_text().split()
+    at = [given.index(token) for token in job.tokens()]
+    assert ours.parameters.keys() == theirs.parameters.keys()
+    for name, weights in theirs.parameters.items():
+        ordered = weights[at] if weights.shape[0] == len(given) else weights
+        np.testing.assert_array_equal(ours.parameters[name], ordered)
 
 
 def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, bert: Path) -> None:

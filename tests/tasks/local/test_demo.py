@@ -71,8 +71,8 @@ def test_points_are_told_by_name_and_tasks_never_reached_are_not_told(tmp_path, 
         (
             "failed",
             [
-                task("point.dp_pretraining", "failed", index=0, label="σ=1 · B=256"),
-                task("point.dp_exposure", "upstream_failed", index=0),
+                task("training_point.pretraining", "failed", index=0, label="σ=1 · B=256"),
+                task("training_point.exposure", "upstream_failed", index=0),
             ],
         ),
     )
@@ -117,6 +117,6 @@ def test_the_first_failure_is_the_one_that_is_told():
 def test_the_reason_is_what_the_step_told(tmp_path):
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), index=3)
     follower = demo.RunFollower(Script(), "dp_bert", "run", tmp_path, lambda: None, Console())
-    failed = task("point.dp_pretraining", "failed", index=3)
+    failed = task("training_point.pretraining", "failed", index=3)
     assert follower.told(failed).reason("failed") == "no such file"
     assert follower.told(task("settings", "failed")).reason("failed") == "failed"

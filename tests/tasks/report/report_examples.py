@@ -274,6 +274,7 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
                         noise_multiplier=sigma,
                         batch_size=batch,
                         epochs=epochs,
+                        epsilon_vocabulary=0.7,
                         epsilon_training=epsilon,
                         cost=Cost(
                             DatasetTotal("synthetic-notes", "patient", epsilon + 0.7, 1.1e-6)
