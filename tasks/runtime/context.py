@@ -21,7 +21,7 @@ from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
-from dp_core.vocabulary.item_sets import SpilledSets
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.releases.statements import totals
@@ -232,9 +232,9 @@ class StepContext:
             return shards
         return [StoredShard(f"{corpus.uri}/{shard.name}", shard.sha256) for shard in shards]
 
-    def spilled_sets(self) -> SpilledSets:
+    def gathered_sets(self) -> GatheredSets:
         """Return a place for sets of items, in the work folder where they are too many."""
-        return SpilledSets(self.durable / "item-sets")
+        return GatheredSets(self.durable / "item-sets")
 
     def checkpoints(self, name: str) -> CheckpointPlace:
         """Return where a training keeps its checkpoints until the step is done.
