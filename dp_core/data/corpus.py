@@ -187,6 +187,11 @@ def remake_shards(documents: Iterable[Document], folder: Path, names: Collection
             (scratch / name).replace(folder / name)
 
 
+def is_shard(name: str) -> bool:
+    """Return whether a file of a corpus is one of its shards, by its name."""
+    return re.fullmatch(_name("[0-9]{4,}"), name) is not None
+
+
 def is_corpus(folder: Path) -> bool:
     """Return whether a folder has the mark of a corpus."""
     return (folder / MARK).is_file()
@@ -244,7 +249,12 @@ def open_corpus(folder: Path) -> Iterator[Document]:
     Raises:
         BadInput: no such corpus, an unfinished one, or one of another version; a damaged shard.
     """
-    return itertools.chain.from_iterable(map(read_shard, shards_of(folder)))
+    return documents_of(shards_of(folder))
+
+
+def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
+    """Yield the documents of shards, one after the other; as `read_shard`."""
+    return itertools.chain.from_iterable(map(read_shard, shards))
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:

@@ -27,8 +27,9 @@ from dp_core.audit.membership_scores import (
     gradient_features,
     losses,
 )
+from dp_core.data.corpus import documents_of
 from dp_core.data.hashing import digest64, seed_key
-from dp_core.data.privacy_units import iter_units
+from dp_core.data.privacy_units import units_of
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
@@ -188,7 +189,7 @@ def _sample(
             raise BadInput(f"its {name} is not that of the other inputs", where="private_store_uri")
     canaries, unit = read_canaries(planted.folder), PrivacyUnit(spec.units.unit)
     return draw_sample(
-        iter_units(corpus.folder, unit, spec.units.words_per_unit),
+        units_of(documents_of(context.shards(corpus)), unit, spec.units.words_per_unit),
         unit=unit,
         train=train,
         held_out=others,
