@@ -346,8 +346,8 @@ def _places(table: pa.Table, ranges: int) -> NDArray[np.int64]:
     hashes = table["hash"].to_numpy()
     high, low = hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)
     many = np.uint64(ranges)  # below 2^32, so that nothing overflows
-    found: NDArray[np.int64] = ((high * many + (low * many >> 32)) >> 32).astype(np.int64)
-    return found
+    found: NDArray[np.uint64] = (high * many + (low * many >> 32)) >> 32
+    return found.astype(np.int64)
 
 
 class _Rows:

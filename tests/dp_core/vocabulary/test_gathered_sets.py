@@ -78,7 +78,8 @@ def test_all_shards_together_are_what_brute_force_says(
 def test_what_is_spilled_is_private_and_goes(tmp_path: Path) -> None:
     folder = tmp_path / "gathered"
     shards = shards_of([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
-    with GatheredSets(folder, limit=100) as gathered:
+    first = shards[0].items.nbytes + shards[0].members.nbytes + 16 * 2
+    with GatheredSets(folder, limit=first) as gathered:
         for shard in shards:
             gathered.append(shard)
         assert {file.name.partition(".")[0] for file in folder.iterdir()} == {

@@ -12,7 +12,7 @@ from dp_core.data.privacy_units import bounded_sample, iter_units
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary.item_sets import ItemSets
+from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.shard_words import UnitWords, WordSets
 
 
@@ -46,3 +46,12 @@ def test_sets_of_a_shard_are_those_of_its_units_one_by_one(
     with pytest.raises(BadInput, match="more units than the declared bound") as caught:
         list(map(too_few, shards))
     assert str(units) not in str(caught.value)
+
+
+def test_items_of_a_unit_ascend_whoever_else_is_in_its_shard() -> None:
+    held = {f"u{i}": [f"w{(i * k) % 23}" for k in range(9, 0, -1)] for i in range(40)}
+    for units in (held, dict(reversed(held.items()))):
+        sets = item_sets(units.items(), 6, b"k")
+        assert sets.items.to_pylist() == sorted(sets.items.to_pylist())
+        for a, b in zip(sets.starts, sets.starts[1:], strict=False):
+            assert (np.diff(sets.members[a:b]) > 0).all() and b - a <= 6
