@@ -356,11 +356,13 @@ class _Rows:
     Args:
         scratch: folder for the files.
         ranges: a divisor of their number, which is `_PARTS` at least.
+        limit: bytes in memory, about.
     """
 
-    def __init__(self, scratch: Path, ranges: int) -> None:
+    def __init__(self, scratch: Path, ranges: int, limit: int | None = None) -> None:
         while ranges < _PARTS:
             ranges *= 2
+        self._limit = _BUFFERED if limit is None else limit
         self.scratch, self._ranges = scratch, ranges
         self._tables: dict[int, list[pa.Table]] = {}
         self._buffered = 0
@@ -374,7 +376,7 @@ class _Rows:
             self._tables.setdefault(int(places[start]), []).append(table.slice(start, end - start))
         self._buffered += table.nbytes
         self.text += pc.sum(pc.binary_length(table["text"])).as_py() or 0
-        if self._buffered > _BUFFERED:
+        if self._buffered > self._limit:
             self._spill()
 
     def _spill(self) -> None:
@@ -413,7 +415,7 @@ class _Rows:
         of_one = pieces // self._ranges
         for number in range(self._ranges):
             with _scratch(self.scratch) as scratch:
-                finer = _Rows(scratch, pieces)
+                finer = _Rows(scratch, pieces, _PIECE_TEXT)
                 for table in self._take(number):
                     finer.add(table)
                 for piece in range(number * of_one, (number + 1) * of_one):
