@@ -108,10 +108,7 @@ def main() -> None:
     try:
         ledger = Ledger.open(os.environ["CONFIDE_LEDGER"])
         ledger.register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
-        found: dict[str, Any] = {
-            "megabytes": asked.megabytes,
-            "load_at_the_start": round(os.getloadavg()[0], 1),
-        }
+        found: dict[str, Any] = {"load_at_the_start": round(os.getloadavg()[0], 1)}
         for spec in specs(work / "text.jsonl", 200_000):
             found[spec.step] = measured(spec, store.pid)
             print(json.dumps({spec.step: found[spec.step]}), flush=True)
@@ -123,7 +120,9 @@ def main() -> None:
         store.kill()
         store.wait()
         shutil.rmtree(work)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    results[f"{asked.megabytes} MB"] = found
+    RESULT.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
