@@ -46,8 +46,10 @@ from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import SpilledSets
+from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 
 RESULT = ROOT / "benchmarks/results/data.json"
@@ -78,9 +80,20 @@ def counts(engine: DataEngine, work: Path) -> dict[str, Any]:
 def sets(engine: DataEngine, work: Path) -> dict[str, Any]:
     """Gather each patient's distinct words, bounded to N: what a private release counts."""
     of_shard = WordSets(UNIT, PER_UNIT, b"key")
-    with SpilledSets(work / "spilled") as spilled:
-        word_sets(engine, shards_of(work / "corpus"), of_shard, spilled)
-        return {"units": sum(shard.units for shard in spilled)}
+    with GatheredSets(work / "gathered") as gathered:
+        word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
+        return {"units": gathered.units}
+
+
+def released(engine: DataEngine, work: Path) -> dict[str, Any]:
+    """Gather the same, merge them, and release by the default mechanism, in its eight rounds."""
+    of_shard = WordSets(UNIT, PER_UNIT, b"key")
+    plan = selection_plan("elimination", 3.0, 1e-6, PER_UNIT, declared_units=200_000)
+    with GatheredSets(work / "gathered") as gathered:
+        word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
+        # A seed that is no secret: the text is made up.
+        found = plan.release(gathered, PrivacySeed.fixed(0), b"benchmark")
+        return {"distinct_words": gathered.distinct, "released": len(found)}
 
 
 def rows(engine: DataEngine, work: Path) -> dict[str, Any]:
@@ -113,6 +126,7 @@ CASES: dict[str, Callable[[DataEngine, Path], dict[str, Any]]] = {
     f"words counted, {POOL}": counts,
     f"bounded sets of words, {IN_PROCESS}": sets,
     f"bounded sets of words, {POOL}": sets,
+    f"words released, {POOL}": released,
     "tokenizers counts, all cores": tokenizers_counts,
     f"rows, {IN_PROCESS}": rows,
     f"rows, {POOL}": rows,

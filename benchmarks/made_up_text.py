@@ -3,13 +3,15 @@
 Words are made up: letters as frequent as in English, lengths as in running English, drawn by Zipf's
 law with exponent 1.15 among 300,000; sentences, numbers, a few accents. JSON lines, about
 two thousand characters a note, each of a patient with some twenty notes. The same size and seed
-give the same bytes.
+give the same bytes. After each gigabyte, in which all of the words have come, the same notes come
+again, of other patients: memory that holds distinct words and nothing else of the text stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ _FREQUENT = np.array(
      1.5, 1.0, 0.8, 0.15, 0.15, 0.1, 0.07]
 )  # fmt: skip
 _WORDS, _EXPONENT, _NOTES_OF_A_PATIENT = 300_000, 1.15, 20
+_TURN = 1000  # megabytes that are drawn, before they come again
 
 
 def words(count: int, seed: int) -> list[str]:
@@ -57,9 +60,18 @@ def notes(characters: int, seed: int = 0) -> Iterator[tuple[str, str, str]]:
 def write(file: Path, megabytes: int, seed: int = 0) -> None:
     """Write JSON lines, as the reader `jsonl` takes them."""
     with file.open("w", encoding="utf-8") as out:
-        for patient, document, text in notes(megabytes * 1_000_000, seed):
+        for patient, document, text in notes(min(megabytes, _TURN) * 1_000_000, seed):
             row = {"patient_id": patient, "document_id": document, "text": text}
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    with file.open("rb") as drawn, file.open("ab") as out:
+        ends = drawn.seek(0, os.SEEK_END)
+        for turn in range(1, -(-megabytes // _TURN)):
+            share = min(_TURN, megabytes - turn * _TURN) / _TURN
+            drawn.seek(0)
+            while drawn.tell() < ends * share:
+                # Every patient's id begins with p, and every row with it.
+                row = drawn.readline().replace(b': "p', f': "p{turn}-'.encode(), 1)
+                out.write(row)
 
 
 if __name__ == "__main__":

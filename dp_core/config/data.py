@@ -54,7 +54,8 @@ class ReaderConfig(VersionConfig):
         16,
         MORE_DATA,
         "Shards of a corpus",
-        "Files that a corpus is kept in; each is worked on alone, by one core at a time.",
+        "Files that a corpus is kept in, at least; each is worked on alone, by one core at a"
+        " time. Of more than a gigabyte there are more.",
         ge=1,
         le=4096,
     )

@@ -17,7 +17,9 @@ import os
 import re
 import tempfile
 import unicodedata
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -28,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from dp_core.data.hashing import digest64
 from dp_core.data.readers.sources import UNREADABLE
@@ -85,11 +88,14 @@ class Document:
 
 MARK = "corpus.json"  # the file that completes a corpus
 _VERSION = 2
-SHARDS = 16  # where nobody says how many, as the setting `corpus_shards` does
+SHARDS = 16  # at least, where nobody says how many, as the setting `corpus_shards` does
+SHARD_TEXT = 1 << 26  # bytes of text in a shard, on average, at most: of more text are more shards
 # Public and the same for everyone: equal corpora are equal bytes.
 _KEY = b"shards of a corpus"
-_PARTS = 256  # of the range of hashes at least: memory holds one of them at a time to sort it
-_BUFFERED = 1 << 26  # characters in memory before they are spilled
+_PARTS = 256  # files at least that rows are spread over, by ranges of hashes
+_PIECE_TEXT = 1 << 23  # bytes of text, on average, that memory holds to be sorted
+_TOGETHER = 1 << 21  # characters that become one table
+_BUFFERED = 1 << 25  # bytes of tables in memory before they are spilled
 _ROW_GROUP = 1 << 24  # bytes of text that a reader has in memory together
 _TEXT = pa.large_string()
 COLUMNS = pa.schema(
@@ -126,17 +132,26 @@ class Shard:
 def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHARDS) -> None:
     """Write documents, in any order, as a corpus in normal form; an older one is replaced.
 
+    Memory holds some megabytes of them, whatever their number.
+
     Args:
         documents: a lone surrogate in them, which no UTF-8 holds, becomes a question mark.
         folder: where the files go.
-        shards: how many; the documents come in the same order whatever their number.
+        shards: how many at least. They are doubled until they hold no more than `SHARD_TEXT` bytes
+            of text on average: what works on one has its memory bounded. The documents come in the
+            same order whatever their number.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).unlink(missing_ok=True)
     for old in folder.glob(_name("*")):
         old.unlink()
-    every = {_name(f"{i:04d}"): i for i in range(shards)}
-    digests = _write_shards(documents, folder, shards, every)
+    with _scratch(folder) as scratch:
+        rows = _Rows(scratch, shards)
+        for table in _tables(documents):
+            rows.add(table)
+        while rows.text > shards * SHARD_TEXT:
+            shards *= 2
+        digests = _write_shards(rows, folder, shards, range(shards))
     mark = folder / f"{MARK}.partial"
     about = {"format": "confide-corpus", "version": _VERSION, "shards": digests}
     mark.write_text(json.dumps(about, indent=1) + "\n")
@@ -155,17 +170,26 @@ def remake_shards(documents: Iterable[Document], folder: Path, names: Collection
         BadInput: no such corpus; or what was made is not what the mark says: then it is not kept.
     """
     expected = {shard.name: shard.sha256 for shard in shards_of(folder)}
-    wanted = {name: i for i, name in enumerate(expected) if name in names}
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
-        made = _write_shards(documents, Path(scratch), len(expected), wanted)
-        if any(made[name] != expected[name] for name in wanted):
+    wanted = [number for number, name in enumerate(expected) if name in names]
+    with _scratch(folder) as scratch:
+        rows = _Rows(scratch, len(expected))
+        for table in _tables(documents):
+            of_wanted = np.isin(_places(table, len(expected)), wanted)
+            rows.add(table.filter(pa.array(of_wanted)))
+        made = _write_shards(rows, scratch, len(expected), wanted)
+        if any(digest != expected[name] for name, digest in made.items()):
             raise BadInput(
                 "its shards cannot be made again as they were",
                 where=str(folder),
                 fix="Delete the folder and run the corpus step again.",
             )
-        for name in wanted:
-            (Path(scratch) / name).replace(folder / name)
+        for name in made:
+            (scratch / name).replace(folder / name)
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file of a corpus is one of its shards, by its name."""
+    return re.fullmatch(_name("[0-9]{4,}"), name) is not None
 
 
 def is_corpus(folder: Path) -> bool:
@@ -225,7 +249,12 @@ def open_corpus(folder: Path) -> Iterator[Document]:
     Raises:
         BadInput: no such corpus, an unfinished one, or one of another version; a damaged shard.
     """
-    return itertools.chain.from_iterable(map(read_shard, shards_of(folder)))
+    return documents_of(shards_of(folder))
+
+
+def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
+    """Yield the documents of shards, one after the other; as `read_shard`."""
+    return itertools.chain.from_iterable(map(read_shard, shards))
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:
@@ -285,80 +314,154 @@ def _group_hash(document: Document) -> int:
     return digest64(_KEY, "document", document.document_id)
 
 
-def _write_shards(
-    documents: Iterable[Document], folder: Path, shards: int, wanted: Mapping[str, int]
-) -> dict[str, str]:
-    """Write the wanted files (name -> number) of so many shards; return their digests."""
-    parts_of_one = max(1, _PARTS // shards)
-    digests = {}
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
-        parts = _Parts(Path(scratch), shards * parts_of_one)
-        numbers = set(wanted.values())
-        for document in documents:
-            place = _group_hash(document)
-            if (place * shards >> 64) in numbers:
-                parts.add(place, document)
-        for name, number in wanted.items():
-            path = _private(Path(scratch) / name)
-            first = number * parts_of_one
-            _write_shard(path, parts.take(range(first, first + parts_of_one)))
-            with path.open("rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-            path.replace(folder / name)
-    return digests
+        yield Path(scratch)
 
 
-class _Parts:
-    """Rows spread over ranges of hashes: in memory up to a limit, beyond it in files."""
+def _tables(documents: Iterable[Document]) -> Iterator[pa.Table]:
+    """Yield the documents as tables of `_SCRATCH`, in their order, a few megabytes each."""
+    waiting: list[Document] = []
+    size = 0
+    for document in documents:
+        waiting.append(document)
+        size += len(document.text) + 256
+        if size > _TOGETHER:
+            yield _table(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _table(waiting)
 
-    def __init__(self, scratch: Path, parts: int) -> None:
-        self._scratch, self._parts = scratch, parts
-        self._rows: dict[int, list[tuple[int, Document]]] = {}
+
+def _table(documents: Sequence[Document]) -> pa.Table:
+    hashes = pa.array(map(_group_hash, documents), pa.uint64())
+    of_row = ((d.patient_id, d.document_id, d.admission_id, d.text) for d in documents)
+    columns = map(arrow_strings, zip(*of_row, strict=True))
+    return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
+
+
+def _places(table: pa.Table, ranges: int) -> NDArray[np.int64]:
+    """Return in which of so many equal ranges of hashes each row lies: hash · ranges / 2^64."""
+    hashes = table["hash"].to_numpy()
+    high, low = hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)
+    many = np.uint64(ranges)  # below 2^32, so that nothing overflows
+    found: NDArray[np.uint64] = (high * many + (low * many >> 32)) >> 32
+    return found.astype(np.int64)
+
+
+class _Rows:
+    """Rows spread over ranges of hashes: in memory up to a limit, beyond it in files.
+
+    Args:
+        scratch: folder for the files.
+        ranges: a divisor of their number, which is `_PARTS` at least.
+        limit: bytes in memory, about.
+    """
+
+    def __init__(self, scratch: Path, ranges: int, limit: int | None = None) -> None:
+        while ranges < _PARTS:
+            ranges *= 2
+        self._limit = _BUFFERED if limit is None else limit
+        self.scratch, self._ranges = scratch, ranges
+        self._tables: dict[int, list[pa.Table]] = {}
         self._buffered = 0
+        self.text = 0  # bytes
 
-    def add(self, place: int, document: Document) -> None:
-        self._rows.setdefault(place * self._parts >> 64, []).append((place, document))
-        self._buffered += len(document.text) + 256
-        if self._buffered > _BUFFERED:
+    def add(self, table: pa.Table) -> None:
+        places = _places(table, self._ranges)
+        order = np.argsort(places, kind="stable")
+        table, places = table.take(pa.array(order)), places[order]
+        for start, end in _runs(places):
+            self._tables.setdefault(int(places[start]), []).append(table.slice(start, end - start))
+        self._buffered += table.nbytes
+        self.text += pc.sum(pc.binary_length(table["text"])).as_py() or 0
+        if self._buffered > self._limit:
             self._spill()
 
     def _spill(self) -> None:
-        for part, rows in self._rows.items():
-            path = self._file(part)
+        for number, tables in self._tables.items():
+            path = self._file(number)
             if not path.exists():
                 _private(path)
             with path.open("ab") as file, pa.ipc.new_stream(file, _SCRATCH) as out:
-                out.write_table(_table(rows))
-        self._rows, self._buffered = {}, 0
+                out.write_table(pa.concat_tables(tables).combine_chunks())
+        self._tables, self._buffered = {}, 0
 
-    def _file(self, part: int) -> Path:
-        return self._scratch / f"{part:04d}"
+    def _file(self, number: int) -> Path:
+        return self.scratch / f"{number:06d}"
 
-    def take(self, parts: Iterable[int]) -> Iterator[pa.Table]:
-        """Yield each part's rows by hash, patient and document; stable within those."""
-        by = [(name, "ascending") for name in ("hash", "patient_id", "document_id")]
-        for part in parts:
-            tables = [*self._spilled(part)]
-            if part in self._rows:
-                tables.append(_table(self._rows.pop(part)))
-            if tables:
-                table = pa.concat_tables(tables).combine_chunks()
-                yield table.take(pc.sort_indices(table, by)).select(COLUMNS.names)
+    def sorted_by(self, ranges: int) -> Iterator[Iterator[pa.Table]]:
+        """Yield each range's rows by hash, patient and document; stable within those.
 
-    def _spilled(self, part: int) -> Iterator[pa.Table]:
-        path = self._file(part)
+        Each is to be taken before the next one, and goes.
+
+        Args:
+            ranges: how many; their number here times a power of two, or the other way round.
+        """
+        pieces = max(ranges, self._ranges)
+        while self.text > pieces * _PIECE_TEXT:
+            pieces *= 2
+        each = self._pieces(pieces)
+        for _ in range(ranges):
+            yield itertools.islice(each, pieces // ranges)
+
+    def _pieces(self, pieces: int) -> Iterator[pa.Table]:
+        if pieces == self._ranges:
+            for number in range(pieces):
+                yield _sorted([*self._take(number)])
+            return
+        self._spill()
+        of_one = pieces // self._ranges
+        for number in range(self._ranges):
+            with _scratch(self.scratch) as scratch:
+                finer = _Rows(scratch, pieces, _PIECE_TEXT)
+                for table in self._take(number):
+                    finer.add(table)
+                for piece in range(number * of_one, (number + 1) * of_one):
+                    yield _sorted([*finer._take(piece)])
+
+    def _take(self, number: int) -> Iterator[pa.Table]:
+        """Yield the rows of one of the ranges in the order in which they came, and forget them."""
+        path = self._file(number)
         if path.exists():
             with path.open("rb") as file:
                 while file.tell() < path.stat().st_size:
                     yield pa.ipc.open_stream(file).read_all()
             path.unlink()
+        yield from self._tables.pop(number, [])
 
 
-def _table(rows: list[tuple[int, Document]]) -> pa.Table:
-    hashes = pa.array([place for place, _ in rows], pa.uint64())
-    of_row = ((d.patient_id, d.document_id, d.admission_id, d.text) for _, d in rows)
-    columns = map(arrow_strings, zip(*of_row, strict=True))
-    return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
+def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each run of equal numbers."""
+    if len(places):
+        yield from itertools.pairwise(
+            [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
+        )
+
+
+def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
+    by = [(name, "ascending") for name in ("hash", "patient_id", "document_id")]
+    table = pa.concat_tables([_SCRATCH.empty_table(), *tables]).combine_chunks()
+    return table.take(pc.sort_indices(table, by)).select(COLUMNS.names)
+
+
+def _write_shards(
+    rows: _Rows, folder: Path, shards: int, wanted: Collection[int]
+) -> dict[str, str]:
+    """Write the wanted ones of so many shards; return the digest of each, by its file's name."""
+    digests = {}
+    for number, tables in enumerate(rows.sorted_by(shards)):
+        if number not in wanted:
+            deque(tables, 0)  # they are empty, or not wanted
+            continue
+        name = _name(f"{number:04d}")
+        partial = _private(rows.scratch / name)
+        _write_shard(partial, tables)
+        with partial.open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        partial.replace(folder / name)
+    return digests
 
 
 def arrow_strings(values: Sequence[str]) -> pa.Array:
@@ -392,6 +495,6 @@ def _write_shard(path: Path, tables: Iterable[pa.Table]) -> None:
             writer.write_table(rest, row_group_size=1 << 30)
 
 
-def _before(ends: np.ndarray[Any, np.dtype[np.int64]], row: int) -> int:
+def _before(ends: NDArray[np.int64], row: int) -> int:
     """Return the bytes of text before a row."""
     return int(ends[row - 1]) if row else 0

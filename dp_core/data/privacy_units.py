@@ -33,7 +33,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
-_TOGETHER = 1 << 22  # bytes of text that are split at once: arrays of them stay in the cache
+_TOGETHER = 1 << 20  # bytes of text that are split at once: arrays of them stay in the cache
 
 
 def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> list[T]:
@@ -166,7 +166,7 @@ class UnitTexts:
 def words_of_units(
     shard: Shard, unit: PrivacyUnit, words_per_unit: int, encode: Encoder
 ) -> Iterator[HeldItems]:
-    """Yield the distinct words that each unit of a shard holds, some megabytes of text at a time.
+    """Yield the distinct words that each unit of a shard holds, about a megabyte of text at a time.
 
     The units are those of `iter_units`, in their order.
 
@@ -215,7 +215,7 @@ def _unit_starts(table: pa.Table, unit: PrivacyUnit) -> Ints:
 
 
 def _cut(table: pa.Table, bounds: Ints, unit: PrivacyUnit) -> Iterator[UnitTexts]:
-    """Yield the units between bounds in blocks of a few megabytes."""
+    """Yield the units between bounds in blocks of about a megabyte."""
     ends = np.cumsum(pc.binary_length(table["text"]).to_numpy())
     before = np.concatenate([[0], ends])[bounds]
     first = 0

@@ -23,7 +23,7 @@ _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
 _LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
-_MANY = 1 << 22  # items that are put together at once
+_MANY = 1 << 19  # items that are put together at once
 
 
 def _class(byte: int) -> int:

@@ -16,7 +16,7 @@ dominating pairs: Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 10).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks
 from dp_core.data.word_codes import HeldItems, WordCodes, encode_bert_words
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class PhraseSetsOfShard:
 
 
 def release_phrases(
-    gather: Callable[[PhraseSets], Sequence[ItemSets]],
+    gather: Callable[[PhraseSets], GatheredSets | Iterable[ItemSets]],
     plan: PhrasePlan,
     words: Collection[str],
     seed: PrivacySeed,

@@ -8,10 +8,10 @@ Contribution is bounded, and units are held to the declared number, where sets o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
 
@@ -21,22 +21,20 @@ if TYPE_CHECKING:
 
 
 def release(
-    counts: Mapping[str, int], plan: HistogramPlan, seed: PrivacySeed, context: bytes
-) -> dict[str, int]:
-    """Return the noised counts that reach the threshold, sorted by word.
+    counts: NDArray[np.int64], plan: HistogramPlan, seed: PrivacySeed, context: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of the words whose noised counts reach the threshold, and these counts.
 
     Only this result is released; its privacy is `plan`'s. The same seed and context give the
     same noise, so that a retry of the same release reveals nothing more.
 
     Args:
-        counts: how many units hold each word; no unit moved more of them than the plan assumes,
-            and none by more than 1. Private.
+        counts: how many units hold each word, in ascending order of words; no unit moved more of
+            them than the plan assumes, and none by more than 1. Private.
         plan: σ, threshold and the bound N they were calibrated for.
         seed: the privacy seed of this reservation.
         context: what the noise is bound to (a digest of data and plan).
     """
-    words = sorted(counts)
-    noise = discrete_gaussian(plan.sigma, len(words), seed, context)
-    noised = np.fromiter((counts[w] for w in words), np.int64, len(words)) + noise
+    noised = counts + discrete_gaussian(plan.sigma, len(counts), seed, context)
     kept = np.flatnonzero(noised >= plan.threshold)
-    return {words[i]: int(noised[i]) for i in kept}
+    return kept, noised[kept]

@@ -6,12 +6,9 @@ Items are words, phrases, or whatever text a unit's content is made of.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self, overload
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -25,33 +22,63 @@ from dp_core.errors import BadInput
 
 
 @dataclass(frozen=True)
-class ItemSets:
-    """One shard: units' sets of items, bounded, each unit once. Private.
+class UnitSets:
+    """Which items, by number, each of some units holds. Private.
 
     Attributes:
-        items: distinct items, of the shard or of all shards.
-        starts: int64 `[units + 1]`; unit u holds the items `members[starts[u]:starts[u + 1]]`.
-        members: int32, places among `items`.
+        starts: int64 `[units + 1]`; unit u holds `members[starts[u]:starts[u + 1]]`.
+        members: int32, numbers of items; each once in a unit, where they ascend.
         order: uint64 `[units]`, public coins: the order in which a sequential mechanism takes them.
-        items_per_unit: N, most distinct items of a unit. declared_units: most units, if checked.
     """
 
-    items: list[str] = field(repr=False)
     starts: NDArray[np.int64] = field(repr=False)
     members: NDArray[np.int32] = field(repr=False)
     order: NDArray[np.uint64] = field(repr=False)
-    items_per_unit: int
-    declared_units: int | None = None
 
     @property
     def units(self) -> int:
-        """How many units the shard holds. Private."""
+        """How many units there are. Private."""
         return len(self.order)
 
     @property
     def owners(self) -> NDArray[np.int64]:
         """The unit of each of `members`."""
         return np.repeat(np.arange(self.units), np.diff(self.starts))
+
+    def those(self, chosen: NDArray[np.bool_]) -> UnitSets:
+        """Return the chosen units."""
+        lengths = np.diff(self.starts)
+        starts = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+        return UnitSets(starts, self.members[np.repeat(chosen, lengths)], self.order[chosen])
+
+    def numbered(self, numbers: NDArray[np.int32]) -> UnitSets:
+        """Return the units with other, also ascending numbers in place of theirs."""
+        return UnitSets(self.starts, numbers[self.members], self.order)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write them to a file, from where it stands."""
+        for array in (self.starts, self.members, self.order):
+            np.save(file, array)
+
+    @staticmethod
+    def read(file: IO[bytes]) -> UnitSets:
+        """Return what was written, from where the file stands."""
+        return UnitSets(*(np.load(file, allow_pickle=False) for _ in range(3)))
+
+
+@dataclass(frozen=True)
+class ItemSets(UnitSets):
+    """One shard: units' sets of items, bounded, each unit once. Private.
+
+    Attributes:
+        items: distinct items of the shard in ascending order, strings of Arrow: `members` are
+            places in it.
+        items_per_unit: N, most distinct items of a unit. declared_units: most units, if checked.
+    """
+
+    items: pa.Array = field(repr=False)
+    items_per_unit: int
+    declared_units: int | None = None
 
 
 def item_sets(
@@ -116,11 +143,18 @@ def bounded_sets(
             yield _bounded(_without(block, public), items_per_unit, key)
 
     held = joined_items(bounded())
+    rank = np.empty(len(held.items), np.int64)
+    ascending = pc.sort_indices(held.items)
+    rank[ascending.to_numpy()] = np.arange(len(rank))
+    # Within a unit too: what is added up, rounded, must not depend on who else is in its shard.
+    size = max(1, len(rank))
+    pairs = np.repeat(np.arange(len(order)), np.diff(held.starts)) * size + rank[held.members]
+    pairs.sort()
     return ItemSets(
-        held.items.to_pylist(),
         held.starts,
-        held.members,
+        (pairs % size).astype(np.int32),
         np.array(order, np.uint64),
+        held.items.take(ascending),
         items_per_unit,
         declared_units,
     )
@@ -167,85 +201,3 @@ def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
     used, members = np.unique(block.members[kept], return_inverse=True)
     items = block.items.take(pa.array(used))
     return HeldItems(block.unit_ids, items, starts, members.astype(np.int32))
-
-
-def all_items(shards: Iterable[ItemSets]) -> set[str]:
-    """Return the distinct items of all shards, of which memory holds one at a time."""
-    found: set[str] = set()
-    for shard in shards:
-        found.update(shard.items)
-    return found
-
-
-class SpilledSets(Sequence[ItemSets]):
-    """The item sets of shards, in memory up to a limit and beyond it in files; read many times.
-
-    Args:
-        folder: for the files, which hold private text: only their owner can read them. They are
-            removed on leaving the context.
-        limit: bytes in memory.
-    """
-
-    def __init__(self, folder: Path, limit: int = 1 << 28) -> None:
-        self._folder, self._limit, self._left = folder, limit, limit
-        self._sets: list[ItemSets | Path] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-    def append(self, sets: ItemSets) -> None:
-        """Add the sets of the next shard."""
-        self._left -= 64 * len(sets.items) + sets.members.nbytes + 16 * sets.units
-        self._sets.append(sets if self._left >= 0 else self._written(sets))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for sets in self._sets:
-            if isinstance(sets, Path):
-                sets.unlink(missing_ok=True)
-        self._sets.clear()
-        self._left = self._limit
-
-    def _written(self, sets: ItemSets) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / f"items-{len(self._sets):04d}.npz"
-        path.unlink(missing_ok=True)  # what a killed attempt left
-        items = np.frombuffer(json.dumps(sets.items).encode(), np.uint8)
-        bounds = np.array([sets.items_per_unit, sets.declared_units or 0])
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(
-                file, items=items, starts=sets.starts, members=sets.members, order=sets.order,
-                bounds=bounds,
-            )  # fmt: skip
-        return path
-
-    def __len__(self) -> int:
-        return len(self._sets)
-
-    @overload
-    def __getitem__(self, index: int) -> ItemSets: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ItemSets]: ...
-
-    def __getitem__(self, index: int | slice) -> ItemSets | list[ItemSets]:
-        """Return the sets of a shard, by its number."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        sets = self._sets[index]
-        if isinstance(sets, ItemSets):
-            return sets
-        with np.load(sets, allow_pickle=False) as file:
-            items_per_unit, declared = file["bounds"].tolist()
-            return ItemSets(
-                json.loads(file["items"].tobytes()),
-                file["starts"],
-                file["members"],
-                file["order"],
-                items_per_unit,
-                declared or None,
-            )

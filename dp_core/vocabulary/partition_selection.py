@@ -5,7 +5,7 @@ whatever text a unit's content is made of. Every mechanism works alike:
 
 1. *Bound.* `item_sets` keeps at most N distinct items of each unit, drawn by the unit's own coins.
 2. *Weigh.* `weigh` is a function of one shard of units and of what earlier rounds came to; sums of
-   several shards are added up by item (`release` does, for shards in memory).
+   several shards are added up by item.
 3. *Noise*, once for the sum, a discrete Gaussian on the lattice of the weights, from the seed of
    the reservation; what reaches the threshold is released.
 4. *Estimate.* A last round of little noise budget counts the units of what was released: `released`
@@ -17,10 +17,10 @@ What is drawn is what `event()` says, and the accounting reads nothing else.
 from __future__ import annotations
 
 import abc
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, overload
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,8 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.vocabulary.calibration import HistogramPlan, refuse_unearned
 from dp_core.vocabulary.dp_histogram import release as release_counts
-from dp_core.vocabulary.item_sets import ItemSets, all_items
+from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import ItemSets, UnitSets
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed
@@ -48,29 +49,7 @@ HOPELESS = 2.0  # deviations by which the first round may have been too low (mad
 ABOVE = 2.0  # deviations above the threshold: the level of mad; 3 for policy (Gopi et al.)
 
 
-class _Numbered(Sequence[ItemSets]):
-    """Shards whose items have the numbers of one list of all items, renumbered as they are read."""
-
-    def __init__(self, shards: Sequence[ItemSets]) -> None:
-        self._shards = shards
-        self.items = sorted(all_items(shards))
-        self._number = {item: i for i, item in enumerate(self.items)}
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    @overload
-    def __getitem__(self, index: int) -> ItemSets: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ItemSets]: ...
-
-    def __getitem__(self, index: int | slice) -> ItemSets | list[ItemSets]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        shard = self._shards[index]
-        numbers = np.array([self._number[item] for item in shard.items], np.int32)
-        return replace(shard, items=self.items, members=numbers[shard.members])
+Shards = GatheredSets | Iterable[ItemSets]
 
 
 @dataclass(frozen=True)
@@ -92,39 +71,37 @@ class PartitionSelection(abc.ABC):
     def event(self) -> MechanismEvent:
         """Return the mechanism, for the ledger."""
 
-    @abc.abstractmethod
-    def release(
-        self, shards: Sequence[ItemSets], seed: PrivacySeed, context: bytes
-    ) -> dict[str, int]:
+    def release(self, shards: Shards, seed: PrivacySeed, context: bytes) -> dict[str, int]:
         """Return the released items, sorted, each with an estimate of how many units hold it.
 
         Only this result is released. The same seed and context give the same noise, so that a
         retry of the same release reveals nothing more.
 
         Args:
-            shards: every unit in one of them, once.
+            shards: every unit in one of them, once; gathered, where memory cannot hold them.
             seed: the privacy seed of this reservation.
             context: what the noise is bound to (a digest of data and plan).
 
         Raises:
             PlanError: a shard was bounded more loosely than the plan assumes.
+            BadInput: more units than declared. (How many there are is private, and not said.)
         """
+        gathered = shards if isinstance(shards, GatheredSets) else GatheredSets.of(shards)
+        self._check(gathered)
+        return self._release(gathered, seed, context)
 
-    def check(self, shards: Sequence[ItemSets]) -> None:
-        """Refuse shards that the plan is not for.
+    @abc.abstractmethod
+    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]: ...
 
-        Raises:
-            PlanError: bounded more loosely, or by another declared number of units.
-        """
-        for shard in shards:
-            if not 1 <= shard.items_per_unit <= self.items_per_unit:
-                raise PlanError(
-                    f"the counts allow {shard.items_per_unit} items per unit, the plan assumes "
-                    f"{self.items_per_unit}",
-                    where="items_per_unit",
-                    fix="Count and calibrate with the same bound.",
-                )
-        if sum(shard.units for shard in shards) > self.declared_units:
+    def _check(self, sets: GatheredSets) -> None:
+        if sets.items_per_unit > self.items_per_unit:
+            raise PlanError(
+                f"the counts allow {sets.items_per_unit} items per unit, the plan assumes "
+                f"{self.items_per_unit}",
+                where="items_per_unit",
+                fix="Count and calibrate with the same bound.",
+            )
+        if sets.units > self.declared_units:
             raise BadInput(
                 f"the shards hold more units than the declared bound of {self.declared_units}",
                 where="declared_units",
@@ -158,16 +135,12 @@ class Counted(PartitionSelection):
         """Return the histogram."""
         return self.plan().event()
 
-    def release(
-        self, shards: Sequence[ItemSets], seed: PrivacySeed, context: bytes
-    ) -> dict[str, int]:
-        """Return items and noised counts."""
-        self.check(shards)
-        counts: Counter[str] = Counter()
-        for shard in shards:
-            held = np.bincount(shard.members, minlength=len(shard.items))
-            counts.update(dict(zip(shard.items, held.tolist(), strict=True)))
-        return release_counts(counts, self.plan(), seed, context)
+    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]:
+        counts = np.zeros(sets.distinct, np.int64)
+        for shard in sets:
+            counts += np.bincount(shard.members, minlength=len(counts))
+        kept, noised = release_counts(counts, self.plan(), seed, context)
+        return dict(zip(sets.named(kept), noised.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -198,8 +171,8 @@ class Weighted(PartitionSelection):
 
     # --- what a mechanism is
 
-    def weigh(self, shard: ItemSets, now: _Round) -> Places:
-        """Return the places that each item of the shard gets: whole, so that any sum is exact.
+    def weigh(self, shard: UnitSets, now: _Round) -> Places:
+        """Return the places that each item gets of the shard: whole, so that any sum is exact.
 
         Rounded down, so that no unit's norm passes the scale.
         """
@@ -209,20 +182,16 @@ class Weighted(PartitionSelection):
     def _scale(self, now: _Round) -> int:
         return self.what.scales[now.number]
 
-    def _shares(self, shard: ItemSets, now: _Round) -> Floats:
+    def _shares(self, shard: UnitSets, now: _Round) -> Floats:
         """Return the weight of one item of each unit."""
         held = np.bincount(shard.owners, now.live[shard.members], minlength=shard.units)
         shares: Floats = np.minimum(self.what.largest, 1 / np.sqrt(np.maximum(held, 1)))
         return shares
 
-    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
-        """Return the sum over shards, by item: `weigh` of each, merged.
-
-        Args:
-            shards: with one list of items. now: the round.
-        """
+    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
+        """Return the sum over shards, by item: `weigh` of each, merged."""
         total = np.zeros(len(now.live), np.int64)
-        for shard in shards:
+        for shard in sets:
             total += self.weigh(shard, now)
         return total
 
@@ -232,29 +201,24 @@ class Weighted(PartitionSelection):
 
     # --- what all do alike
 
-    def release(
-        self, shards: Sequence[ItemSets], seed: PrivacySeed, context: bytes
-    ) -> dict[str, int]:
-        """Return the released items, each with an estimate of how many units hold it."""
-        self.check(shards)
-        numbered = _Numbered(shards)
-        items = numbered.items
-        if not items:
+    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]:
+        distinct = sets.distinct
+        if not distinct:
             return {}
-        live = np.ones(len(items), np.bool_)
-        passed_in = np.full(len(items), -1)
+        live = np.ones(distinct, np.bool_)
+        passed_in = np.full(distinct, -1)
         evidence: list[Places] = []
         *rounds, last = range(len(self.what.scales))
 
         def noised(number: int, sums: Places) -> Places:
-            out = np.zeros(len(items), np.int64)
+            out = np.zeros(distinct, np.int64)
             bound = context + f" round {number}".encode()
             size = int(live.sum())
             out[live] = sums[live] + lattice_gaussian(self.what.levels, size, seed, bound)
             return out
 
         for number in rounds:
-            evidence.append(noised(number, self.weigh_all(numbered, _Round(number, live))))
+            evidence.append(noised(number, self.weigh_all(sets, _Round(number, live))))
             for first, until, threshold in self.what.checks:
                 if until == number:
                     total = np.sum(evidence[first : until + 1], axis=0)
@@ -264,22 +228,21 @@ class Weighted(PartitionSelection):
             live &= self.keep(number, evidence)
         live = passed_in >= 0
         each = self.what.scales[last] // np.ceil(np.sqrt(self.items_per_unit)).astype(int)
-        sums = np.zeros(len(items), np.int64)
-        for shard in numbered:
+        sums = np.zeros(distinct, np.int64)
+        for shard in sets:
             sums += _added(shard, np.full(shard.units, each, np.int64), live)
         counted = noised(last, sums)[live] / each
         total = np.sum(evidence, axis=0)[live]
         units = _estimates(
             counted, total, passed_in[live], self.what.deviation / each, each, self.spread
         )
-        chosen = np.flatnonzero(live)
-        return {items[i]: n for i, n in zip(chosen, units.tolist(), strict=True)}
+        return dict(zip(sets.named(np.flatnonzero(live)), units.tolist(), strict=True))
 
 
-def _added(shard: ItemSets, shares: Places, live: Flags) -> Places:
+def _added(shard: UnitSets, shares: Places, live: Flags) -> Places:
     """Return of each item the sum of its live units' shares, exactly."""
     mine = live[shard.members]
-    total = np.zeros(len(shard.items), np.int64)
+    total = np.zeros(len(live), np.int64)
     np.add.at(total, shard.members[mine], shares[shard.owners[mine]])
     return total
 
@@ -341,18 +304,18 @@ class MaxAdaptiveDegree(Weighted):
     and rounded once.
     """
 
-    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
+    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
         """Return the rerouted sums: one pass for what is beyond the level, one to give it back.
 
         Unit after unit is added to one sum: so rounding is the same whatever the shards are.
         """
         first = np.zeros(len(now.live))
-        for shard in shards:
+        for shard in sets:
             self.first_pass(shard, now, first)
         level = self._level(now.number)
         beyond = np.maximum(0.0, 1 - level / np.maximum(first, level))
         total = np.minimum(first, level)
-        for shard in shards:
+        for shard in sets:
             self.second_pass(shard, now, beyond, total)
         rounded: Places = np.floor(total * self.what.scales[now.number]).astype(np.int64)
         return rounded
@@ -363,12 +326,12 @@ class MaxAdaptiveDegree(Weighted):
         level = (threshold + ABOVE * self.what.deviation) / self.what.scales[number]
         return float(max(1.0, level))
 
-    def first_pass(self, shard: ItemSets, now: _Round, total: Floats) -> None:
+    def first_pass(self, shard: UnitSets, now: _Round, total: Floats) -> None:
         """Add to each item 1/d of each of its units in the shard."""
         held, owners, members = _live(shard, now)
         np.add.at(total, members, 1 / held[owners])
 
-    def second_pass(self, shard: ItemSets, now: _Round, beyond: Floats, total: Floats) -> None:
+    def second_pass(self, shard: UnitSets, now: _Round, beyond: Floats, total: Floats) -> None:
         """Add to each item what comes back to it, and 1/√d − 1/d of each of its units.
 
         Args:
@@ -407,32 +370,27 @@ class Policy(Weighted):
     A unit moves the weights of its items that are below the level straight towards it, by at most
     1 in l2 norm (a projection, which brings neighbours no further apart): nothing is wasted on
     items that are sure to pass. Each unit sees what those before it did, so the units of all
-    shards are taken one after the other, in the order of coins: sequential, on one machine, and
-    all in memory.
+    shards are taken one after the other, in the order of coins: sequential, and on one machine.
     """
 
     spread: ClassVar[float] = 10.0  # weights end at the level, whatever the counts
 
-    def weigh_all(self, shards: Sequence[ItemSets], now: _Round) -> Places:
+    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
         """Return the weights after the last unit, rounded."""
         level = (self.what.checks[0][2] + 3 * self.what.deviation) / self.what.scales[0]
         weights = np.zeros(len(now.live))
-        held = list(shards)
-        every = sorted(
-            (int(shard.order[u]), s, u) for s, shard in enumerate(held) for u in range(shard.units)
-        )
-        for _, s, u in every:
-            shard = held[s]
-            mine = shard.members[shard.starts[u] : shard.starts[u + 1]]
-            room = np.maximum(0.0, level - weights[mine])
-            length = float(np.sqrt(room @ room))
-            if length > 0:
-                weights[mine] += room / max(1.0, length)
+        for some in sets.by_order():
+            for start, end in itertools.pairwise(some.starts.tolist()):
+                mine = some.members[start:end]
+                room = np.maximum(0.0, level - weights[mine])
+                length = float(np.sqrt(room @ room))
+                if length > 0:
+                    weights[mine] += room / max(1.0, length)
         rounded: Places = np.floor(weights * self.what.scales[0]).astype(np.int64)
         return rounded
 
 
-def _live(shard: ItemSets, now: _Round) -> tuple[Floats, NDArray[np.int64], NDArray[np.int32]]:
+def _live(shard: UnitSets, now: _Round) -> tuple[Floats, NDArray[np.int64], NDArray[np.int32]]:
     """Return each unit's number of live items, and owners and members of the live ones."""
     mine = now.live[shard.members]
     owners = shard.owners[mine]

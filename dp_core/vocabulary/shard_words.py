@@ -19,7 +19,8 @@ from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import is_held_out, words_of_units
 from dp_core.data.word_codes import HeldItems, added_counts
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary.item_sets import ItemSets, SpilledSets, bounded_sets
+from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 from dp_core.vocabulary.subwords import KINDS, SubwordKind
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
 
 
 def word_sets(
-    engine: DataEngine, shards: Sequence[Shard], sets: WordSets, into: SpilledSets
-) -> SpilledSets:
+    engine: DataEngine, shards: Sequence[Shard], sets: WordSets, into: GatheredSets
+) -> GatheredSets:
     """Gather the sets of all shards, in their order."""
     for found in engine.map(sets, shards):
         into.append(found)

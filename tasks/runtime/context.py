@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dp_core.data.corpus import Shard, is_corpus, shards_of
-from dp_core.data.engines import CLUSTERS, DataEngine, data_engine
+from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
+from dp_core.data.engines import DataEngine, data_engine
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
-from dp_core.vocabulary.item_sets import SpilledSets
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.releases.statements import totals
@@ -40,7 +40,7 @@ class Input:
 
     Attributes:
         result: what it answered.
-        folder: its files.
+        folder: its files; of a corpus all but the shards.
         uri: where in the store they lie.
     """
 
@@ -148,6 +148,9 @@ class StepContext:
     def input(self, uri: str) -> Input:
         """Return an earlier step's output; whatever comes of it descends from its releases.
 
+        Shards of a corpus are neither fetched nor checked: `shards` says where they are, and
+        whoever reads one holds it to its digest.
+
         Raises:
             BadInput: it is not there, or it is private and this step's spec says otherwise.
         """
@@ -173,7 +176,7 @@ class StepContext:
                 where=uri,
                 fix="Set made_up to false.",
             )
-        return Input(result, self.store.local_copy(uri), uri)
+        return Input(result, self.store.local_copy(uri, without=is_shard), uri)
 
     def descends_from_choice(self, uris: Iterable[str]) -> None:
         """Count what a step's settings were chosen by among what its output has cost.
@@ -236,17 +239,17 @@ class StepContext:
     def shards(self, corpus: Input) -> list[Shard]:
         """Return the shards of a corpus, as whoever works on them can open them.
 
-        On the machines of a cluster they come from the store, where that is a bucket; where it is
-        a folder, all machines must see it at the same path.
+        Where the store is a bucket each comes from there when it is opened, on whichever machine;
+        where it is a folder, all machines of a cluster must see it at the same path.
         """
         shards = shards_of(corpus.folder)
-        if not (is_remote(corpus.uri) and self.deployment.data_engine.startswith(CLUSTERS)):
+        if not is_remote(corpus.uri):
             return shards
         return [StoredShard(f"{corpus.uri}/{shard.name}", shard.sha256) for shard in shards]
 
-    def spilled_sets(self) -> SpilledSets:
+    def gathered_sets(self) -> GatheredSets:
         """Return a place for sets of items, in the work folder where they are too many."""
-        return SpilledSets(self.durable / "item-sets")
+        return GatheredSets(self.durable / "item-sets")
 
     def checkpoints(self, name: str) -> CheckpointPlace:
         """Return where a training keeps its checkpoints until the step is done.

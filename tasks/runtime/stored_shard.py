@@ -1,8 +1,9 @@
-"""Shards in a bucket, for whoever works on one: a worker on another machine, most of all."""
+"""Shards in a bucket, for whoever works on one: on this machine or on another."""
 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -11,6 +12,7 @@ from pathlib import Path
 from dp_core.data.corpus import Shard
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
+from tasks.storage.copies import UNUSED
 from tasks.storage.journal import exclusive
 
 CACHE_LIMIT = 4 << 30  # bytes of shards on one machine: phrases read them once a round
@@ -32,7 +34,8 @@ class StoredShard(Shard):
             OSError: the bucket does not answer, or the disk is full.
         """
         folder, _, name = self.uri.rpartition("/")
-        cache = Deployment.from_environment().cache / "shards"
+        deployment = Deployment.from_environment()
+        cache = deployment.cache / "shards"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         copy = cache / f"{self.sha256}.shard"
         with exclusive(copy.with_suffix(".lock")):
@@ -44,11 +47,15 @@ class StoredShard(Shard):
                 partial = copy.with_suffix(".partial")
                 Store(folder, cache).get(f"{folder}/{name}", partial)
                 partial.rename(copy)
-                remove_oldest(cache, CACHE_LIMIT, but=copy)
+                remove_oldest(
+                    cache, min(CACHE_LIMIT, deployment.cache_bytes or CACHE_LIMIT), but=copy
+                )
 
 
 def remove_oldest(cache: Path, limit: int, *, but: Path) -> None:
     """Remove the copies that were used the longest ago, until the others fit the limit (bytes).
+
+    Those that were not used for a week go in any case, as other copies of the cache do.
 
     Args:
         cache: the folder.
@@ -61,5 +68,6 @@ def remove_oldest(cache: Path, limit: int, *, but: Path) -> None:
             found.append((file.stat(), file))
     for status, file in sorted(found, key=lambda one: one[0].st_mtime_ns, reverse=True):
         kept += status.st_size if file != but else 0
-        if kept > limit and file != but:
+        old = time.time() - status.st_mtime > UNUSED
+        if (kept > limit or old) and file != but:
             file.unlink(missing_ok=True)

@@ -29,8 +29,9 @@ from dp_core.audit.membership_scores import (
     gradient_features,
     losses,
 )
+from dp_core.data.corpus import documents_of
 from dp_core.data.hashing import digest64, seed_key
-from dp_core.data.privacy_units import iter_units
+from dp_core.data.privacy_units import units_of
 from dp_core.data.readers.diagnoses import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
@@ -259,7 +260,7 @@ def _sample(
     if diagnoses is not None:
         codes = diagnoses.of_patient if unit is PrivacyUnit.PATIENT else diagnoses.of_admission
     return draw_sample(
-        iter_units(corpus.folder, unit, spec.units.words_per_unit),
+        units_of(documents_of(context.shards(corpus)), unit, spec.units.words_per_unit),
         unit=unit,
         train=train,
         held_out=others,

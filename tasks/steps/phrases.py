@@ -14,7 +14,7 @@ from dp_core.labels import Dp, Label, Public
 from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import SpilledSets
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge
 from tasks.releases.manifest import counts_released, manifest
@@ -67,13 +67,13 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         _spelled(canaries, vocabulary.folder),
     )
     engine, shards = context.engine, context.shards(corpus)
-    with context.spilled_sets() as spilled:
+    with context.gathered_sets() as gathered:
 
-        def gather(sets: PhraseSets) -> SpilledSets:
-            spilled.clear()  # of the round before
+        def gather(sets: PhraseSets) -> GatheredSets:
+            gathered.clear()  # of the round before
             for found in engine.map(PhraseSetsOfShard(read, sets), shards):
-                spilled.append(found)
-            return spilled
+                gathered.append(found)
+            return gathered
 
         phrases = release_phrases(gather, plan, words, charged.seed, content)
     record = charged.settle(

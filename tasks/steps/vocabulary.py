@@ -23,7 +23,6 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
-from dp_core.vocabulary.item_sets import all_items
 from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 from dp_core.vocabulary.subwords import (
     KINDS,
@@ -165,10 +164,10 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         config.declared_units,
         words.known,
     )
-    with context.spilled_sets() as spilled:
-        sets = word_sets(context.engine, context.shards(corpus), of_shard, spilled)
+    with context.gathered_sets() as gathered:
+        sets = word_sets(context.engine, context.shards(corpus), of_shard, gathered)
         words.released = plan.release(sets, charged.seed, content)
-        distinct = len(all_items(sets))
+        distinct = sets.distinct
     charged.settle(counts_released(words.released))
     words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
     context.measure("distinct_words", Operator(distinct))

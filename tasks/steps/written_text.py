@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from dp_core.data.corpus import Document, open_corpus, write_corpus
+from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
 from tasks.protocol import WrittenTextSpec
@@ -48,4 +48,5 @@ def _public_documents(spec: WrittenTextSpec, context: StepContext) -> Iterator[D
     public = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
     share, config = spec.config.written_public_share, spec.config
     words = share / (1 - share) * config.written_documents * config.written_words
-    yield from draw_public_documents(lambda: open_corpus(public.folder), words, spec.seed)
+    shards = context.shards(public)
+    yield from draw_public_documents(lambda: documents_of(shards), words, spec.seed)

@@ -125,15 +125,20 @@ class Store:
             self._backend.put(file, f"{key}/{name}")
         self._backend.write(f"{key}/{CHECKSUMS}", json.dumps(checksums, indent=1).encode())
 
-    def local_copy(self, uri: str) -> Path:
+    def local_copy(self, uri: str, without: Callable[[str], bool] = lambda _: False) -> Path:
         """Return a published folder as a local path: itself, or a checked copy in the cache.
 
         The copy stays while this process lives.
 
+        Args:
+            uri: of the folder.
+            without: of files, by their names, that are neither checked nor copied.
+
         Raises:
             BadInput: the folder is missing, incomplete or damaged.
         """
-        files = self._published(self.key(uri), uri)
+        published = self._published(self.key(uri), uri)
+        files = {name: expected for name, expected in published.items() if not without(name)}
         if isinstance(self._backend, LocalBackend):
             return self._checked(uri, files)
         return self._copies.copy(*self._download(uri, files))

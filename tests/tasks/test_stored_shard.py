@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 
-from dp_core.data.corpus import Document, Shard, read_shard, shards_of, write_corpus
+from dp_core.data.corpus import (
+    Document,
+    Shard,
+    documents_of,
+    read_shard,
+    shards_of,
+    write_corpus,
+)
 from dp_core.data.spark import Spark
 from dp_core.errors import BadInput
-from tasks.protocol import JobSettings, dp_bert_steps, environment_for
+from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
 from tasks.protocol.least_privilege import for_workers
 from tasks.runtime import stored_shard
 from tasks.runtime.context import Input, StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.stored_shard import StoredShard, remove_oldest
-from tasks.storage import Store
+from tasks.storage import RESULT, Store
 
 MASTER = "spark://spark-master:7077"
 
@@ -113,18 +121,39 @@ def deployment(home: Path, **told: str) -> Deployment:
     return Deployment.from_environment({"CONFIDE_HOME": str(home), **told})
 
 
-@pytest.mark.parametrize(
-    ("engine", "kind"), [("pool", Shard), ("in-process", Shard), (MASTER, StoredShard)]
-)
-def test_who_works_elsewhere_gets_shards_of_the_bucket(
-    published: tuple[str, list[Shard]], tmp_path: Path, engine: str, kind: type
+@pytest.mark.parametrize("engine", ["pool", "in-process", MASTER])
+def test_a_step_takes_a_corpus_without_its_shards(
+    published: tuple[str, list[Shard]], tmp_path: Path, home: Path, engine: str
 ) -> None:
+    """Whatever works on them, here or elsewhere, fetches each from the bucket itself."""
     uri, shards = published
     context = Bench(deployment(tmp_path, CONFIDE_DATA_ENGINE=engine))
-    corpus = Input(None, tmp_path / "corpus", uri)  # type: ignore[arg-type]  # no result is asked
+    context.store = Store(uri.rpartition("/corpus/")[0], tmp_path / "cache")
+    context.made_up, context.releases = False, []
+    content = StepResult(step="corpus", outputs={"corpus": uri}, metrics=[], spec_hash="x")
+    context.store.write(f"{uri}/{RESULT}", content.model_dump_json().encode())
+    corpus = context.input(uri)
+    assert [file.name for file in corpus.folder.iterdir()] == ["corpus.json"]
     found = context.shards(corpus)
-    assert {type(shard) for shard in found} == {kind}
+    assert {type(shard) for shard in found} == {StoredShard}
     assert [shard.sha256 for shard in found] == [shard.sha256 for shard in shards]
+    assert len(list(documents_of(found))) == 40
+
+
+def test_on_a_disk_shards_are_read_where_they_are(tmp_path: Path) -> None:
+    write_corpus([Document("1", "p", "x")], tmp_path / "corpus", 2)
+    corpus = Input(None, tmp_path / "corpus", (tmp_path / "corpus").as_uri())  # type: ignore[arg-type]
+    found = Bench(deployment(tmp_path)).shards(corpus)
+    assert {type(shard) for shard in found} == {Shard} and len(list(documents_of(found))) == 1
+
+
+def test_a_copy_that_nobody_used_for_a_week_goes(tmp_path: Path) -> None:
+    for name, days in (("new", 0), ("last week's", 6), ("old", 8)):
+        (tmp_path / f"{name}.shard").write_bytes(b"x")
+        used = time.time() - 86_400 * days
+        os.utime(tmp_path / f"{name}.shard", (used, used))
+    remove_oldest(tmp_path, 1 << 30, but=tmp_path / "new.shard")
+    assert {file.stem for file in tmp_path.iterdir()} == {"new", "last week's"}
 
 
 def test_a_step_has_one_session_and_ends_it(

@@ -24,7 +24,8 @@ from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import ItemSets, SpilledSets
+from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 
@@ -85,8 +86,8 @@ def released_words(
 ) -> dict[str, int]:
     plan = selection_plan(mechanism, 4.0, 1e-3, 12, declared_units=100)  # type: ignore[arg-type]
     sets = WordSets(UNITS, 12, b"key", 100, frozenset({"the"}))
-    with SpilledSets(folder, limit=0) as spilled:
-        return plan.release(word_sets(engine, shards, sets, spilled), SEED, b"x")
+    with GatheredSets(folder / "gathered", limit=0) as gathered:
+        return plan.release(word_sets(engine, shards, sets, gathered), SEED, b"x")
 
 
 def released_phrases(engine: DataEngine, shards: list[Shard]) -> dict[int, dict[str, int]]:

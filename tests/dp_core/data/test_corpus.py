@@ -8,6 +8,7 @@ import unicodedata
 from itertools import groupby
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,12 +211,13 @@ def test_what_is_spilled_makes_the_same_bytes(
     write_corpus([*many(), *twice], tmp_path / "held")
     spilled = []
 
-    def files(self: corpus._Parts) -> None:
+    def files(self: corpus._Rows) -> None:
         spill(self)
-        spilled.extend(stat.S_IMODE(f.stat().st_mode) for f in self._scratch.iterdir())
+        spilled.extend(stat.S_IMODE(f.stat().st_mode) for f in self.scratch.iterdir())
 
-    spill = corpus._Parts._spill
-    monkeypatch.setattr(corpus._Parts, "_spill", files)
+    spill = corpus._Rows._spill
+    monkeypatch.setattr(corpus._Rows, "_spill", files)
+    monkeypatch.setattr(corpus, "_TOGETHER", 1000)
     monkeypatch.setattr(corpus, "_BUFFERED", 5000)
     write_corpus([*many(), *twice], tmp_path / "spilled")
     assert len(spilled) > 500 and set(spilled) == {0o600}
@@ -223,6 +225,39 @@ def test_what_is_spilled_makes_the_same_bytes(
         assert file.read_bytes() == (tmp_path / "spilled" / file.name).read_bytes()
     texts = [d.text for d in open_corpus(tmp_path / "spilled") if d.text.startswith("part")]
     assert texts == [d.text for d in twice]
+
+
+@pytest.mark.parametrize("piece", [1 << 23, 40])
+def test_more_text_makes_more_shards_of_the_same_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Where a range of hashes is too much to be sorted at once it is spread again."""
+    write_corpus(many(), tmp_path / "one", 1)
+    monkeypatch.setattr(corpus, "_PARTS", 4)
+    monkeypatch.setattr(corpus, "_TOGETHER", 1000)
+    monkeypatch.setattr(corpus, "_PIECE_TEXT", piece)
+    text = sum(len(d.text) for d in many())
+    for shards, bound, expected in ((3, text, 3), (3, text // 6 + 1, 6), (3, text // 7, 12)):
+        monkeypatch.setattr(corpus, "SHARD_TEXT", bound)
+        folder = tmp_path / f"{bound}"
+        write_corpus(many(), folder, shards)
+        found = shards_of(folder)
+        assert len(found) == expected
+        assert list(open_corpus(folder)) == list(open_corpus(tmp_path / "one"))
+        assert max(sum(len(d.text) for d in read_shard(s)) for s in found) < 3 * text / expected
+        (folder / found[1].name).unlink()
+        remake_shards(many(), folder, [found[1].name])
+        assert list(read_shard(found[1]))
+        assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in found)}
+
+
+def test_places_are_those_of_exact_numbers() -> None:
+    """Floor of hash · ranges / 2^64, by integers of any size."""
+    bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
+    hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
+    table = pa.table({"hash": pa.array(hashes, pa.uint64())})
+    for ranges in (1, 2, 3, 48, 256, 131_072):
+        assert corpus._places(table, ranges).tolist() == [h * ranges >> 64 for h in hashes]
 
 
 def test_fewer_shards_leave_none_of_the_old_ones(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from dp_core.phrases.calibration import PhrasePlan, calibrate
 from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
 from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import Elimination, PartitionSelection, Weighted
@@ -44,12 +45,11 @@ class Exact(PartitionSelection):
     def event(self) -> ThresholdedHistogram:
         return ThresholdedHistogram(self.items_per_unit, 1e9, 10**12)
 
-    def release(
-        self, shards: Sequence[ItemSets], seed: PrivacySeed, context: bytes
-    ) -> dict[str, int]:
-        self.check(shards)
-        counts = counted(shards)
-        return {p: n for p, n in sorted(counts.items()) if n >= self.least and p != self.hidden}
+    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]:
+        counts = sum(np.bincount(s.members, minlength=sets.distinct) for s in sets)
+        kept = np.flatnonzero(np.asarray(counts) >= self.least)
+        named = zip(sets.named(kept), np.asarray(counts)[kept].tolist(), strict=True)
+        return {p: n for p, n in named if p != self.hidden}
 
 
 def exact(lengths: tuple[int, ...], n: int, least: int = 1, hidden: str = "") -> PhrasePlan:
@@ -62,7 +62,7 @@ def counted(shards: Iterable[ItemSets]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for shard in shards:
         held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
-        counts.update(dict(zip(shard.items, held, strict=True)))
+        counts.update(dict(zip(shard.items.to_pylist(), held, strict=True)))
     return counts
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.calibration import HistogramPlan
-from dp_core.vocabulary.dp_histogram import release
+from dp_core.vocabulary.dp_histogram import release as release_numbers
 
 SEED = PrivacySeed.fixed(7)
 
@@ -13,6 +13,15 @@ SEED = PrivacySeed.fixed(7)
 def plan(sigma: float, threshold: int, n: int = 10) -> HistogramPlan:
     """A plan that claims nothing (δ = 1): these tests are about what is drawn."""
     return HistogramPlan(words_per_unit=n, sigma=sigma, threshold=threshold, epsilon=1, delta=1)
+
+
+def release(
+    counts: dict[str, int], plan: HistogramPlan, seed: PrivacySeed, context: bytes
+) -> dict[str, int]:
+    words = sorted(counts)
+    every = np.array([counts[word] for word in words], np.int64)
+    kept, noised = release_numbers(every, plan, seed, context)
+    return {words[i]: int(n) for i, n in zip(kept, noised, strict=True)}
 
 
 def test_release_is_sorted_and_thresholded() -> None:

@@ -1,8 +1,7 @@
-"""Sets of items, spilled and read back; bounded alike in one process and by shards."""
+"""Sets of items are bounded alike in one process and by shards."""
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -13,49 +12,15 @@ from dp_core.data.privacy_units import bounded_sample, iter_units
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary.item_sets import ItemSets, SpilledSets, item_sets
+from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.shard_words import UnitWords, WordSets
-
-
-def sets_of(number: int) -> ItemSets:
-    units = ((f"u{number} {i}", {f"é{number}", f"w{i}"}) for i in range(5))
-    return item_sets(units, 2, b"k", declared_units=9 if number % 2 else None)
 
 
 def named(sets: ItemSets) -> list[set[str]]:
     return [
-        {sets.items[m] for m in sets.members[a:b]}
+        set(sets.items.take(sets.members[a:b]).to_pylist())
         for a, b in zip(sets.starts, sets.starts[1:], strict=False)
     ]
-
-
-def test_spilled_sets_are_read_back_and_private(tmp_path: Path) -> None:
-    made = [sets_of(i) for i in range(4)]
-    with SpilledSets(tmp_path / "sets", limit=1500) as spilled:
-        for one in made:
-            spilled.append(one)
-        files = list((tmp_path / "sets").iterdir())
-        assert 0 < len(files) < 4
-        assert {stat.S_IMODE(f.stat().st_mode) for f in files} == {0o600}
-        for _ in range(2):  # read as often as there are rounds
-            assert len(spilled) == 4
-            for back, one in zip(spilled, made, strict=True):
-                assert back.items == one.items and named(back) == named(one)
-                assert (back.order == one.order).all()
-                assert back.items_per_unit == 2 and back.declared_units == one.declared_units
-        assert [len(s.items) for s in spilled[1:3]] == [len(s.items) for s in made[1:3]]
-        spilled.clear()
-        assert len(spilled) == 0 and not list((tmp_path / "sets").iterdir())
-        spilled.append(made[0])
-        assert not list((tmp_path / "sets").iterdir())  # there is room again
-
-
-def test_what_is_spilled_goes_even_where_the_step_fails(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), SpilledSets(tmp_path, limit=0) as spilled:
-        spilled.append(sets_of(0))
-        assert list(tmp_path.iterdir())
-        raise RuntimeError
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("unit", PrivacyUnit)
@@ -81,3 +46,12 @@ def test_sets_of_a_shard_are_those_of_its_units_one_by_one(
     with pytest.raises(BadInput, match="more units than the declared bound") as caught:
         list(map(too_few, shards))
     assert str(units) not in str(caught.value)
+
+
+def test_items_of_a_unit_ascend_whoever_else_is_in_its_shard() -> None:
+    held = {f"u{i}": [f"w{(i * k) % 23}" for k in range(9, 0, -1)] for i in range(40)}
+    for units in (held, dict(reversed(held.items()))):
+        sets = item_sets(units.items(), 6, b"k")
+        assert sets.items.to_pylist() == sorted(sets.items.to_pylist())
+        for a, b in zip(sets.starts, sets.starts[1:], strict=False):
+            assert (np.diff(sets.members[a:b]) > 0).all() and b - a <= 6

@@ -24,6 +24,7 @@ from dp_core.privacy.discrete_gaussian import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NoisedWeights, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.hoory2021 import paper_parameters
 from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.mechanism_choice import _SHAPES, _calibrated, selection_plan
@@ -65,9 +66,10 @@ def claiming_nothing(event: NoisedWeights, units: int) -> Weighted:
 def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -> dict[str, int]:
     """The sums of one round, when the items `gone` count no more."""
     shard = shard_of(held, plan.items_per_unit)
-    live = np.array([item not in gone for item in shard.items], np.bool_)
-    sums = plan.weigh_all([shard], _Round(number, live))
-    return dict(zip(shard.items, sums.tolist(), strict=True))
+    items = shard.items.to_pylist()
+    live = np.array([item not in gone for item in items], np.bool_)
+    sums = plan.weigh_all(GatheredSets.of([shard]), _Round(number, live))
+    return dict(zip(items, sums.tolist(), strict=True))
 
 
 def held_to_the_norm(
@@ -167,7 +169,7 @@ class ConformanceOfWeights:
         rng = np.random.default_rng(5)
         held = [{f"w{i}" for i in rng.geometric(0.05, 12)} for _ in range(3000)]
         shard = shard_of(held, 16)
-        true = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
+        true = dict(zip(shard.items.to_pylist(), np.bincount(shard.members).tolist(), strict=True))
         plan = selection_plan(self.name, 4.0, 1e-6, 16, declared_units=5000)
         out = plan.release([shard], SEED, b"x")
         assert len(out) >= 20
@@ -374,7 +376,7 @@ def test_counts_are_the_histograms() -> None:
 
 def test_public_items_count_nowhere() -> None:
     shard = shard_of([{"a", "b", "c"}, {"a"}], 2, exclude=["a"])
-    assert sorted(shard.items) == ["b", "c"]
+    assert shard.items.to_pylist() == ["b", "c"]
     assert shard.units == 2
     assert np.diff(shard.starts).tolist() == [2, 0]
 
@@ -388,7 +390,7 @@ def test_a_unit_moves_n_counts_by_one(units: list[list[str]], n: int) -> None:
     def counts(held: list[tuple[str, list[str]]]) -> dict[str, int]:
         shard = item_sets(held, n, b"k")
         sums = np.bincount(shard.members, minlength=len(shard.items)).tolist()
-        return dict(zip(shard.items, sums, strict=True))
+        return dict(zip(shard.items.to_pylist(), sums, strict=True))
 
     named = [(str(i), items) for i, items in enumerate(units)]
     whole = counts(named)
@@ -403,7 +405,7 @@ def test_the_items_that_count_are_drawn_alike_for_rare_and_common() -> None:
     # Ten thousand units share 9 items; each has one of its own. Bounded to 5 of 10.
     held = [{*"abcdefghi", f"own{i}"} for i in range(10_000)]
     shard = shard_of(held, 5)
-    counts = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
+    counts = dict(zip(shard.items.to_pylist(), np.bincount(shard.members).tolist(), strict=True))
     own = sum(n for w, n in counts.items() if w.startswith("own"))
     for n in (own, counts["a"], counts["i"]):
         assert abs(n - 5000) < 6 * 50

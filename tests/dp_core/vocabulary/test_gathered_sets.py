@@ -1,0 +1,116 @@
+"""Sets of all shards: spilled, merged and numbered as by brute force, wherever they lie."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dp_core.vocabulary import gathered_sets
+from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import ItemSets, UnitSets, item_sets
+
+# Among them what code points and UTF-16 order otherwise, and one that begins another.
+ITEMS = [*"abcdefgh", "a b", "é", "ﬀ", "\U0001f600", "zz"]
+SHARDS = st.lists(st.lists(st.sets(st.sampled_from(ITEMS), max_size=6), max_size=5), max_size=6)
+
+
+def shards_of(held: list[list[set[str]]]) -> list[ItemSets]:
+    return [
+        item_sets(((f"u{s} {u}", items) for u, items in enumerate(units)), 6, b"k")
+        for s, units in enumerate(held)
+    ]
+
+
+def named(sets: UnitSets, gathered: GatheredSets) -> list[set[str]]:
+    every = gathered.named(np.arange(gathered.distinct))
+    return [
+        {every[m] for m in sets.members[a:b]}
+        for a, b in zip(sets.starts, sets.starts[1:], strict=False)
+    ]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is cut into pieces of a few."""
+    for name, value in (("_BATCH", 2), ("_TOGETHER", 4), ("_MEMBERS", 3)):
+        monkeypatch.setattr(gathered_sets, name, value)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(SHARDS, st.sampled_from([0, 300, 1 << 20]))
+def test_all_shards_together_are_what_brute_force_says(
+    tmp_path_factory: pytest.TempPathFactory, tiny: None, held: list[list[set[str]]], limit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("sets") / "gathered"
+    shards = shards_of(held)
+    every = sorted({item for units in held for items in units for item in items})
+    with GatheredSets(folder, limit) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert gathered.units == sum(map(len, held))
+        for _ in range(2):  # read as often as there are rounds
+            assert gathered.distinct == len(every)
+            assert gathered.named(np.arange(len(every))) == every
+            assert gathered.named(np.arange(1, len(every), 2)) == every[1::2]
+            assert [named(sets, gathered) for sets in gathered] == held
+            assert all((np.diff(s.members[a:b]) > 0).all() for s in gathered
+                       for a, b in zip(s.starts, s.starts[1:], strict=False))  # fmt: skip
+        turns = sorted(
+            (int(shard.order[u]), s, u)
+            for s, shard in enumerate(shards)
+            for u in range(shard.units)
+        )
+        in_turn = [*gathered.by_order()]
+        assert [u for some in in_turn for u in named(some, gathered)] == [
+            held[s][u] for _, s, u in turns
+        ]
+        assert len(in_turn) == 1 or limit < 1 << 20
+    assert not folder.exists()
+
+
+def test_what_is_spilled_is_private_and_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "gathered"
+    shards = shards_of([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
+    first = shards[0].items.nbytes + shards[0].members.nbytes + 16 * 2
+    with GatheredSets(folder, limit=first) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert {file.name.partition(".")[0] for file in folder.iterdir()} == {
+            "shard-000001",
+            "shard-000002",
+        }, "the first one has room in memory"
+        assert gathered.distinct == 3
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(f.stat().st_mode) for f in folder.iterdir()} == {0o600}
+        with pytest.raises(ValueError, match="numbers"):
+            gathered.append(shards[0])
+        gathered.clear()
+        assert not folder.exists() and gathered.units == 0
+        gathered.append(shards[0])
+        assert not folder.exists()  # there is room again
+        assert gathered.named(np.array([1])) == ["b"]
+
+
+def test_what_a_killed_attempt_left_is_written_over(tmp_path: Path) -> None:
+    shards = shards_of([[{"a", "b"}], [{"c"}]])
+    for name in ("shard-000000", "shard-000000.items", "shard-000001.numbers", "items-000001"):
+        (tmp_path / name).write_bytes(b"old")
+    with GatheredSets(tmp_path, limit=0) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert [named(sets, gathered) for sets in gathered] == [[{"a", "b"}], [{"c"}]]
+
+
+def test_files_go_even_where_the_step_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), GatheredSets(tmp_path / "gathered", limit=0) as gathered:
+        gathered.append(shards_of([[{"a"}]])[0])
+        assert list(tmp_path.iterdir())
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
