@@ -46,7 +46,7 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", *FRONT, epsilon_training=1.0)
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
-    return replace(model_row("dp", vocabulary, model, tuned, None, None), f1=Operator(0.5))
+    return replace(model_row("dp", vocabulary, model, tuned, None, None, 1.0), f1=Operator(0.5))
 
 
 def report(one: ModelRow) -> JobReport:
@@ -100,5 +100,5 @@ def test_beside_f1_of_a_fine_tuning_without_privacy_the_total_is_infinite(datase
 def test_a_model_trained_without_privacy_has_no_finite_total_whatever_it_is_called() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
-    one = model_row("dp", vocabulary, model, None, None, None)
+    one = model_row("dp", vocabulary, model, None, None, None, 1.0)
     assert (one.cost.corpus.epsilon, one.epsilon_training) == (math.inf, math.inf)
