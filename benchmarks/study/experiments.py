@@ -110,8 +110,8 @@ _SMALL: dict[str, Any] = {
     "canary_patterns": "HS",
     "finetune_epochs": 2,
 }
-# As many updates and the same share of the units in each as with patients.
-_EXAMPLES = {"unit": "example", "declared_units": 6000, "batch_size": 1023}
+# As many updates, each of three times as many units, of which there are six times as many.
+_EXAMPLES = {"unit": "example", "declared_units": 12000, "batch_size": 1023, "epochs": 3.069}
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
@@ -136,6 +136,33 @@ EXPERIMENTS: dict[str, Experiment] = {
             epsilon=5.8,
             variants={"patient": {}, "example": _EXAMPLES},
             models=("With DP",),
+        ),
+        Experiment(
+            "regimes",
+            "dp_bert",
+            (
+                EPSILON,
+                Column("perplexity, private text", "perplexity_private", decimals=0),
+                Column("perplexity, public text", "perplexity_public", decimals=0),
+            ),
+            preset="kerrigan2020-tiny",
+        ),
+        Experiment(
+            "attacks",
+            "dp_bert",
+            (
+                EPSILON,
+                Column("loss, by patient: advantage", "membership/patient/loss/pl", "%"),
+                Column("loss, by row", "membership/sample/loss/pl", "%"),
+                Column("gradients, by patient", "membership/patient/gradients/pl", "%"),
+                Column("attention, by patient", "membership/patient/attention/pl", "%"),
+                Column("most that ε leaves", "membership_ceiling/pl", "%"),
+            ),
+            variants={
+                "GPT-2": {},
+                "BERT": preset("jagannatha2021-bert-tiny"),
+            },
+            preset="jagannatha2021-gpt2-tiny",
         ),
     )
 }
