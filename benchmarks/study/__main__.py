@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.study.experiments import EXPERIMENTS, SEEDS
 from benchmarks.study.runs import ROOT, ModelFigures, Study
-from benchmarks.study.tables import draw_models, rows_of, table
+from benchmarks.study.tables import differences, draw_models, rows_of, table
 
 PAGE = ROOT / "docs" / "reproduction.md"
 FIGURES = ROOT / "docs" / "figures"
@@ -67,7 +67,8 @@ def write(study: Study) -> None:
         kept[experiment.name] = [
             {"variant": row.variant, "model": row.model, **row.values} for row in rows
         ]
-        page = _between(page, experiment.name, table(experiment, rows))
+        told = "\n".join([table(experiment, rows), differences(experiment, rows)]).rstrip()
+        page = _between(page, experiment.name, told)
         if experiment.name == "models":
             for suffix in ("svg", "png"):
                 draw_models(rows, FIGURES / f"study-models.{suffix}")

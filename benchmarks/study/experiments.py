@@ -42,6 +42,7 @@ F1 = Column("entity F1", "f1", "%")
 ACCURACY = Column("masked tokens, private text", "mlm_accuracy_private", "%")
 EXPOSURE = Column("exposure, bits", "exposure")
 LARGEST = Column("largest exposure", "exposure_largest")
+BOUND = Column("ε at least, by audit", "audit/epsilon_lower_bound", decimals=2)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Experiment:
         files: settings that name files, relative to the folder `CONFIDE_DATA`.
         epsilon: if above 0, the noise multiplier is calibrated to this ε in total.
         models: whose rows are shown, as MLflow names them; empty: all.
+        compared: pairs of rows, by name, whose difference in a column is told under the table.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Experiment:
     files: Mapping[str, str] = field(default_factory=dict)
     epsilon: float = 0.0
     models: tuple[str, ...] = ()
+    compared: tuple[tuple[str, str, Column], ...] = ()
 
     def of(self, variant: str, seed: int) -> dict[str, Any]:
         """Return the settings of one run.
@@ -116,7 +119,18 @@ _EXAMPLES = {"unit": "example", "declared_units": 12000, "batch_size": 1023, "ep
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
     for one in (
-        Experiment("models", "dp_bert", (EPSILON, F1, ACCURACY, EXPOSURE, LARGEST), preset="demo"),
+        Experiment(
+            "models",
+            "dp_bert",
+            (EPSILON, BOUND, F1, ACCURACY, EXPOSURE, LARGEST),
+            preset="demo",
+            compared=(
+                ("Public text only", "With DP", F1),
+                ("Without privacy", "With DP", F1),
+                ("Released phrases only", "With DP", F1),
+                ("Without privacy", "With DP", LARGEST),
+            ),
+        ),
         Experiment(
             "vocabularies",
             "dp_bert",
@@ -134,6 +148,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             (Column("σ", "noise_multiplier", decimals=2), EPSILON, F1, ACCURACY),
             settings=_SMALL,
             epsilon=5.8,
+            compared=(("patient, With DP", "example, With DP", ACCURACY),),
             variants={"patient": {}, "example": _EXAMPLES},
             models=("With DP",),
         ),

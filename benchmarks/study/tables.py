@@ -96,6 +96,28 @@ def table(experiment: Experiment, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def differences(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Return a line for each pair that the experiment compares, and that has both its rows."""
+    named, lines = {row.name: row for row in rows}, []
+    for first, second, column in experiment.compared:
+        if first not in named or second not in named:
+            continue
+        found = difference(named[first], named[second], column.metric)
+        if found is None or found.low is None or found.high is None:
+            continue
+        factor = 100.0 if column.unit == "%" else 1.0
+        mean, low, high = (factor * value for value in (found.mean, found.low, found.high))
+        lines.append(
+            f"- {second}, against {first}: {column.title} {mean:+.1f} "
+            f"({low:+.1f} to {high:+.1f}; {found.seeds} seeds)"
+        )
+    return (
+        "\n".join(["", "Differences seed by seed, 95% interval by Student's t:", "", *lines])
+        if lines
+        else ""
+    )
+
+
 def difference(first: Row, second: Row, metric: str) -> Share | None:
     """Return by how much the second is above the first, seed by seed, with its interval (t)."""
     pairs = list(zip(first.values[metric], second.values[metric], strict=False))

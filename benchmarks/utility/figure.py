@@ -20,7 +20,7 @@ SHOWN = ("MLM accuracy on private text", "entity F1")
 
 
 def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] = ()) -> None:
-    """Draw made-up notes: a panel for each quantity and ε, a line for each recipe.
+    """Draw made-up notes: a row of panels for each ε, one for each quantity, a line a recipe.
 
     Args:
         rows: of `aggregate`.
@@ -39,23 +39,23 @@ def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] =
     units = sorted({r["units"] for r in shown})
     with pyplot.rc_context({"font.size": 9, "svg.hashsalt": "utility", "svg.fonttype": "none"}):
         figure, panels = pyplot.subplots(
-            max(1, len(quantities)),
             max(1, len(epsilons)),
-            figsize=(1.2 + 2.3 * max(1, len(epsilons)), 0.9 + 2.2 * max(1, len(quantities))),
+            max(1, len(quantities)),
+            figsize=(1.2 + 3.1 * max(1, len(quantities)), 0.9 + 2.4 * max(1, len(epsilons))),
             sharex=True,
             sharey=True,
             squeeze=False,
             layout="constrained",
         )
-        for i, quantity in enumerate(quantities):
-            for j, epsilon in enumerate(epsilons):
+        for i, epsilon in enumerate(epsilons):
+            for j, quantity in enumerate(quantities):
                 own = [r for r in shown if r["quantity"] == quantity and r["epsilon"] == epsilon]
                 _panel(panels[i, j], own, names, units)
                 if i == 0:
-                    panels[i, j].set_title(f"ε = {epsilon:g} in total", fontsize=9)
-                if i == len(quantities) - 1:
+                    panels[i, j].set_title(quantity, fontsize=9)
+                if i == len(epsilons) - 1:
                     panels[i, j].set_xlabel("patients")
-            panels[i, 0].set_ylabel(f"share of the gain kept\n{quantity}")
+            panels[i, 0].set_ylabel(f"share of the gain kept,\nε = {epsilon:g} in total")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         for panel in panels.flat:
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

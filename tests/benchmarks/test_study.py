@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 from benchmarks.study import __main__ as command
 from benchmarks.study.experiments import EPSILON, EXPERIMENTS, F1, Column, Experiment
 from benchmarks.study.runs import ModelFigures, Study
-from benchmarks.study.tables import Row, difference, rows_of, shown, table
+from benchmarks.study.tables import Row, difference, differences, rows_of, shown, table
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings
 from tasks.releases.advice import Spending
@@ -74,6 +74,15 @@ def test_a_difference_is_between_models_of_one_seed():
     assert found.mean == pytest.approx(0.1)
     assert found.low == pytest.approx(0.1)  # the seeds agree, whatever lies between them
     assert difference(first, Row("", "c", {"f1": (math.inf,)}), "f1") is None
+
+
+def test_what_is_compared_stands_under_the_table_with_its_interval():
+    compared = (("a", "b", F1), ("a", "not there", F1))
+    rows = [Row("", "a", {"f1": (0.1, 0.5)}), Row("", "b", {"f1": (0.2, 0.6)})]
+    text = differences(Experiment("x", "dp_bert", (F1,), compared=compared), rows)
+    assert text.splitlines()[-1] == "- b, against a: entity F1 +10.0 (+10.0 to +10.0; 2 seeds)"
+    assert "not there" not in text
+    assert differences(TWO, rows) == ""
 
 
 @pytest.fixture
