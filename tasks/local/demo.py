@@ -205,9 +205,10 @@ def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _name(task: dict[str, Any]) -> str:
-    name = str(task["task_id"]).rpartition(".")[2]
+    """Return what a task is called: by its point, and where its group has none, by the group."""
     if task["map_index"] < 0:
-        return name
+        return str(task["task_id"])
+    name = str(task["task_id"]).rpartition(".")[2]
     return f"{name} ({task.get('rendered_map_index') or task['map_index']})"
 
 

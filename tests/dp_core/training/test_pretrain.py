@@ -115,7 +115,9 @@ def test_what_does_not_fit_is_refused(train, plan_of, config, declared, changes,
         train(plan_of(declared_units=declared), model=dataclasses.replace(config, **changes))
 
 
-@pytest.mark.parametrize("field", ["updates", "batch_rows"])
-def test_ordinary_training_makes_one_update_of_one_row_or_more(field):
+@pytest.mark.parametrize(("field", "least"), [("updates", 0), ("batch_rows", 1)])
+def test_ordinary_training_makes_no_update_or_more_of_one_row_or_more(field, least):
+    numbers = {"updates": 1, "batch_rows": 1, "seed": 0}
+    assert getattr(OrdinaryUpdates(**numbers | {field: least}), field) == least
     with pytest.raises(BadInput, match=field):
-        OrdinaryUpdates(**({"updates": 1, "batch_rows": 1, "seed": 0} | {field: 0}))
+        OrdinaryUpdates(**numbers | {field: least - 1})

@@ -81,7 +81,7 @@ def counted(
     units = ((str(i), split(text)) for i, text in enumerate(texts))
     shard = item_sets(units, n, b"key", exclude=exclude)
     held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
-    return Counter(dict(zip(shard.items, held, strict=True)))
+    return Counter(dict(zip(shard.items.to_pylist(), held, strict=True)))
 
 
 def test_public_words_are_not_counted_and_make_room_for_others() -> None:

@@ -38,8 +38,8 @@ class Script:
         return self.looks.pop(0)[1]
 
 
-def tell(home, *messages, index=-1):
-    file = channel_file(home, "dp_bert/run", "dp_pretraining", index)
+def tell(home, *messages, task_name="dp_pretraining", index=-1):
+    file = channel_file(home, "dp_bert/run", task_name, index)
     file.parent.mkdir(parents=True)
     file.write_text("".join(f"{message.model_dump_json()}\n" for message in messages))
 
@@ -76,7 +76,7 @@ def test_points_are_told_by_name_and_tasks_never_reached_are_not_told(tmp_path, 
             ],
         ),
     )
-    assert "dp_pretraining (σ=1 · B=256)" in text
+    assert "✗ pretraining (σ=1 · B=256)" in text
     assert "failed" in text
     assert "dp_exposure" not in text
 
@@ -99,6 +99,13 @@ def test_a_running_steps_own_progress_is_shown(tmp_path, monkeypatch):
     assert "ε 1.44" in text
 
 
+def test_a_group_without_points_hides_no_task_of_the_same_name(tmp_path, monkeypatch):
+    tasks = [task("more.dp_pretraining", "skipped"), task("dp_pretraining", "success")]
+    _, text = watch(tmp_path, monkeypatch, ("success", tasks))
+    assert "✓ dp_pretraining" in text
+    assert "– more.dp_pretraining" in text
+
+
 def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path, monkeypatch):
     end = ("success", [task("corpus", "success")])
     (state, _), _ = watch(tmp_path, monkeypatch, AirflowAway("restarting"), end)
@@ -115,7 +122,7 @@ def test_the_first_failure_is_the_one_that_is_told():
 
 
 def test_the_reason_is_what_the_step_told(tmp_path):
-    tell(tmp_path, Failed(exit_code=2, reason="no such file"), index=3)
+    tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
     follower = demo.RunFollower(Script(), "dp_bert", "run", tmp_path, lambda: None, Console())
     failed = task("training_point.pretraining", "failed", index=3)
     assert follower.told(failed).reason("failed") == "no such file"
