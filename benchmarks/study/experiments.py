@@ -134,6 +134,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             ),
         ),
         Experiment(
+            "table2",
+            "dp_sweep",
+            (EPSILON, F1, EXPOSURE, LARGEST),
+            preset="hoory2021-table2-tiny",
+        ),
+        Experiment(
+            "fig1",
+            "dp_sweep",
+            (EPSILON, F1, EXPOSURE),
+            preset="hoory2021-fig1-tiny",
+        ),
+        Experiment(
             "vocabularies",
             "dp_bert",
             (EPSILON, F1),

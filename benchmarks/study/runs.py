@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from benchmarks.utility.runs import Results
 from tasks.runtime.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
-DATASET = "noteevents-format"  # real text that anyone may read; registered so
+_FOLD = re.compile(r" · fold=\d+$")  # behind the name of a sweep's point
 
 
 @dataclass
@@ -94,7 +97,7 @@ class Study:
             self._confide("ledger", "declare-public", *filter(None, files))
 
     def figures(self, key: str) -> list[ModelFigures]:
-        """Return what MLflow has of a finished run, model by model, in the order they began."""
+        """Return what MLflow has of a finished run, model by model; of a sweep, over its folds."""
         from mlflow.tracking import MlflowClient  # noqa: TID251
 
         client = MlflowClient(tracking_uri=self.deployment.tracking)
@@ -124,4 +127,22 @@ class Study:
             for name, value in run.data.params.items():
                 if name.endswith(".noise_multiplier"):
                     own.metrics.setdefault("noise_multiplier", float(value))
-        return list(found.values())
+        return over_folds(found.values())
+
+
+def over_folds(models: Iterable[ModelFigures]) -> list[ModelFigures]:
+    """Return a sweep's models without their folds: each metric's mean over those that have it."""
+    of_setting: dict[str, list[ModelFigures]] = {}
+    for one in models:
+        of_setting.setdefault(_FOLD.sub("", one.model), []).append(one)
+    return [
+        ModelFigures(
+            name,
+            {
+                metric: statistics.fmean(f.metrics[metric] for f in folds if metric in f.metrics)
+                for metric in dict.fromkeys(metric for f in folds for metric in f.metrics)
+            },
+            folds[0].curves,
+        )
+        for name, folds in of_setting.items()
+    ]

@@ -10,7 +10,7 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from benchmarks.study import __main__ as command
 from benchmarks.study.experiments import EPSILON, EXPERIMENTS, F1, Column, Experiment
-from benchmarks.study.runs import ModelFigures, Study
+from benchmarks.study.runs import ModelFigures, Study, over_folds
 from benchmarks.study.tables import Row, difference, differences, rows_of, shown, table
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings
@@ -116,6 +116,14 @@ def test_figures_are_those_of_the_run_and_the_model_s_own_epsilon_stands(study: 
         "mlm_accuracy_private": 0.4, "noise_multiplier": 1.25,
     }  # fmt: skip
     assert found.curves == {"loss": [(1, 2.0), (2, 1.0)]}
+
+
+def test_folds_of_a_sweep_are_one_row_whose_figures_are_their_means():
+    folds = [model(f"σ=1 · fold={i}", epsilon=4.0, f1=f1) for i, f1 in ((1, 0.4), (2, 0.6))]
+    training = model("σ=1", epsilon=4.0, exposure=1.5)
+    (found,) = over_folds([training, *folds])
+    assert found.model == "σ=1"
+    assert found.metrics == pytest.approx({"epsilon": 4.0, "f1": 0.5, "exposure": 1.5})
 
 
 def test_a_table_is_put_between_its_marks_and_nowhere_else():
