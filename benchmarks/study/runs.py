@@ -19,6 +19,7 @@ from benchmarks.utility.runs import Results
 from tasks.runtime.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
+INFINITE = 1e300  # from here on a number stands for ∞: MLflow has the largest float for it
 _FOLD = re.compile(r" · fold=\d+$")  # behind the name of a sweep's point
 
 
@@ -130,6 +131,11 @@ class Study:
         return over_folds(found.values())
 
 
+def _mean(values: list[float]) -> float:
+    """Return the mean; an infinite one is the largest number, as in MLflow."""
+    return max(values) if max(values) >= INFINITE else statistics.fmean(values)
+
+
 def over_folds(models: Iterable[ModelFigures]) -> list[ModelFigures]:
     """Return a sweep's models without their folds: each metric's mean over those that have it."""
     of_setting: dict[str, list[ModelFigures]] = {}
@@ -139,7 +145,7 @@ def over_folds(models: Iterable[ModelFigures]) -> list[ModelFigures]:
         ModelFigures(
             name,
             {
-                metric: statistics.fmean(f.metrics[metric] for f in folds if metric in f.metrics)
+                metric: _mean([f.metrics[metric] for f in folds if metric in f.metrics])
                 for metric in dict.fromkeys(metric for f in folds for metric in f.metrics)
             },
             folds[0].curves,

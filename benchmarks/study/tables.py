@@ -15,7 +15,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 from benchmarks.study.experiments import Column, Experiment
-from benchmarks.study.runs import ModelFigures
+from benchmarks.study.runs import INFINITE, ModelFigures
 from benchmarks.utility.shares import Share, mean_of
 
 COLOURS = ("#6b6b6b", "#009e73", "#0072b2", "#d55e00", "#cc79a7", "#b58900")
@@ -57,7 +57,7 @@ def rows_of(
         for one in models:
             if not experiment.models or one.model in experiment.models:
                 found.setdefault((variant, one.model), []).append(one)
-    return [
+    rows = [
         Row(
             variant,
             model,
@@ -70,13 +70,15 @@ def rows_of(
         )
         for (variant, model), seeds in found.items()
     ]
+    # What others start from has a cost and no figures of its own.
+    return [row for row in rows if any(v for k, v in row.values.items() if k != "epsilon")]
 
 
 def shown(column: Column, values: Sequence[float]) -> str:
     """Return a cell: the mean, and where there are several the standard deviation."""
     if not values:
         return "–"
-    if max(values) >= 1e300:  # how MLflow keeps a number that is not finite
+    if max(values) >= INFINITE:
         return "∞"
     factor = 100.0 if column.unit == "%" else 1.0
     mean = f"{factor * statistics.fmean(values):.{column.decimals}f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,9 @@ def test_folds_of_a_sweep_are_one_row_whose_figures_are_their_means():
     (found,) = over_folds([training, *folds])
     assert found.model == "σ=1"
     assert found.metrics == pytest.approx({"epsilon": 4.0, "f1": 0.5, "exposure": 1.5})
+    without = [model(f"nonprivate · fold={i}", epsilon=sys.float_info.max) for i in (1, 2)]
+    (found,) = over_folds(without)
+    assert shown(EPSILON, [found.metrics["epsilon"]]) == "∞"
 
 
 def test_a_table_is_put_between_its_marks_and_nowhere_else():
