@@ -33,6 +33,7 @@ pytestmark = on_the_stack("compose is NOT tried")
 COURIER = 60  # seconds between its rounds
 PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
 MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
+FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning", "membership")}
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,7 @@ def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
         "phrases_store",
         *PHRASES,
         *MEMBERSHIP,
+        *FURTHER,
         "dp_audit",
     }
     assert {t["state"] for name, t in tasks.items() if name not in unasked} == {"success"}
