@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dp_core.data.word_codes import ranges
+from dp_core.errors import PlanError
 from dp_core.vocabulary.item_sets import ItemSets, UnitSets
 
 _LIMIT = 1 << 26  # bytes in memory
@@ -75,9 +76,19 @@ class GatheredSets:
         self._items: list[_Items] | None = None  # of all shards, range after range
 
     def append(self, sets: ItemSets) -> None:
-        """Add the sets of the next shard."""
+        """Add the sets of the next shard.
+
+        Raises:
+            PlanError: its units are not bounded.
+        """
         if self._items is not None:
             raise ValueError("the items have their numbers")
+        if sets.items_per_unit < 1:
+            raise PlanError(
+                f"the counts allow {sets.items_per_unit} items per unit",
+                where="items_per_unit",
+                fix="Count and calibrate with the same bound.",
+            )
         self.units += sets.units
         self.items_per_unit = max(self.items_per_unit, sets.items_per_unit)
         self._left -= sets.items.nbytes + sets.members.nbytes + 16 * sets.units

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dp_core.errors import PlanError
 from dp_core.vocabulary import gathered_sets
 from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, UnitSets, item_sets
@@ -114,3 +116,12 @@ def test_files_go_even_where_the_step_fails(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir())
         raise RuntimeError
     assert not list(tmp_path.iterdir())
+
+
+def test_a_shard_whose_units_are_not_bounded_is_refused(tmp_path: Path) -> None:
+    """Beside one that is: the loosest bound of the two would hide it."""
+    bounded, other = shards_of([[{"a"}], [{"b"}]])
+    gathered = GatheredSets(tmp_path / "sets")
+    gathered.append(bounded)
+    with pytest.raises(PlanError, match="0 items per unit"):
+        gathered.append(replace(other, items_per_unit=0))
