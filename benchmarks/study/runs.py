@@ -30,12 +30,10 @@ class ModelFigures:
     Attributes:
         model: its name there.
         metrics: the last value of each metric of the model's run and of its steps' runs.
-        curves: of each metric with several values, (step, value).
     """
 
     model: str
     metrics: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 class Study:
@@ -121,10 +119,6 @@ class Study:
             own.metrics.update(
                 told if of_model else {k: v for k, v in told.items() if k not in own.metrics}
             )
-            for name in told:
-                history = client.get_metric_history(run.info.run_id, name)
-                if len(history) > 1:
-                    own.curves[name] = sorted((point.step, point.value) for point in history)
             for name, value in run.data.params.items():
                 if name.endswith(".noise_multiplier"):
                     own.metrics.setdefault("noise_multiplier", float(value))
@@ -148,7 +142,6 @@ def over_folds(models: Iterable[ModelFigures]) -> list[ModelFigures]:
                 metric: _mean([f.metrics[metric] for f in folds if metric in f.metrics])
                 for metric in dict.fromkeys(metric for f in folds for metric in f.metrics)
             },
-            folds[0].curves,
         )
         for name, folds in of_setting.items()
     ]

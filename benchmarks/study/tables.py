@@ -163,43 +163,6 @@ def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def draw_curves(
-    lines: Sequence[tuple[str, Sequence[Sequence[tuple[int, float]]]]],
-    labels: tuple[str, str],
-    file: Path,
-) -> None:
-    """Draw curves over updates, a band from the least to the largest of the seeds.
-
-    Args:
-        lines: (name, curves of the seeds: (step, value) each).
-        labels: of the x and the y axis.
-        file: .svg or .png.
-    """
-    with pyplot.rc_context({"font.size": 10, "svg.hashsalt": "study", "svg.fonttype": "none"}):
-        figure, panel = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
-        for edge in ("top", "right"):
-            panel.spines[edge].set_visible(False)
-        for (name, curves), colour, marker in zip(lines, COLOURS, MARKERS, strict=False):
-            steps = sorted(set.intersection(*(set(dict(c)) for c in curves)))
-            columns = [[dict(c)[step] for c in curves] for step in steps]
-            panel.plot(
-                steps,
-                [statistics.fmean(c) for c in columns],
-                color=colour,
-                marker=marker,
-                markersize=5,
-                linewidth=1.4,
-                label=name,
-            )
-            low, high = [min(c) for c in columns], [max(c) for c in columns]
-            panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.set_xlabel(labels[0])
-        panel.set_ylabel(labels[1])
-        panel.grid(color="#eceff1", linewidth=0.6)
-        panel.legend(frameon=False)
-        _save(figure, file)
-
-
 def _save(figure: pyplot.Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else None)
