@@ -2,7 +2,7 @@
 
 Takes more than two minutes, so `make bench` leaves it out:
 
-    .venv/task/bin/python benchmarks/sweep_overhead.py [shell] [airflow]
+    .venv/task/bin/python -m benchmarks.sweep_overhead [shell] [airflow]
 
 A step's own work is the `seconds` of its result; all else between its start and that of the next is
 overhead. A sweep that is repeated finds everything done: then all of it is overhead, and is told in
