@@ -7,7 +7,7 @@ and nothing else. A model that learns from phrases alone forgets what public tex
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from dp_core.data.corpus import Document
@@ -16,16 +16,17 @@ from dp_core.errors import BadInput
 from dp_core.phrases.ngram_release import Counts
 
 WRITTEN = "written-"  # how the ids of written documents begin
-_BACK_OFF = 0.3  # chance to look at one word less of the context although the longer one is known
+_LEAST_BACK_OFF = 0.02  # so that no loop of phrases is all that is written
 
 
 class BackOffModel:
-    """The next word by the longest known context, weighted by released counts.
+    """The next word after the longest known context, by released counts (Katz 1987).
 
-    A context of k words is known if a released phrase has it before its last word. With a small
-    chance a shorter one is taken all the same: the longest phrases are the most common ones, and
-    would otherwise be all that is written. Where no word of the context is known, a new phrase
-    begins.
+    A context of n − 1 words is known if it begins a released phrase of n words. It is left for a
+    shorter one with the chance that its counts do not explain: of c(h) units that hold a context h,
+    the share 1 − Σ_w c(h w) / c(h) went on with a word that was not released after it. Where h is
+    no released phrase itself, the rarest of its longest released parts bounds c(h). Where no
+    context is left, a new phrase begins; a phrase of one word is a word by itself.
 
     Args:
         phrases: length -> released phrases and their noised counts.
@@ -35,24 +36,23 @@ class BackOffModel:
     """
 
     def __init__(self, phrases: Mapping[int, Counts]) -> None:
-        following: dict[tuple[str, ...], dict[str, int]] = {}
-        self._starts = _Weighted(
-            {phrase: count for counts in phrases.values() for phrase, count in counts.items()}
-        )
-        if not self._starts:
+        counts = {phrase: count for found in phrases.values() for phrase, count in found.items()}
+        if not counts:
             raise BadInput(
                 "no phrase was released: there is nothing to write",
                 where="phrases",
                 fix="Raise phrases_epsilon, or set it to 0.",
             )
-        for counts in phrases.values():
-            for phrase, count in counts.items():
-                *context, last = phrase.split(" ")
-                for start in range(len(context)):
-                    after = following.setdefault(tuple(context[start:]), {})
-                    after[last] = after.get(last, 0) + count
-        self._following = {context: _Weighted(after) for context, after in following.items()}
-        self._longest = max(len(context) for context in following)
+        self._starts = _Weighted(counts)
+        lengths = sorted(phrases, reverse=True)
+        self._contexts = {  # the longest first
+            length - 1: {
+                context: (after, _missing_share(context, after.total, counts, lengths))
+                for context, after in _continuations(phrases[length]).items()
+            }
+            for length in lengths
+            if length > 1
+        }
 
     def write(self, words: int, coins: Random) -> list[str]:
         """Return a text of so many words."""
@@ -62,11 +62,36 @@ class BackOffModel:
         return text[:words]
 
     def _next(self, text: list[str], coins: Random) -> list[str]:
-        for size in range(min(self._longest, len(text)), 0, -1):
-            after = self._following.get(tuple(text[-size:]))
-            if after and (size == 1 or coins.random() >= _BACK_OFF):
-                return [after.draw(coins)]
+        for size, contexts in self._contexts.items():
+            known = contexts.get(tuple(text[-size:]))  # of fewer words: of no context of this size
+            if known and coins.random() >= known[1]:
+                return [known[0].draw(coins)]
         return []
+
+
+def _continuations(phrases: Counts) -> dict[tuple[str, ...], _Weighted]:
+    """Return what follows on all but the last word of each phrase."""
+    following: dict[tuple[str, ...], dict[str, int]] = {}
+    for phrase, count in phrases.items():
+        *context, last = phrase.split(" ")
+        following.setdefault(tuple(context), {})[last] = count
+    return {context: _Weighted(after) for context, after in following.items()}
+
+
+def _missing_share(
+    context: tuple[str, ...], explained: int, counts: Counts, lengths: Sequence[int]
+) -> float:
+    """Return the share of a context's units that the counts of what follows do not explain.
+
+    A unit counts once for every word that it has after the context, so they may explain more than
+    all.
+    """
+    for length in lengths:
+        parts = [" ".join(context[i : i + length]) for i in range(len(context) - length + 1)]
+        if parts and all(part in counts for part in parts):
+            held = max(1, min(counts[part] for part in parts))
+            return max(_LEAST_BACK_OFF, 1 - explained / held)
+    return _LEAST_BACK_OFF
 
 
 class _Weighted:
@@ -75,9 +100,7 @@ class _Weighted:
     def __init__(self, counts: Counts) -> None:
         self._items = sorted(counts)
         self._sums = list(itertools.accumulate(max(1, counts[item]) for item in self._items))
-
-    def __len__(self) -> int:
-        return len(self._items)
+        self.total = self._sums[-1]
 
     def draw(self, coins: Random) -> str:
         return coins.choices(self._items, cum_weights=self._sums)[0]
@@ -89,7 +112,7 @@ def write_documents(
     """Yield documents of so many words each, with public coins.
 
     Args:
-        phrases: length -> released phrases and their noised counts.
+        phrases: length -> released phrases and their noised counts; of length 1, released words.
         documents: how many. words: of each. seed: public.
 
     Raises:
