@@ -13,7 +13,6 @@ In place of a JSON file's name, the JSON object itself will do.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, Promotion, SweepSettings, one_line
 from tasks.protocol import promotion as rule_of
 from tasks.protocol.settings import MADE_UP
+from tasks.protocol.settings_file import parse_object, read_object
 
 
 def schedule(name: str) -> str | None:
@@ -94,9 +94,10 @@ def _read(variable: str) -> dict[str, Any]:
     if not told:
         return {}
     try:
-        given = json.loads(told if told.startswith("{") else Path(told).read_text())
-    except (OSError, ValueError) as error:  # also what is not UTF-8
-        raise ValueError(f"{variable}: {type(error).__name__}: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"{variable}: not a JSON object")
-    return given
+        return (
+            parse_object(told, variable)
+            if told.startswith("{")
+            else read_object(Path(told), variable)
+        )
+    except BadInput as error:
+        raise ValueError(str(error)) from None

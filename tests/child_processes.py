@@ -1,7 +1,8 @@
-"""Whether processes live, and waiting until they do or do not."""
+"""Whether processes live, waiting until they do or do not, and where a new one may listen."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,23 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_for(
+    condition: Callable[[], Any],
+    seconds: float = 60.0,
+    *,
+    what: str = "what was waited for",
+    pause: float = 0.02,
+) -> Any:
+    """Return what the condition gives once it holds; fail where it does not in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
+        time.sleep(pause)
+    return found
+
+
+def free_port() -> int:
+    """Return a port of this machine at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

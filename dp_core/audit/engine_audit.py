@@ -16,7 +16,7 @@ is audited is a training of its own, whose data are whole-unit canaries, each in
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,8 @@ from dp_core.training.objectives import Objective, causal_lm
 MANIFEST = b"engine audit"
 _START = 0.3  # standard deviation of the black box's initial weights
 _FLOOR = 10.0  # deviations of an update's noise: AdamW's own scaling is never above it
+_ROWS_AT_ONCE = 512  # whose likelihoods are asked for
 CLIP_NORM = 1.0
-Progress = Callable[[int, int], None]  # (updates done, of how many)
 
 
 def audited_plan(
@@ -190,9 +190,7 @@ def white_box_observations(
     coins: Coins,
     seed: PrivacySeed,
     *,
-    device: str = "cpu",
     micro_rows: int = 512,
-    progress: Progress = lambda done, updates: None,
 ) -> Scores:
     """Train on the canaries that are in; return what the noised sums show of every canary.
 
@@ -201,9 +199,7 @@ def white_box_observations(
         plan: of the training.
         coins: (m,) which canaries are in.
         seed: of the training's sampling and noise; a secret, and not that of the coins.
-        device: where it is trained.
         micro_rows: of a micro-batch.
-        progress: called after every update.
 
     Returns:
         (updates, m): inner products of the noised sums with the canaries' gradients, in clip norms.
@@ -214,7 +210,6 @@ def white_box_observations(
 
     def observe(step: int, means: Mapping[str, Tensor]) -> None:
         seen[step] = canaries.along(means) * (plan.expected_batch(step) / plan.clip_norm)
-        progress(step + 1, plan.steps)
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -229,7 +224,7 @@ def white_box_observations(
             config=_constant_rate(1.0, plan.steps, micro_rows),
             seed=0,
             checkpoints=LocalFolder(folder / "checkpoints"),
-            device=device,
+            device="cpu",
             progress=lambda _: None,
             observe=observe,
         )
@@ -346,10 +341,7 @@ def black_box_scores(
     coins: Coins,
     seed: PrivacySeed,
     *,
-    learning_rate: float = 0.02,
-    device: str = "cpu",
     micro_rows: int = 128,
-    progress: Progress = lambda done, updates: None,
 ) -> Scores:
     """Train a decoder; return for every canary how well the released weights predict it: (m,).
 
@@ -358,10 +350,7 @@ def black_box_scores(
         plan: of the training.
         coins: (m,) which canaries are in.
         seed: of the training's sampling and noise; a secret, and not that of the coins.
-        learning_rate: of every update.
-        device: where it is trained.
         micro_rows: of a micro-batch.
-        progress: called now and then.
 
     Returns:
         By how much the logarithm of each canary token's probability, at the beginning of a row, is
@@ -376,29 +365,27 @@ def black_box_scores(
             causal_lm(),
             store=canaries.write_store(folder / "store", coins, seed=0),
             updates=PrivateUpdates(plan, seed, MANIFEST),
-            config=_constant_rate(learning_rate, plan.steps, micro_rows),
+            config=_constant_rate(0.02, plan.steps, micro_rows),
             seed=0,
             checkpoints=LocalFolder(folder / "checkpoints"),
-            device=device,
-            progress=lambda p: progress(p.update, p.updates),
+            device="cpu",
+            progress=lambda _: None,
         )
     start = canaries.model(seed=0)
     before = _log_likelihoods(canaries, start.config, start.parameters)
     return _log_likelihoods(canaries, released.config, released.parameters) - before
 
 
-def _log_likelihoods(
-    canaries: NewTokenCanaries, config: Gpt2Config, parameters: Arrays, rows_at_once: int = 512
-) -> Scores:
+def _log_likelihoods(canaries: NewTokenCanaries, config: Gpt2Config, parameters: Arrays) -> Scores:
     objective, scores = causal_lm(), np.empty(canaries.count)
     layers = Layers({name: tf.constant(array) for name, array in parameters.items()})
     with tempfile.TemporaryDirectory() as scratch:
         # One row for each canary, whether it was in or not.
         every = np.ones(canaries.count, np.bool_)
         store = canaries.write_store(Path(scratch), every, seed=0)
-        keys = np.zeros(rows_at_once, np.uint64)
-        for start in range(0, canaries.count, rows_at_once):
-            rows = np.arange(start, min(start + rows_at_once, canaries.count))
+        keys = np.zeros(_ROWS_AT_ONCE, np.uint64)
+        for start in range(0, canaries.count, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, canaries.count))
             made = objective.examples(store, rows, keys[: len(rows)])
             arrays = (made.input_ids, store.lengths[rows], made.positions, made.labels)
             tensors = (*map(tf.constant, arrays), tf.constant(made.weights))

@@ -70,11 +70,6 @@ class Outcome:
                 where="audit",
             )
 
-    @property
-    def all_right(self) -> Outcome:
-        """The best that the same guesses could have been."""
-        return Outcome(self.canaries, self.guesses, self.guesses)
-
 
 def binomial_p_value(outcome: Outcome, epsilon: float, delta: float) -> float:
     """Return the most that P[right ≥ v] can be under (ε, δ)-DP (Steinke et al., Theorem 5.2)."""
@@ -111,17 +106,14 @@ def trade_off_refuted(outcome: Outcome, trade_off: TradeOff, significance: float
     return right + wrong > r / m
 
 
-def trade_off_p_value(outcome: Outcome, trade_off: TradeOff, least: float = 1e-12) -> float:
+def trade_off_p_value(outcome: Outcome, trade_off: TradeOff) -> float:
     """Return the smallest significance at which the trade-off is not refuted, from above.
 
-    Args:
-        outcome: of the audit.
-        trade_off: that is claimed.
-        least: below it the p-value is not computed; the answer is never smaller.
+    Never below 10⁻¹²: how much smaller it is is not computed.
     """
     if not trade_off_refuted(outcome, trade_off, 1.0 - 1e-12):
         return 1.0
-    low, high = math.log(least), 0.0
+    low, high = math.log(1e-12), 0.0
     while high - low > 1e-3:
         middle = (low + high) / 2
         if trade_off_refuted(outcome, trade_off, math.exp(middle)):
@@ -248,15 +240,6 @@ class GaussianBound(OneRunBound):
 
 
 BOUNDS: tuple[OneRunBound, ...] = (BinomialBound(), TradeOffBound(), GaussianBound())
-
-
-def right_guesses_to_refute(epsilon: float, confidence: float = 0.95) -> int:
-    """Return how many guesses, all of them right, refute (ε, 0)-DP: about 3·e^ε at 95%.
-
-    (e^ε/(1 + e^ε))^r ≤ 1 − confidence; a δ above 0 asks for more.
-    """
-    _refuse_no_probability(confidence, "confidence")
-    return math.ceil(math.log(1 - confidence) / -math.log1p(math.exp(-epsilon)))
 
 
 def _refuse_no_probability(value: float, where: str) -> None:

@@ -252,18 +252,18 @@ def profile_log_probabilities(profiles: Sequence[frozenset[Hashable]]) -> Floats
 
 
 def rarity_buckets(
-    log_probabilities: Floats, scored: Scored, threshold: float, buckets: int = BUCKETS
+    log_probabilities: Floats, scored: Scored, threshold: float
 ) -> tuple[RarityBucket, ...]:
-    """Return PL by rarity: groups in that many buckets of equal width, by log-probability.
+    """Return PL by rarity: groups in buckets of equal width, by log-probability.
 
     Buckets with fewer than ten groups, or without either side, are left out (ten of either side
     would leave the rare ones out, and they are the question).
     """
     low, high = float(log_probabilities.min()), float(log_probabilities.max())
-    width = (high - low) / buckets
+    width = (high - low) / BUCKETS
     places = np.zeros(len(log_probabilities), np.int64)
     if width > 0:
-        places = np.minimum(((log_probabilities - low) / width).astype(np.int64), buckets - 1)
+        places = np.minimum(((log_probabilities - low) / width).astype(np.int64), BUCKETS - 1)
     found = []
     for place in np.unique(places):
         here = places == place

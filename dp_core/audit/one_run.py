@@ -214,9 +214,6 @@ def audit_claim(
     coins: Coins,
     guesses: Guesses,
     seed: PrivacySeed,
-    *,
-    significance: float = SIGNIFICANCE,
-    confidence: float = CONFIDENCE,
 ) -> AuditVerdict:
     """Compare guesses with coins, and the result with a claim.
 
@@ -227,8 +224,6 @@ def audit_claim(
         coins: (m,) which canaries were in.
         guesses: how many, fixed beforehand.
         seed: from which the coins were thrown; null controls are drawn from it too.
-        significance: probability, at most, of contradicting a claim that holds.
-        confidence: of the lower bounds.
     """
     if not scores:
         raise BadInput("an audit needs scores", where="audit scores")
@@ -236,7 +231,7 @@ def audit_claim(
     outcomes = [Outcome(m, guesses.total, guesses.right(way, coins)) for way in scores]
     best = int(np.argmax([outcome.right for outcome in outcomes]))  # p-values fall with it
     outcome = outcomes[best]
-    each = 1 - (1 - confidence) / ways
+    each = 1 - (1 - CONFIDENCE) / ways
     return AuditVerdict(
         epsilon=claim.epsilon,
         delta=claim.delta,
@@ -245,8 +240,8 @@ def audit_claim(
         right=outcome.right,
         lower_bounds={b.name: b.epsilon(outcome, claim.delta, each) for b in BOUNDS},
         power={b.name: b.power(m, guesses.total, claim.delta, each) for b in BOUNDS},
-        confidence=confidence,
+        confidence=CONFIDENCE,
         p_value=min(1.0, ways * trade_off_p_value(outcome, claim.trade_off)),
-        significance=significance,
-        null=null_control(scores[best], guesses, seed, significance),
+        significance=SIGNIFICANCE,
+        null=null_control(scores[best], guesses, seed, SIGNIFICANCE),
     )

@@ -27,11 +27,6 @@ class ModelVerdict:
     word: Word
     sentence: str
 
-    @property
-    def stands(self) -> bool:
-        """Whether the claim was put to a test that it could have failed, and did not."""
-        return self.word in ("inconclusive", "consistent")
-
 
 def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """Return the verdict on a model.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from dp_core.data.corpus import (
     Document,
     Shard,
     arrow_strings,
-    open_corpus,
     read_shard,
     read_tables,
 )
@@ -68,11 +66,13 @@ class Unit:
     documents: list[Document] = field(default_factory=list)
 
 
-def iter_units(folder: Path, unit: PrivacyUnit, words_per_unit: int) -> Iterator[Unit]:
-    """Yield the units of a corpus in normal form, each once.
+def units_of(
+    documents: Iterable[Document], unit: PrivacyUnit, words_per_unit: int
+) -> Iterator[Unit]:
+    """Yield the units of documents that are grouped by patient and document, each once.
 
     Args:
-        folder: written by `write_corpus`.
+        documents: as `open_corpus` yields them.
         unit: what is protected.
         words_per_unit: N, the length of a tuple, for the unit `example`; otherwise unused (the
             cap on distinct words is the histogram's).
@@ -80,13 +80,6 @@ def iter_units(folder: Path, unit: PrivacyUnit, words_per_unit: int) -> Iterator
     Raises:
         BadInput: the unit is `patient`, and a document names none.
     """
-    return units_of(open_corpus(folder), unit, words_per_unit)
-
-
-def units_of(
-    documents: Iterable[Document], unit: PrivacyUnit, words_per_unit: int
-) -> Iterator[Unit]:
-    """Yield the units of documents that are grouped by patient and document, as `iter_units`."""
     if unit is PrivacyUnit.PATIENT:
         return _patients(documents)
     if unit is PrivacyUnit.DOCUMENT:
@@ -168,16 +161,16 @@ def words_of_units(
 ) -> Iterator[HeldItems]:
     """Yield the distinct words that each unit of a shard holds, about a megabyte of text at a time.
 
-    The units are those of `iter_units`, in their order.
+    The units are those of `units_of`, in their order.
 
     Args:
         shard: of a corpus.
         unit: what is protected.
-        words_per_unit: N, as for `iter_units`.
+        words_per_unit: N, as for `units_of`.
         encode: splits texts into words.
 
     Raises:
-        BadInput: as `iter_units`; or the shard is damaged.
+        BadInput: as `units_of`; or the shard is damaged.
     """
     if unit is PrivacyUnit.EXAMPLE and encode is encode_bert_words:
         yield from _words_of_examples(shard, words_per_unit)

@@ -61,8 +61,6 @@ class Model(Generic[Config]):
 
 
 Bert = Model[BertConfig]
-Gpt2 = Model[Gpt2Config]
-Llama = Model[LlamaConfig]
 AnyModel = Model[ModelConfig]
 
 

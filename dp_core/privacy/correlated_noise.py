@@ -30,14 +30,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_core.privacy.keystream import Bytes, Words
 from dp_core.privacy.matrix_factorization import COEFFICIENT_BITS, ToeplitzStrategy
 from dp_core.privacy.noise_addition import (
     PAST_BITS,
-    Bytes,
     Integers,
     UpdateNoise,
     Vector,
-    Words,
     add_noise,
     compiled,
     lattice_noise,

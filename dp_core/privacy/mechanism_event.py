@@ -1,7 +1,8 @@
-"""The interface of all mechanisms, and the mechanisms that are made of others.
+"""The interface of all mechanisms, and the mechanisms that are made of others, or of nothing.
 
 A mechanism is one frozen dataclass. Its name in JSON registers it, and its methods are all that
-accounting, ledger and statements ask of it; so a new one is a class in `mechanisms` and its tests.
+accounting, ledger and statements ask of it; so a new one is a class, a line in `mechanisms`, and
+its tests.
 """
 
 from __future__ import annotations
@@ -537,3 +538,29 @@ class RandomCountSelection(MechanismEvent):
             f"{len(self.candidates)} candidates drawn at random, the costliest of them "
             f"{costliest.describe()}; ε by Rényi, no PLD is known"
         )
+
+
+@dataclass(frozen=True)
+class Unaccounted(MechanismEvent):
+    """A release with no privacy guarantee: ε is infinite, whatever it is composed with."""
+
+    kind = "unaccounted"
+    reason: str
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What was done."""
+        return self.reason
+
+    @property
+    def is_unaccounted(self) -> bool:
+        """It is."""
+        return True
+
+    def steps(self) -> list[SelfComposed]:
+        """Return a step that guarantees nothing."""
+        return [SelfComposed(NO_GUARANTEE, 1)]
+
+    def describe(self) -> str:
+        """Return why there is no guarantee."""
+        return f"no private mechanism ({self.reason})"

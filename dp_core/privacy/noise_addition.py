@@ -47,7 +47,6 @@ import decimal
 import functools
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,19 +57,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numba
 import numpy as np
 import tensorflow as tf
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from dp_core.errors import PlanError
 from dp_core.nn.layers import Tensor
+from dp_core.privacy.keystream import ALIGNMENT, Bytes, Words, aligned_bytes, keystream
 from dp_core.privacy.matrix_factorization import INDEPENDENT, ToeplitzStrategy
 from dp_core.privacy.seed_store import PrivacySeed
 
 if TYPE_CHECKING:
     from dp_core.privacy.correlated_noise import PastNoise
 
-Bytes = NDArray[np.uint8]
-Words = NDArray[np.int32]
 Vector = NDArray[np.float32]
 Integers = NDArray[np.int64]
 _i = np.int32
@@ -101,9 +98,6 @@ _TRIAL = 2  # 64-bit words: one names a bin; of the other: magnitude in it, sign
 _UNIFORM = _BIN + 1  # the bit from which on a trial's second word is a uniform number
 _TRIALS = 3  # for a value; it takes 2.1
 _DOUBT = 2.0**-40  # float64 is trusted to this relative error of the density; it is off by 2⁻⁴⁴
-
-_ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
-_ZEROS = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
 
 
 # --- an update's noise
@@ -206,7 +200,7 @@ def _noised_vectors(
 
 def _tensor(array: Vector) -> Tensor:
     """Return the array's own memory as a tensor where it is aligned, else a copy."""
-    if array.ctypes.data % _ALIGNMENT:
+    if array.ctypes.data % ALIGNMENT:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
@@ -275,7 +269,7 @@ def lattice_noise(key: Bytes, size: int, block: int = 0) -> Integers:
     return drawn
 
 
-# --- keys and bits
+# --- keys and words
 
 
 def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> Bytes:
@@ -286,58 +280,6 @@ def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> Byte
     """
     digest = seed.derive("noise", manifest, t, variable)
     return np.frombuffer(digest[:32], dtype=np.uint8)
-
-
-def keystream(key: Bytes, words: int, block: int = 0) -> Words:
-    """Return `words` 32-bit words that nobody without the key can tell from uniform ones.
-
-    AES-256 in counter mode, the counters being (block, 2), (block, 3), … in 96 and 32 bits (NIST
-    SP 800-38A, 6.5). No counter repeats: a key is used for one stream, of which a block is made
-    once. Other threads run meanwhile.
-
-    Args:
-        key: (32,).
-        words: how many, at most 2³³.
-        block: number of the stream under this key.
-    """
-    mode = _fastest_mode()(block.to_bytes(12, "big"))
-    cipher = Cipher(algorithms.AES256(key.tobytes()), mode).encryptor()
-    size = 4 * words
-    stream = aligned_bytes(size + 15)  # the library wants room for a block more
-    for start in range(0, size, len(_ZEROS)):
-        count = min(len(_ZEROS), size - start)
-        cipher.update_into(_ZEROS[:count].data, stream[start:].data)
-    return stream[:size].view("<i4")
-
-
-def _counter_mode(nonce: bytes) -> modes.CTR:
-    return modes.CTR(nonce + (2).to_bytes(4, "big"))
-
-
-@functools.cache
-def _fastest_mode() -> Callable[[bytes], modes.CTR | modes.GCM]:
-    """Return counter mode or AES-GCM, whichever is faster here: their streams are the same.
-
-    AES-GCM (NIST SP 800-38D, 6.5 and 7.1) makes a tag as well, which nobody asks for. But OpenSSL
-    uses the wide instructions of newer processors for it alone.
-    """
-    out = aligned_bytes(len(_ZEROS) + 15)
-
-    def seconds(mode: Callable[[bytes], modes.CTR | modes.GCM]) -> float:
-        cipher = Cipher(algorithms.AES256(bytes(32)), mode(bytes(12))).encryptor()
-        begun = time.perf_counter()
-        cipher.update_into(_ZEROS.data, out.data)
-        return time.perf_counter() - begun
-
-    known: list[Callable[[bytes], modes.CTR | modes.GCM]] = [_counter_mode, modes.GCM]
-    return min(known, key=lambda mode: min(seconds(mode) for _ in range(3)))
-
-
-def aligned_bytes(size: int) -> Bytes:
-    """Return uninitialised memory that TensorFlow takes as a tensor without a copy: (size,)."""
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
 
 
 def noise_words(key: Bytes, size: int, block: int = 0) -> Words:

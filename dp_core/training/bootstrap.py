@@ -79,12 +79,11 @@ class Difference:
     p_value: float
 
 
-def mean_f1(replicates: Sequence[Replicate], *, seed: int = 0) -> MeanF1:
+def mean_f1(replicates: Sequence[Replicate]) -> MeanF1:
     """Return the mean over replicates, how it spreads, and its interval.
 
     Args:
         replicates: one for each pair of a seed and a fold.
-        seed: of the resampling.
 
     Raises:
         ValueError: there are none, or a seed lacks a fold.
@@ -93,7 +92,7 @@ def mean_f1(replicates: Sequence[Replicate], *, seed: int = 0) -> MeanF1:
     scores = table.scores(np.ones((1, len(table.documents))))[0]  # (seeds, folds)
     interval = None
     if len(table.documents) >= LEAST_DOCUMENTS:
-        drawn = np.random.default_rng(seed)
+        drawn = np.random.default_rng(0)
         interval = _interval(table.resampled(table.drawn_documents(drawn), drawn))
     of_seeds = table.membership @ scores.mean(1)
     return MeanF1(
@@ -107,9 +106,7 @@ def mean_f1(replicates: Sequence[Replicate], *, seed: int = 0) -> MeanF1:
     )
 
 
-def f1_difference(
-    first: Sequence[Replicate], second: Sequence[Replicate], *, seed: int = 0
-) -> Difference | None:
+def f1_difference(first: Sequence[Replicate], second: Sequence[Replicate]) -> Difference | None:
     """Return the difference of two mean F1 by the paired bootstrap; None where none can be had.
 
     The same documents are drawn for both, the seeds of each by themselves. After Koehn 2004 and
@@ -118,7 +115,6 @@ def f1_difference(
     Args:
         first: replicates of one model.
         second: replicates of another, tested on the same documents in the same folds.
-        seed: of the resampling.
     """
     try:
         one, two = _Table.of(first), _Table.of(second)
@@ -128,7 +124,7 @@ def f1_difference(
         return None
     whole = np.ones((1, len(one.documents)))
     value = float(two.scores(whole).mean() - one.scores(whole).mean())
-    drawn = np.random.default_rng(seed)
+    drawn = np.random.default_rng(0)
     weights = one.drawn_documents(drawn)
     differences = two.resampled(weights, drawn) - one.resampled(weights, drawn)
     tail = min((differences <= 0).sum(), (differences >= 0).sum())

@@ -31,6 +31,7 @@ from dp_core.training.devices import single_device
 from dp_core.training.objectives import Objective
 
 OVERLAP = 0.5  # share of a window that the next one repeats
+_TOGETHER = 32  # rows that are tagged at once
 _STEP = 8  # rows that are tagged are padded to a multiple of this
 Floats = NDArray[np.float32]
 
@@ -211,7 +212,6 @@ def tag(
     *,
     max_length: int,
     overlap: float = OVERLAP,
-    batch_size: int = 32,
     device: str = "cpu",
 ) -> list[tuple[str, ...]]:
     """Tag sentences with a model that has a token classifier, by its CRF where it has one.
@@ -222,7 +222,6 @@ def tag(
         tokenizer: of the model's vocabulary.
         max_length: pieces of a row, at most; the model's positions bound them too.
         overlap: as of `TaggingHead`.
-        batch_size: rows at once; memory and speed only.
         device: cpu, gpu, tpu or mock-tpu:N; one device of it is used.
 
     Returns:
@@ -231,7 +230,7 @@ def tag(
     head = TaggingHead(model.labels, overlap=overlap)
     rows = head.rows(sentences, tokenizer, min(max_length, model.config.max_positions))
     with tf.device(single_device(device)):
-        logits = _logits(model, rows, batch_size, SpecialIds.of(tokenizer).pad)
+        logits = _logits(model, rows, SpecialIds.of(tokenizer).pad)
     return tags_of(sentences, rows, logits, model.labels, model.parameters.get(TRANSITIONS))
 
 
@@ -277,7 +276,7 @@ def _may_follow(before: str, tag: str) -> bool:
     return not tag.startswith("I-") or before[2:] == tag[2:]
 
 
-def _logits(model: Bert, rows: Sequence[TaggingRow], batch_size: int, pad: int) -> list[Floats]:
+def _logits(model: Bert, rows: Sequence[TaggingRow], pad: int) -> list[Floats]:
     """Return each row's logits at the words that are asked in it."""
     layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
 
@@ -286,15 +285,15 @@ def _logits(model: Bert, rows: Sequence[TaggingRow], batch_size: int, pad: int) 
         return tf.reshape(logits, (*tf.unstack(tf.shape(ids)), len(model.labels)))
 
     # One graph for all lengths: making a graph costs more than the padding it would save.
-    shapes = tf.TensorSpec((batch_size, None), tf.int32), tf.TensorSpec((batch_size,), tf.int32)
+    shapes = tf.TensorSpec((_TOGETHER, None), tf.int32), tf.TensorSpec((_TOGETHER,), tf.int32)
     compiled = tf.function(all_logits, input_signature=shapes, autograph=False)
     order = np.argsort([len(row.ids) for row in rows], kind="stable")
     found: dict[int, Floats] = {}
-    for start in range(0, len(rows), batch_size):
-        batch = order[start : start + batch_size]
+    for start in range(0, len(rows), _TOGETHER):
+        batch = order[start : start + _TOGETHER]
         width = min(padded(len(rows[batch[-1]].ids)), model.config.max_positions)
-        ids = np.full((batch_size, width), pad, np.int32)
-        lengths = np.ones(batch_size, np.int32)  # a padding row attends to its first position
+        ids = np.full((_TOGETHER, width), pad, np.int32)
+        lengths = np.ones(_TOGETHER, np.int32)  # a padding row attends to its first position
         for i, number in enumerate(batch):
             lengths[i] = len(rows[number].ids)
             ids[i, : lengths[i]] = rows[number].ids

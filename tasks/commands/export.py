@@ -13,9 +13,8 @@ from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report import given, latest
-from tasks.releases.provenance import MODELS, operator_only
+from tasks.releases.provenance import releasable_model
 from tasks.releases.statements import WORDS, kept_folder, of_last_model
-from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -134,15 +133,7 @@ def latest_model(store: Store, command: str) -> str:
 def _released_files(store: Store, uri: str) -> list[str]:
     from tasks.evidence.gate import verdict_on
 
-    result = read_result(store, uri)
-    if result is None or result.step not in MODELS:
-        raise BadInput("no model there", where=uri, fix="Give a training step's output.")
-    if operator_only(result.releases):
-        raise BadInput(
-            "trained on private text without privacy: the operator's alone",
-            where=uri,
-            fix="Give the output of dp_pretraining.",
-        )
+    result = releasable_model(store, uri)
     verdict = verdict_on(store, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="It is not to be handed on.")

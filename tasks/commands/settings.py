@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from pydantic import ValidationError
 from dp_core.config.fields import named_paths
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
-from tasks.protocol.presets import PRESETS
+from tasks.protocol.presets import PRESETS, preset
+from tasks.protocol.settings_file import read_object
 from tasks.runtime.deployment import Deployment
 
 S = TypeVar("S", bound=JobSettings)
@@ -88,8 +88,8 @@ def settings_told(kind: type[S], options: SettingsOptions) -> S:
     Raises:
         BadInput: unreadable, unknown, out of range or inconsistent.
     """
-    values = _object(PRESETS[options.preset]) if options.preset else {}
-    values |= _object(options.file) if options.file else {}
+    values = preset(options.preset) if options.preset else {}
+    values |= read_object(options.file, str(options.file)) if options.file else {}
     for word in options.words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -114,27 +114,6 @@ def absolute(name: str, path: str) -> str:
         return str(Path(path).expanduser().resolve())
     except (RuntimeError, ValueError):  # no such user; links in a circle; a zero byte
         raise BadInput(f"cannot be a path: {path!r}", where=name) from None
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise BadInput(f"not JSON ({error.msg}: {position})", where=str(file)) from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None)
-        if reason is None:
-            encoding = isinstance(error, UnicodeError)
-            reason = "not UTF-8" if encoding else "numbers too long or lists too deep"
-        raise BadInput(f"cannot be read ({reason})", where=str(file)) from None
-    if not isinstance(values, dict):
-        raise BadInput(
-            "not a JSON object",
-            where=str(file),
-            fix='Write the settings as {"epochs": 2, …}.',
-        )
-    return values
 
 
 def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:

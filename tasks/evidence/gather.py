@@ -41,9 +41,8 @@ from tasks.evidence.model import (
 from tasks.evidence.nist import nist_fields
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.ledger import open_ledger
-from tasks.releases.provenance import MODELS, operator_only
+from tasks.releases.provenance import releasable_model
 from tasks.releases.statements import DATA, of_last_model, released_after, statement_of
-from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -133,15 +132,7 @@ def gather(
 
 
 def _model_of(store: Store, uri: str) -> StepResult:
-    result = read_result(store, uri)
-    if result is None or result.step not in MODELS:
-        raise BadInput("no model there", where=uri, fix="Give a training step's output.")
-    if operator_only(result.releases):
-        raise BadInput(
-            "trained on private text without privacy: there is no guarantee to prove",
-            where=uri,
-            fix="Give the output of dp_pretraining.",
-        )
+    result = releasable_model(store, uri)
     if not result.releases:
         raise BadInput(
             "made without private text: there is no claim to prove",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+
+from tasks.protocol.settings_file import read_object
 
 _FOLDER = Path(__file__).parents[1] / "presets"
 PRESETS = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
@@ -19,8 +20,7 @@ def preset(name: str) -> dict[str, Any]:
     Raises:
         KeyError: there is none of that name.
     """
-    values: dict[str, Any] = json.loads(PRESETS[name].read_text())
-    return values
+    return read_object(PRESETS[name], name)
 
 
 def presets_of(model: type[BaseModel]) -> list[str]:

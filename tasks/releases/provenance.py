@@ -17,10 +17,11 @@ from typing import Any, Literal
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from tasks.protocol import ReleaseRecord
+from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.statements import kept_folder
-from tasks.runtime.context import Input, StepContext
+from tasks.runtime.context import Input, StepContext, read_result
+from tasks.storage import Store
 
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
@@ -109,27 +110,25 @@ def output_of(
     return _opened(context, uri, (step,), f"{step}_uri")
 
 
-def released_text_at(context: StepContext, uri: str, *, field: str = "corpus_uri") -> Input:
+def released_text_at(context: StepContext, uri: str) -> Input:
     """Return a corpus in normal form of which nothing is private: public, or written by a step.
 
     Raises:
         BadInput: it is none, or private.
     """
-    source = _opened(context, uri, ("corpus", "written_text"), field)
+    source = _opened(context, uri, ("corpus", "written_text"), "corpus_uri")
     if fact(source, "role") == "private":
-        raise BadInput("the text is private, and must be public", where=field)
+        raise BadInput("the text is private, and must be public", where="corpus_uri")
     return source
 
 
-def canaries_at(
-    context: StepContext, uri: str, vocabulary: Input, *, field: str = "canaries_uri"
-) -> Input:
+def canaries_at(context: StepContext, uri: str, vocabulary: Input) -> Input:
     """Return canaries that were drawn from the vocabulary, or from that of a model or store.
 
     Raises:
         BadInput: they are none, or of another vocabulary.
     """
-    return _opened(context, uri, ("canaries",), field, vocabulary=vocabulary)
+    return _opened(context, uri, ("canaries",), "canaries_uri", vocabulary=vocabulary)
 
 
 def rows_at(context: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:
@@ -202,6 +201,25 @@ def private_units(source: Input) -> PrivateUnits:
 def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
     """Return whether what descends from these releases stays with the operator: ε is infinite."""
     return any(MechanismEvent.from_json(r.event).is_unaccounted for r in releases)
+
+
+def releasable_model(store: Store, uri: str) -> StepResult:
+    """Return the result of a training whose model somebody besides the operator may have.
+
+    Raises:
+        BadInput: there is no model, or it was trained on private text without privacy.
+    """
+    result = read_result(store, uri)
+    if result is None or result.step not in MODELS:
+        raise BadInput("no model there", where=uri, fix="Give a training step's output.")
+    if operator_only(result.releases):
+        raise BadInput(
+            "trained on private text without privacy: it has no guarantee, and is the operator's"
+            " alone",
+            where=uri,
+            fix="Give the output of dp_pretraining.",
+        )
+    return result
 
 
 def refuse_operator_ancestors(context: StepContext) -> None:

@@ -29,7 +29,7 @@ from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.runtime.log import ProgressReporter
 from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
-from tasks.tracking.mlflow import Tracker
+from tasks.tracking.tracker import Tracker
 
 SPARK_HOME = ".venv/spark/lib/python3.11/site-packages/pyspark"  # of `make setup-spark`
 

@@ -37,7 +37,7 @@ from tasks.runtime.log import ProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
 from tasks.tracking.event_log import Identity, Target
-from tasks.tracking.mlflow import LAST_STEPS, Tracker
+from tasks.tracking.tracker import LAST_STEPS, Tracker
 
 STOPPED = 143
 _UNTIMED = ("select",)  # how long it took would say how many trainings there were

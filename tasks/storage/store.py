@@ -22,18 +22,14 @@ from tasks.storage.local import LocalBackend, Missing, backend_for, is_remote, l
 
 CHECKSUMS = "checksums.json"
 RESULT = "result.json"
-_BLOCK = 1 << 20
 
 Published = dict[str, dict[str, Any]]  # by name: `sha256`, in hex, and `bytes`
 
 
 def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file, in hex, reading it in blocks."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file, in hex."""
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class Store:

@@ -36,7 +36,7 @@ def test_the_object_itself_stands_for_a_file(monkeypatch):
     [
         ('{"layer": 3}', "layer: unknown setting"),
         ('{"sweep_epochs": "0"}', "epochs"),
-        ("{", "JSONDecodeError"),
+        ("{", "not JSON"),
     ],
 )
 def test_what_is_wrong_with_the_file_is_said_in_one_line(monkeypatch, tmp_path, content, words):

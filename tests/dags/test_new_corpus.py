@@ -87,5 +87,5 @@ def test_a_file_that_is_not_text_is_refused_in_one_line(monkeypatch, tmp_path):
     file = tmp_path / "corpora.json"
     file.write_bytes(b"\xff\xfe\x00")
     monkeypatch.setenv("CONFIDE_CORPORA", str(file))
-    with pytest.raises(ValueError, match="CONFIDE_CORPORA: UnicodeDecodeError"):
+    with pytest.raises(ValueError, match=r"CONFIDE_CORPORA: cannot be read \(not UTF-8\)"):
         configuration.corpora()

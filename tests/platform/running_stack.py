@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 # The whole job, as small as it gets: every step, every release, every model.
@@ -145,10 +146,12 @@ class Stack(Services):
             time.sleep(5)
 
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
-        until = time.monotonic() + 120
-        while refused(lambda: self.airflow_api(f"/dags/{dag}"))[0] == 404:
-            assert time.monotonic() < until, f"{dag} is no DAG of this stack"
-            time.sleep(2)  # a fresh stack is still reading its DAGs
+        wait_for(  # a fresh stack is still reading its DAGs
+            lambda: refused(lambda: self.airflow_api(f"/dags/{dag}"))[0] != 404,
+            120,
+            what=f"{dag} is no DAG of this stack",
+            pause=2,
+        )
         run = self.airflow_api(f"/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})
         return str(run["dag_run_id"])
 

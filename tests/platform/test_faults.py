@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
+from child_processes import wait_for
 from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, on_the_stack, step_containers
 
 pytestmark = on_the_stack("faults are NOT tried", asked="faults")
@@ -69,10 +70,9 @@ def strike(stack: Stack, victim: str, container: str) -> Strike:
 
 def ended_within(container: str, seconds: float) -> None:
     """Fail unless the container of a worker that is dead ends by itself."""
-    until = time.monotonic() + seconds
-    while docker("inspect", "--format={{.State.Running}}", container) == "true":
-        assert time.monotonic() < until, "a dead worker's step goes on"
-        time.sleep(0.5)
+    running = ("inspect", "--format={{.State.Running}}", container)
+    what = "the end of a dead worker's step"
+    wait_for(lambda: docker(*running) != "true", seconds, what=what, pause=0.5)
 
 
 def is_over(stack: Stack, run: str) -> bool:

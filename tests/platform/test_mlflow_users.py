@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import free_port
 from mlflow.exceptions import MlflowException  # noqa: TID251 - asks the server as a step does
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
@@ -62,9 +62,7 @@ def speak_as(who: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server as docker/mlflow-server starts it, on SQLite."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = folder / "auth.ini"
     starter = (ROOT / "docker" / "mlflow-server").read_text()
     (permission,) = re.findall(r"^default_permission = (\w+)$", starter, re.M)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from child_processes import wait_for
 from running_stack import PROJECT, TAG, TINY, Services, on_the_stack
 
 from tasks.protocol import JobSettings, StepSpec, dp_bert_steps
@@ -47,12 +47,7 @@ def docker(*words: str) -> str:
 
 
 def waited(what: str, condition: Callable[[], Any]) -> Any:
-    """Return what the condition gives once it holds."""
-    until = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < until, f"not in {PATIENCE:.0f} s: {what}"
-        time.sleep(0.1)
-    return found
+    return wait_for(condition, PATIENCE, what=what, pause=0.1)
 
 
 class Cluster(Services):

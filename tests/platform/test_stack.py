@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import wait_for
 from running_stack import (
     DISTURBED,
     LONGEST,
@@ -184,15 +185,9 @@ def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
 def test_a_cancelled_run_leaves_nothing_running(stack: Stack) -> None:
     """What the page's "mark as failed" asks for."""
     run = stack.trigger("dp_bert", {**TINY, "data_version": "cancelled"})
-    until = time.monotonic() + LONGEST
-    while not step_containers(run) and time.monotonic() < until:
-        time.sleep(0.5)
-    assert step_containers(run)
+    wait_for(lambda: step_containers(run), LONGEST, pause=0.5)
     stack.cancel("dp_bert", run)
-    until = time.monotonic() + 60
-    while step_containers(run) and time.monotonic() < until:
-        time.sleep(0.5)
-    assert step_containers(run) == []
+    wait_for(lambda: not step_containers(run), pause=0.5)
     assert stack.wait("dp_bert", run, 60) == "failed"
 
 

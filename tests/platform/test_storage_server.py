@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import filecmp
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from child_processes import free_port, wait_for
 
 from tasks.storage.gcs import RANGE
 from tasks.storage.local import backend_for
@@ -26,9 +25,7 @@ NOTE = b"The patient was seen in clinic."
 def serving(folder: Path) -> Iterator[str]:
     """The address of a bucket whose files lie in the folder."""
     pytest.importorskip("gcp_storage_emulator", reason="needs gcp-storage-emulator")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, SERVER, f"--port={port}", "--default-bucket=notes"],
         env=os.environ | {"STORAGE_BASE": str(folder), "STORAGE_DIR": "objects"},
@@ -37,10 +34,7 @@ def serving(folder: Path) -> Iterator[str]:
     )
     address = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 60
-        while not _answers(address):
-            assert time.monotonic() < until, "the server did not start"
-            time.sleep(0.1)
+        wait_for(lambda: _answers(address), what="the server's start", pause=0.1)
         yield address
     finally:
         server.kill()

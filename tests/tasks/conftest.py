@@ -6,13 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from child_processes import free_port, wait_for
 from command_line import Confide
 
 from dp_core.privacy.ledger import Ledger
@@ -79,10 +79,7 @@ def tracked(deployment: Deployment, empty_mlflow: Path) -> Deployment:
 @pytest.fixture
 def untracked(deployment: Deployment) -> Deployment:
     """A deployment whose MLflow does not answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return replace(deployment, tracking=f"http://127.0.0.1:{port}")
+    return replace(deployment, tracking=f"http://127.0.0.1:{free_port()}")
 
 
 @pytest.fixture
@@ -101,18 +98,14 @@ def bucket() -> Iterator[str]:
     The emulator is a process of its own, and so survives its clients' deaths.
     """
     pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", EMULATOR, str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        until = time.monotonic() + 60
-        while not _answers(port) and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_for(lambda: _answers(port), what="the bucket's emulator", pause=0.1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
             yield "confide-test"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_steps_alone import DECLARED, PLAN, Bench, Chain, answered, with_facts
+from step_bench import DECLARED, PLAN, Bench, Chain, answered, with_facts
 
 from dp_core.audit.coins import coin_seed, throw_coins
 from dp_core.audit.record import AuditRecord

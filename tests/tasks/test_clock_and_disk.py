@@ -18,7 +18,8 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import ProgressReporter
 from tasks.storage import journal
 from tasks.tracking.event_log import EventLog, Identity, Tag
-from tasks.tracking.mlflow import PUBLIC, Tracker, _client
+from tasks.tracking.mlflow import PUBLIC, _client
+from tasks.tracking.tracker import Tracker
 
 WHO = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_steps_alone import Bench, Chain, answered
+from step_bench import Bench, Chain, answered
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.models.hugging_face import load_model

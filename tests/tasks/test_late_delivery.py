@@ -22,10 +22,10 @@ from tasks.tracking.mlflow import (
     OPERATOR,
     PUBLIC,
     Delivery,
-    Tracker,
     send_all,
     unsent,
 )
+from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 

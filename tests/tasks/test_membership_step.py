@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from test_steps_alone import DECLARED, LENGTH, WORDS, Bench, Chain, answered, with_facts
+from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, answered, with_facts
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership_attacks import Attack

@@ -25,7 +25,8 @@ AFTERWARDS = {  # what a step imports to look at a release, not to make it
     },
 }
 TRAINING = [
-    "privacy/noise_addition", "privacy/batch_selection", "privacy/seed_store",
+    "privacy/noise_addition", "privacy/keystream", "privacy/batch_selection",
+    "privacy/seed_store",
     "privacy/execution_plan", "privacy/clipping/book_keeping",
     "privacy/clipping/layer_rules", "data/token_store", "nn/layers", "models/bert",
     "training/trainer", "training/batches", "training/loop", "training/checkpoints",

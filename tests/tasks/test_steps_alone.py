@@ -7,12 +7,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import spec_examples
 from spec_examples import spec_of
+from step_bench import (
+    DECLARED,
+    PATIENTS,
+    PLAN,
+    WORDS,
+    Bench,
+    Chain,
+    answered,
+    corpus_of,
+    notes_of,
+    with_facts,
+)
 
 from dp_core.audit.canaries import Canary
 from dp_core.config.audit import ExtractionConfig
@@ -20,27 +30,21 @@ from dp_core.config.privacy import (
     PhrasesConfig,
     WrittenTextConfig,
 )
-from dp_core.data.corpus import Document, open_corpus, write_corpus
+from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Label
 from dp_core.models.hugging_face import load
-from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
-    MetricRecord,
     PhrasesSpec,
-    PretrainSpec,
-    ReleaseRecord,
     StepResult,
-    TokenStoreSpec,
-    VocabularySpec,
     WrittenTextSpec,
 )
 from tasks.releases.plans import training_plan
@@ -53,8 +57,7 @@ from tasks.report.results import (
     OCCURRENCES_FILE,
     TARGETED,
 )
-from tasks.runtime.context import Input, StepContext, StepOutput
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.context import Input, StepOutput
 from tasks.steps import (
     canaries,
     entities,
@@ -68,139 +71,13 @@ from tasks.steps import (
 )
 from tasks.steps.heads import head_of
 from tasks.steps.training_inputs import TrainingInputs
-from tasks.storage import Store
 
-PATIENTS, DECLARED, LENGTH = 60, 100, 16
-WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
-PLAN = spec_examples.PLAN.model_copy(update={"declared_units": DECLARED})
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
-
-
-class Bench(StepContext):
-    """A context whose inputs are given, and which notes down what it is told."""
-
-    def __init__(self, home: Deployment, inputs: dict[str, Input], name: str) -> None:
-        self.deployment, self.inputs, self.made_up = home, inputs, False
-        self.run = cast(Any, SimpleNamespace(run_key="run", task="step"))
-        self.releases: list[ReleaseRecord] = []
-        self.tracker = cast(Any, SimpleNamespace(tag=lambda *_: None))
-        self.spec_hash, self.durable = name, home.home / "context" / name
-        self.out = self.durable / "out"
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.store = Store(home.store, home.cache)
-        self.numbers: list[MetricRecord] = []
-        self.counted: list[int] = []
-        self.progress = cast(Any, lambda done, total, note="": self.counted.append(done))
-
-    def input(self, uri: str) -> Input:
-        found = self.inputs[uri]
-        self.descends_from(*found.result.releases)
-        return found
-
-    def measure(self, name: str, value: Labelled, step: int = 0) -> None:
-        number = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
-        self.numbers.append(number)
-
-    def measured(self) -> list[MetricRecord]:
-        return list(self.numbers)
-
-    def labels(self) -> dict[str, set[str]]:
-        """Return every label that a number of each name had."""
-        found: dict[str, set[str]] = {}
-        for number in self.numbers:
-            found.setdefault(number.name, set()).add(number.label)
-        return found
-
-
-def answered(answer: StepOutput, context: Bench, step: str) -> Input:
-    """Return a step's answer as the next step's input."""
-    result = StepResult(
-        step=step,
-        spec_hash=context.spec_hash,
-        outputs={},
-        metrics=[],
-        releases=context.releases,
-        facts=json.loads(json.dumps(answer.facts)),
-    )
-    return Input(result, context.out)
-
-
-def corpus_of(context: Bench, dataset: str, notes: dict[str, str], role: str = "private") -> Input:
-    """Return a corpus: patient -> note."""
-    write_corpus((Document("1", who, text) for who, text in notes.items()), context.out)
-    facts = {"dataset": dataset, "role": role, "digest": context.content_digest(context.out)}
-    return answered(StepOutput({}, facts=facts | {"all_name_a_patient": True}), context, "corpus")
-
-
-def notes_of(patients: int) -> dict[str, str]:
-    """All share their words, and one of them has a word with a letter that no other has."""
-    notes = {f"p{number}": " ".join(WORDS) for number in range(patients)}
-    return notes | {"p0": " ".join(WORDS) + " qqqq"}
-
-
-class Chain:
-    """The steps of a job up to a pre-training, in one deployment."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = Deployment.from_environment({"CONFIDE_HOME": str(home)})
-        self.home.prepare()
-        self.ledger = Ledger.open(self.home.ledger)
-        self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
-        self.inputs: dict[str, Input] = {}
-        self.inputs["corpus"] = corpus_of(self.context("corpus"), "notes", notes_of(PATIENTS))
-        public = corpus_of(self.context("public corpus"), "wiki", notes_of(PATIENTS), "public")
-        self.inputs["public corpus"] = public
-        self.inputs["vocabulary"] = self.answer("vocabulary", vocabulary.run, self.histogram())
-        planted = self.context("canaries")
-        drawn = [Canary("HS-1-0", "HS", 1.0, self.pieces("arm", "fever"))]
-        drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days")))
-        (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
-        facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
-        self.inputs["canaries"] = answered(StepOutput({}, facts=facts), planted, "canaries")
-        self.inputs["rows"] = self.answer("rows", token_store.run, self.cut())
-        public_rows = {"units": None, "corpus_uri": "public corpus", "canaries_uri": ""}
-        self.inputs["public rows"] = self.answer(
-            "public rows", token_store.run, self.cut().model_copy(update=public_rows)
-        )
-
-    def context(self, name: str) -> Bench:
-        return Bench(self.home, self.inputs, name)
-
-    def answer(self, name: str, run: Any, spec: Any) -> Input:
-        """Run a step; keep its context as an attribute of the input's."""
-        context = self.context(name)
-        setattr(self, f"{name}_bench", context)
-        return answered(run(spec, context), context, spec.step)
-
-    def pieces(self, *words: str) -> tuple[int, ...]:
-        known = (self.inputs["vocabulary"].folder / "vocab.txt").read_text().splitlines()
-        return tuple(known.index(word) for word in words)
-
-    def histogram(self, **changes: Any) -> VocabularySpec:
-        config = {
-            "vocabulary_source": "private", "declared_units": DECLARED, "words_per_unit": 16,
-            "vocabulary_epsilon": 20.0, "vocabulary_delta": 1e-5, "vocabulary_size": 100,
-        }  # fmt: skip
-        return spec_of(VocabularySpec, self.home.store, config=config, **changes)
-
-    def cut(self) -> TokenStoreSpec:
-        units = {"declared_units": DECLARED}
-        return spec_of(TokenStoreSpec, self.home.store, units=units, holdout=0.2)
-
-    def training(self, **changes: Any) -> PretrainSpec:
-        inputs = {"store_uri": "rows", "public_store_uri": "public rows", "plan": PLAN,
-                  "private_store_uri": "rows", "vocabulary_uri": "vocabulary"}  # fmt: skip
-        return spec_of(PretrainSpec, self.home.store, **(inputs | changes))
 
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     yield Chain(tmp_path_factory.mktemp("chain"))
-
-
-def with_facts(source: Input, **facts: Any) -> Input:
-    """Return an input that says something else of itself."""
-    return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
 
 
 # --- the vocabulary

@@ -29,13 +29,13 @@ from tasks.tracking.mlflow import (
     OPERATOR,
     PUBLIC,
     Delivery,
-    Tracker,
     TrackingDown,
     send_all,
     shown_key,
     shown_name,
     shown_time,
 )
+from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from child_processes import alive, free_port
 from pretrain_example import Prepared, prepare
 from safetensors.numpy import load
 
@@ -45,13 +46,6 @@ def children(pid: int) -> list[int]:
         if int(fields[1]) == pid and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return sorted(found)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def told(prepared: Prepared) -> dict[str, object]:
@@ -171,9 +165,7 @@ def test_hosts_of_several_machines_find_each_other_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over TCP: a stranger and one with another secret are not answered, the helper is."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     at = f"step:{port} helper-{{}}:7"
     deployment = Deployment.from_environment({HOSTS: "3", HOSTS_AT: at})
     addresses = [training_hosts._address(deployment, number) for number in range(3)]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dp_core.data.corpus import Document, normalised_id
 from dp_core.data.readers.quarantine import Quarantine, Reason
@@ -37,29 +38,34 @@ def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Itera
     """
     for file in input_files(path, ".jsonl", quarantine):
         with damage_told(path, file, quarantine):
-            for number, line in text_lines(file):
+            for number, row in json_objects(file):
                 location = f"{bare_name(file)}:{number}"
-                document = _document(line, location, fields)
+                document = row if isinstance(row, Reason) else _document(row, location, fields)
                 if isinstance(document, Document):
                     quarantine.take()
                     yield document
-                elif document is not None:
+                else:
                     quarantine.reject(document, location)
 
 
-def _document(line: str | Reason, location: str, fields: JsonlFields) -> Document | Reason | None:
-    """Return a line's document, why there is none, or None for a blank line."""
-    if isinstance(line, Reason):
-        return line
-    line = line.removeprefix(BOM)  # of a file that was joined from several
-    if not line.strip():
-        return None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # also a number of thousands of digits
-        return Reason.NOT_JSON
-    if not isinstance(row, dict):
-        return Reason.NOT_JSON
+def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
+    """Yield (number, object or why there is none) of each line that is not blank."""
+    for number, line in text_lines(file):
+        if isinstance(line, Reason):
+            yield number, line
+            continue
+        line = line.removeprefix(BOM)  # of a file that was joined from several
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # also a number of thousands of digits
+            row = None
+        yield number, row if isinstance(row, dict) else Reason.NOT_JSON
+
+
+def _document(row: dict[str, Any], location: str, fields: JsonlFields) -> Document | Reason:
+    """Return an object's document, or why there is none."""
     text = row.get(fields.text)
     names = (fields.document_id, fields.patient_id, fields.admission_id)
     try:

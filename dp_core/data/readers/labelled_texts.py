@@ -8,7 +8,6 @@ out, as usual (Bowman et al. 2015).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any
 
 from dp_core.data.corpus import normalised_id
 from dp_core.data.labelled_text import LabelledText
+from dp_core.data.readers.jsonl import json_objects
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
-    BOM,
     LONGEST,
     bare_name,
     damage_told,
@@ -49,10 +48,14 @@ class LabelledTextReader:
 
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
         """Yield what a file or folder holds; see `read_labelled_texts`."""
-        rows = _json_rows if self.format == "jsonl" else _table_rows
         for file in input_files(path, f".{self.format}", quarantine):
             with damage_told(path, file, quarantine):
-                for number, row in rows(file, self.pairs, str(path)):
+                rows = (
+                    json_objects(file)
+                    if self.format == "jsonl"
+                    else _table_rows(file, self.pairs, str(path))
+                )
+                for number, row in rows:
                     read = row if isinstance(row, Reason) else _text(row, self.pairs)
                     if isinstance(read, LabelledText):
                         quarantine.take()
@@ -63,22 +66,9 @@ class LabelledTextReader:
                         quarantine.reject(read, f"{bare_name(file)}:{number}")
 
 
-_Rows = Iterator[tuple[int, Mapping[str, Any] | Reason]]
-
-
-def _json_rows(file: Path, pairs: bool, source: str) -> _Rows:
-    for number, line in text_lines(file):
-        if isinstance(line, Reason):
-            yield number, line
-        elif line.removeprefix(BOM).strip():
-            try:
-                row = json.loads(line.removeprefix(BOM))
-            except (ValueError, RecursionError):  # also a number of thousands of digits
-                row = None
-            yield number, row if isinstance(row, dict) else Reason.NOT_JSON
-
-
-def _table_rows(file: Path, pairs: bool, source: str) -> _Rows:
+def _table_rows(
+    file: Path, pairs: bool, source: str
+) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
     """Yield the rows of a table.
 
     Raises:

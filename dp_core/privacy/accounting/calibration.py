@@ -132,18 +132,17 @@ def steps_within(
     event_of: Callable[[int], MechanismEvent],
     target_epsilon: float,
     delta: float,
-    alongside: MechanismEvent | None = None,
 ) -> int:
     """Return the largest number of updates within (ε, δ), at most ten million.
 
     Args:
         event_of: the training's event after a number of updates.
-        target_epsilon, delta, alongside: as for `noise_for`.
+        target_epsilon, delta: as for `noise_for`.
 
     Raises:
         BadInput: not even one update fits.
     """
-    accountant, event, exceeds = _search(event_of, target_epsilon, delta, alongside)
+    accountant, event, exceeds = _search(event_of, target_epsilon, delta, None)
     if exceeds(1):
         raise BadInput(
             f"one update already passes ε={target_epsilon:g}",

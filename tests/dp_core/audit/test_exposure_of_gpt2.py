@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from learned_by_heart import by_heart
 
 from dp_core.audit.canaries import Canary, plant
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, measure
 from dp_core.audit.ranking import ranker
-from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
 from dp_core.models.config import Gpt2Config
-from dp_core.models.parameters import Gpt2, fresh
-from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, pretrain
+from dp_core.models.parameters import AnyModel, fresh
 
 PIECES, S, UNITS = 125, 12, 40
 CANDIDATES = list(range(5, PIECES))
@@ -52,22 +50,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 
 
 @pytest.fixture(scope="module")
-def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Gpt2:
-    model = pretrain(
-        model=SHAPE,
-        store=store,
-        updates=OrdinaryUpdates(updates=300, batch_rows=40, seed=1),
-        config=TrainingConfig(learning_rate=0.01, micro_rows=40),
-        init_seed=1,
-        checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints") / "kept"),
-        device="cpu",
-        progress=lambda p: None,
-    )
-    assert isinstance(model.config, Gpt2Config)
-    return model
+def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> AnyModel:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return by_heart(SHAPE, store, folder, updates=300, rows=40)
 
 
-def _exposures(model: Gpt2) -> dict[tuple[str, str], ExposureRow]:
+def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
     rows = measure(
         ranker(model, CANDIDATES),
         PLANTED,
@@ -82,7 +70,7 @@ def _exposures(model: Gpt2) -> dict[tuple[str, str], ExposureRow]:
     return {(row.pattern, row.context): row for row in rows}
 
 
-def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: Gpt2) -> None:
+def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: AnyModel) -> None:
     found = _exposures(trained)
     for context in (ALONE, EMBEDDED):
         row = found["HS", context]
@@ -91,7 +79,7 @@ def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: 
         assert row.p_value < 1e-4
 
 
-def test_a_secret_with_nothing_before_it_is_not_found(trained: Gpt2) -> None:
+def test_a_secret_with_nothing_before_it_is_not_found(trained: AnyModel) -> None:
     """What a causal model remembers of it shows only in what follows, which is not asked."""
     row = _exposures(trained)["SH", EMBEDDED]
     assert not row.remembers

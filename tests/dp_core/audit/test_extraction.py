@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from learned_by_heart import by_heart
 from scipy import stats
 
 from dp_core.audit.canaries import Canary, plant
@@ -27,16 +28,13 @@ from dp_core.audit.extraction import (
 )
 from dp_core.audit.suffix_odds import suffix_odds
 from dp_core.config.audit import ExtractionConfig
-from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
-from dp_core.models.parameters import AnyModel, Gpt2, fresh
+from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn.layers import Layers
 from dp_core.privacy.accounting import PrivacyProfile
-from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, pretrain
 
 V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))
@@ -238,20 +236,12 @@ def sides(
 
 
 @pytest.fixture(scope="module")
-def learned(sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory) -> Gpt2:
+def learned(
+    sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory
+) -> AnyModel:
     """A model that was made to learn its rows by heart."""
-    model = pretrain(
-        model=SHAPE,
-        store=sides[0],
-        updates=OrdinaryUpdates(updates=400, batch_rows=80, seed=1),
-        config=TrainingConfig(learning_rate=0.01, micro_rows=80),
-        init_seed=1,
-        checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints") / "kept"),
-        device="cpu",
-        progress=lambda p: None,
-    )
-    assert isinstance(model.config, Gpt2Config)
-    return model
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return by_heart(SHAPE, sides[0], folder, updates=400, rows=80)
 
 
 def _discoverable(
@@ -273,7 +263,7 @@ def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], E
 
 
 def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(
-    learned: Gpt2, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
+    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
 ) -> None:
     for row in _discoverable(learned, sides, planted).values():
         assert row.share.value > 0.9 and row.above_chance
@@ -291,7 +281,7 @@ def test_a_model_that_learned_nothing_gives_nothing(
 
 
 def test_the_claim_bounds_rows_by_those_held_out(
-    learned: Gpt2, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
+    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
 ) -> None:
     claim = PrivacyProfile.of_claim(1.0, 1e-6)
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
@@ -305,7 +295,7 @@ def _no_rows() -> tuple[Prompts, Prompts]:
 
 
 def test_planted_secrets_are_guessed_and_others_are_not(
-    learned: Gpt2, planted: list[Canary]
+    learned: AnyModel, planted: list[Canary]
 ) -> None:
     found = _targeted(learned, planted)
     assert {group for group, _ in found} == {ALL, "p = 0.2"}

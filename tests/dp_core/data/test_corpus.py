@@ -24,7 +24,7 @@ from dp_core.data.corpus import (
     write_corpus,
 )
 from dp_core.data.ner import Sentence
-from dp_core.data.privacy_units import iter_units
+from dp_core.data.privacy_units import units_of
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -96,7 +96,7 @@ def test_the_same_corpus_is_the_same_units_in_every_format(
     write_corpus(read_corpus(format, tmp_path / "in"), tmp_path / "out")
     found = {
         unit.unit_id: sorted(unit.texts)
-        for unit in iter_units(tmp_path / "out", PrivacyUnit.PATIENT, 1)
+        for unit in units_of(open_corpus(tmp_path / "out"), PrivacyUnit.PATIENT, 1)
     }
     assert found == {p: ["note 0", "note 1", "note 2"] for p in SPELLINGS}
     assert len(list(open_corpus(tmp_path / "out"))) == len(NOTES)

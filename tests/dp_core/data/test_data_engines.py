@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_processes import wait_for
 from engine_conformance import EngineConformance, Squared, corpora, expected
 
 from dp_core.data import engines
@@ -119,7 +119,4 @@ if __name__ == "__main__":
         workers = [Path(f"/proc/{pid}") for pid in parent.stdout.readline().split()]
         assert len(workers) == 2 and all(worker.exists() for worker in workers)
         parent.kill()
-        patience = time.monotonic() + 60
-        while any(worker.exists() for worker in workers) and time.monotonic() < patience:
-            time.sleep(0.05)
-    assert not any(worker.exists() for worker in workers)
+        wait_for(lambda: not any(worker.exists() for worker in workers))

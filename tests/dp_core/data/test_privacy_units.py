@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_core.data import privacy_units
-from dp_core.data.corpus import Document, read_tables, shards_of, write_corpus
+from dp_core.data.corpus import Document, open_corpus, read_tables, shards_of, write_corpus
 from dp_core.data.privacy_units import (
     Unit,
     bounded_sample,
     is_held_out,
-    iter_units,
+    units_of,
     words_of_units,
 )
 from dp_core.data.tokens import split_words
@@ -37,7 +37,7 @@ DOCUMENTS = st.lists(
 
 def units(folder: Path, docs: list[Document], unit: PrivacyUnit, n: int = 4) -> list[Unit]:
     write_corpus(docs, folder)
-    return list(iter_units(folder, unit, n))
+    return list(units_of(open_corpus(folder), unit, n))
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,7 +73,7 @@ def test_many_units_at_once_are_the_same_units_with_the_same_words(
     write_corpus(docs, folder, shards)
     one_by_one = [
         (u.unit_id, {word for text in u.texts for word in KINDS[kind].split(text)})
-        for u in iter_units(folder, unit, 4)
+        for u in units_of(open_corpus(folder), unit, 4)
     ]
     at_once = []
     with pytest.MonkeyPatch.context() as patch:
@@ -140,15 +140,15 @@ def test_the_three_units(tmp_path: Path) -> None:
 def test_patient_units_need_patients(tmp_path: Path) -> None:
     write_corpus([Document("1", "", "secretword")], tmp_path)
     with pytest.raises(BadInput, match="without a patient id") as caught:
-        list(iter_units(tmp_path, PrivacyUnit.PATIENT, 4))
+        list(units_of(open_corpus(tmp_path), PrivacyUnit.PATIENT, 4))
     assert "secretword" not in str(caught.value)
-    assert len(list(iter_units(tmp_path, PrivacyUnit.DOCUMENT, 4))) == 1
+    assert len(list(units_of(open_corpus(tmp_path), PrivacyUnit.DOCUMENT, 4))) == 1
 
 
 def test_a_tuple_has_a_word(tmp_path: Path) -> None:
     write_corpus([Document("1", "p", "a")], tmp_path)
     with pytest.raises(BadInput, match="0 words"):
-        list(iter_units(tmp_path, PrivacyUnit.EXAMPLE, 0))
+        list(units_of(open_corpus(tmp_path), PrivacyUnit.EXAMPLE, 0))
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 10), st.text(max_size=5))

@@ -9,12 +9,11 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from child_processes import alive, wait_for
 from engine_conformance import EngineConformance, corpora, expected
 from spark_functions import Echo, Gate, broken, environment, processes, refused, squared
 
@@ -66,23 +65,6 @@ PACKAGES = ("dp_core", "tasks")
 WITHHELD = {"CONFIDE_LEDGER": "withheld"}
 
 
-def waited(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """Return what the condition gives once it holds; fail where it does not in time."""
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "this did not come to be"
-        time.sleep(0.05)
-    return found
-
-
-def runs(process: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 class TestConformance(EngineConformance):
     """The same bytes and errors as every other engine."""
 
@@ -103,11 +85,11 @@ def test_an_executor_killed_in_mid_map_changes_nothing(spark: Spark, tmp_path: P
     job = threading.Thread(target=lambda: found.extend(spark.map(Gate(tmp_path), range(6))))
     job.start()
     # Both executors stand in the middle of a shard: one is killed.
-    waited(lambda: len({executor for _, _, executor in tries(tmp_path)}) == 2)
+    wait_for(lambda: len({executor for _, _, executor in tries(tmp_path)}) == 2, 120)
     shard, _, victim = tries(tmp_path)[0]
     os.kill(victim, signal.SIGKILL)
-    waited(lambda: not runs(victim))
-    again = waited(lambda: [m for m in tries(tmp_path) if m[0] == shard and m[2] != victim])
+    wait_for(lambda: not alive(victim), 120)
+    again = wait_for(lambda: [m for m in tries(tmp_path) if m[0] == shard and m[2] != victim], 120)
     (tmp_path / "open").touch()
     job.join(120)
     assert found == [2 * n for n in range(6)]
@@ -189,8 +171,8 @@ def test_a_closed_session_leaves_nothing_behind(spark: Spark, tmp_path: Path) ->
     java, scratch = spark._gateway.proc.pid, spark._scratch
     assert scratch is not None
     spark.close()
-    assert not runs(java)
+    assert not alive(java)
     assert not scratch.exists()
     for process in {process for both in found for process in both}:
-        waited(lambda process=process: not runs(process), 30)
+        wait_for(lambda process=process: not alive(process), 30)
     assert not (HOME / "work").exists()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_core.data import token_store
-from dp_core.data.corpus import Document, shards_of, write_corpus
-from dp_core.data.privacy_units import Unit, is_held_out, iter_units
+from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
+from dp_core.data.privacy_units import Unit, is_held_out, units_of
 from dp_core.data.token_store import (
     ShardRows,
     TokenStore,
@@ -229,7 +229,7 @@ def test_rows_of_a_shard_are_those_of_its_units(tmp_path: Path) -> None:
     )
     once = {part: TokenStoreWriter(tmp_path / f"once {part}", 8, 200, key=b"k") for part in "tm"}
     shards = {part: TokenStoreWriter(tmp_path / f"shards {part}", 8, 200) for part in "tm"}
-    units = list(iter_units(tmp_path / "c", PrivacyUnit.PATIENT, 1))
+    units = list(units_of(open_corpus(tmp_path / "c"), PrivacyUnit.PATIENT, 1))
     measuring = [unit for unit in units if is_held_out(unit.unit_id, 0.3, b"k")]
     for unit in units:
         rows = rows_made([unit], limit=3)[unit.unit_id]

@@ -14,12 +14,13 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from dp_core.errors import PlanError
+from dp_core.privacy import keystream as aes
 from dp_core.privacy import noise_addition as module
+from dp_core.privacy.keystream import keystream
 from dp_core.privacy.noise_addition import (
     DEVIATION,
     alias_table,
     decide,
-    keystream,
     lattice_noise,
     lattice_scale,
     noise_key,
@@ -84,12 +85,12 @@ def test_every_bit_of_a_key_is_used() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
-@pytest.mark.parametrize("mode", [module._counter_mode, modes.GCM])
+@pytest.mark.parametrize("mode", [aes._counter_mode, modes.GCM])
 def test_the_keystream_is_that_of_the_standard(
     mode: Callable[[bytes], modes.Mode], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
-    monkeypatch.setattr(module, "_fastest_mode", lambda: mode)
+    monkeypatch.setattr(aes, "_fastest_mode", lambda: mode)
     key = np.arange(32, dtype=np.uint8)
     ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
     nonce = block.to_bytes(12, "big")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from host_threads import Cast, on_hosts
-from scipy import stats
+from noised_updates import assert_gaussian, flat
 
 from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, ConfideError, Unfinished
@@ -28,11 +28,7 @@ from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
 from dp_core.training.objectives import Objective, masked_lm
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
-SEED, ALPHA = PrivacySeed.fixed(4), 1e-7  # a right σ is rejected this rarely
-
-
-def flat(arrays):
-    return np.concatenate([np.ravel(arrays[n]) for n in sorted(arrays)]).astype(np.float64)
+SEED = PrivacySeed.fixed(4)
 
 
 class Recorded:
@@ -109,16 +105,8 @@ def test_noise_is_added_once_whatever_the_number_of_hosts(trained, count):
         ]
     )
     right = SIGMA * CLIP / BATCH
-
-    def p_value(stddev):
-        below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
-        return 2 * min(below, 1 - below)
-
     assert len(sample) > 6000
-    assert p_value(right) > ALPHA
-    assert stats.kstest(sample / right, "norm").pvalue > ALPHA
-    for wrong in (1 / np.sqrt(2), np.sqrt(2), 2.0):  # by two hosts, or four
-        assert p_value(wrong * right) < ALPHA
+    assert_gaussian(sample, right, (1 / np.sqrt(2), np.sqrt(2), 2.0))  # by two hosts, or four
     for mine, alone in zip(seen.noised, trained[1].noised, strict=True):
         np.testing.assert_allclose(flat(mine), flat(alone), atol=1e-6)
     assert [noise.t for noise in seen.noise] == list(range(STEPS))

@@ -7,6 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 import tensorflow as tf
+from noised_updates import flat
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.models.bert import mlm_row_losses
@@ -38,10 +39,6 @@ def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
         store, Draws(*units), coins, at_once, rows * maskings, maskings=maskings
     )
     return list(source.micro_batches(0))
-
-
-def flat(sums):
-    return np.concatenate([np.ravel(sums[n]) for n in sorted(sums)]).astype(np.float64)
 
 
 def gradient_of(config, copy):

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from noised_updates import flat
 from scipy import stats
 
 from dp_core.privacy import noise_addition as module
@@ -38,10 +39,6 @@ def drawn(*, seed=SEED, manifest=b"m", t=3, sigma=1.0, clip=1.0, totals=None, di
     noise = UpdateNoise(seed, manifest, t, sigma, clip)
     means = noised_means(totals or zeros(), noise, divisor)
     return {name: mean.numpy() for name, mean in means.items()}
-
-
-def flat(arrays):
-    return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
 
 
 VALUES = sum(np.prod(shape) for shape in SHAPES.values())

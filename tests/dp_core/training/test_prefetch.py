@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from child_processes import wait_for
 
 from dp_core.training.batches import prefetch
 
@@ -31,10 +32,7 @@ def test_leaving_early_ends_the_thread():
     stream = prefetch(iter(int, 1), 2)  # zeros without end
     assert next(stream) == 0
     stream.close()
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    wait_for(lambda: threading.active_count() == before, 5)
 
 
 def test_no_more_than_depth_is_made_ahead():

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_core.data.corpus import Document, shards_of, write_corpus
-from dp_core.data.privacy_units import bounded_sample, iter_units
+from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
+from dp_core.data.privacy_units import bounded_sample, units_of
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -37,7 +37,7 @@ def test_sets_of_a_shard_are_those_of_its_units_one_by_one(
     of_shard = WordSets(UnitWords(unit, 12), 5, b"key", 500, public)
     found = [s for shard in shards for s in named(of_shard(shard))]
     expected = []
-    for one in iter_units(tmp_path, unit, 12):
+    for one in units_of(open_corpus(tmp_path), unit, 12):
         words = {w for text in one.texts for w in split_words(text)} - public
         expected.append(set(bounded_sample(sorted(words), 5, one.unit_id, b"key")))
     assert found == expected and max(map(len, found)) == 5

@@ -1,0 +1,27 @@
+"""Models that were made to learn their rows by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dp_core.config.training import TrainingConfig
+from dp_core.data.token_store import TokenStore
+from dp_core.models.parameters import AnyModel, ModelConfig
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import OrdinaryUpdates, pretrain
+
+
+def by_heart(
+    shape: ModelConfig, store: TokenStore, folder: Path, *, updates: int, rows: int
+) -> AnyModel:
+    """Train without privacy, on that many rows an update."""
+    return pretrain(
+        model=shape,
+        store=store,
+        updates=OrdinaryUpdates(updates=updates, batch_rows=rows, seed=1),
+        config=TrainingConfig(learning_rate=0.01, micro_rows=rows),
+        init_seed=1,
+        checkpoints=LocalFolder(folder / "kept"),
+        device="cpu",
+        progress=lambda p: None,
+    )

@@ -1,0 +1,41 @@
+"""What tests of noised updates look with: the gradient that reaches an optimizer, and its law."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from dp_core.training.trainer import AdamW
+
+ALPHA = 1e-7  # a right σ is rejected this rarely
+
+
+class Recorder(AdamW):
+    """An optimizer that replaces the weights by the gradient it is given."""
+
+    def apply(self, name, weight, mean, square, gradient, learning_rate, step, loudness):
+        weight.assign(gradient)
+
+
+def flat(arrays: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return all values, in order of name."""
+    return np.concatenate([np.ravel(arrays[n]) for n in sorted(arrays)]).astype(np.float64)
+
+
+def assert_gaussian(
+    sample: NDArray[np.float64], deviation: float, wrong: Sequence[float] = (2 / 3, 3 / 2)
+) -> None:
+    """Accept N(0, deviation²), and reject it at that many times the deviation."""
+
+    def p_value(stddev: float) -> float:
+        below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))
+        return float(2 * min(below, 1 - below))  # two-sided
+
+    assert p_value(deviation) > ALPHA
+    assert stats.kstest(sample / deviation, "norm").pvalue > ALPHA
+    for times in wrong:
+        assert p_value(times * deviation) < ALPHA
