@@ -459,9 +459,11 @@ def test_evidence_of_a_model_that_was_kept_on_the_way_is_that_of_the_last(
 ) -> None:
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
-    (tmp_path / "model.safetensors").write_bytes(b"early")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "model.safetensors").write_bytes(b"early")
     with pytest.raises(BadInput, match=f"kept on the way.*--uri {uri}"):
-        origin_of_export(store, tmp_path)
+        origin_of_export(store, copy)
 
 
 def test_nothing_that_is_found_from_outside_promotes_a_model(
