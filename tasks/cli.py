@@ -82,7 +82,9 @@ def main() -> int:
         _traceback()
         click.echo(f"confide: {error}", err=True)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - as `tasks.runtime.step.main`
         from tasks.runtime.step import fault_line
 
         _traceback()

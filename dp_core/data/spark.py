@@ -350,7 +350,7 @@ class _Task:
         try:
             list(nothing)  # Spark's worker process serves another task only when it has read all
             answer = _packed(self._outcome())
-        except Exception as error:  # noqa: BLE001 - its message may quote what was read
+        except BaseException as error:  # noqa: BLE001 - its message may quote what was read
             fault = kind_and_place(error)
         if fault:  # outside of the handler: Spark would log the error that was being handled, too
             raise WorkerFault(fault)

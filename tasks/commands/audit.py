@@ -94,7 +94,7 @@ def command(
         raise BadInput(
             "the model was trained here, and says itself what it claims", where="--epsilon"
         )
-    records = list(records_of(store, result)) if result else []
+    records = list(records_of(store, uri, result)) if result else []
     folder = model if model is not None else store.local_copy(uri)
     if canaries or members:
         ceiling = _ceiling(result)

@@ -134,7 +134,7 @@ def _released_files(store: Store, uri: str) -> list[str]:
     from tasks.evidence.gate import verdict_on
 
     result = releasable_model(store, uri)
-    verdict = verdict_on(store, result)
+    verdict = verdict_on(store, uri, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="It is not to be handed on.")
     return [name for name in store.published(uri) if name not in result.operator_files]

@@ -29,6 +29,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
+from tasks.releases.statements import KEPT
 from tasks.report.results import (
     AUDIT_FILE,
     DISCOVERABLE,
@@ -43,6 +44,7 @@ from tasks.storage import Store
 
 # Facts by which a step's output says which model it looked at, and by what it probed it.
 SUBJECT, PROBES = "audited_weights", "canaries_digest"
+WEIGHTS = "model.safetensors"
 _LEVELS: dict[str, Level] = {  # an admission is neither a document nor a patient
     "sample": "example",
     "example": "example",
@@ -125,6 +127,24 @@ def audits_of(
             why = "No step of this version measures it."
         records += shown or [not_run(audit.key, audit.name, audit.measured, why)]
     return tuple(records)
+
+
+def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
+    """Return by which weights audits know a training step's models: SHA-256 -> which, in words.
+
+    The last one; those that it kept on the way, which the same claim covers; and the one that it
+    was fine-tuned from.
+    """
+    subjects = {
+        digest: "the released model"
+        if name == WEIGHTS
+        else f"the model that its training had after {name.split('/')[1]} updates"
+        for name, digest in store.digests(uri).items()
+        if name == WEIGHTS or (name.startswith(f"{KEPT}/") and name.endswith(f"/{WEIGHTS}"))
+    }
+    if began_with := result.facts.get("began_with"):
+        subjects[began_with] = "the model that it was fine-tuned from"
+    return subjects
 
 
 def _findings(

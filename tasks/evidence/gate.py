@@ -14,7 +14,7 @@ from dp_core.audit.record import COIN_BOUND, AuditRecord
 from dp_core.audit.verdict import ModelVerdict, verdict_of
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.evidence.audits import CONTROL, audits_of
+from tasks.evidence.audits import CONTROL, audits_of, subjects_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.statements import statement_of, totals
 from tasks.runtime.context import Input
@@ -55,20 +55,12 @@ def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
     return PrivacyProfile.of_claim(total.epsilon, total.delta)
 
 
-def records_of(store: Store, result: StepResult) -> tuple[AuditRecord, ...]:
-    """Return the record of every audit of a training step's model, for the operator.
+def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord, ...]:
+    """Return the record of every audit of a training step's models, for the operator.
 
-    What comparisons without privacy show is none of this model.
+    What comparisons without privacy show is none of these models.
     """
-    subjects = {
-        str(result.facts[fact]): words
-        for fact, words in (
-            ("weights_digest", "the released model"),
-            ("began_with", "the model that it was fine-tuned from"),
-        )
-        if result.facts.get(fact)
-    }
-    records = audits_of(store, subjects, operator=True)
+    records = audits_of(store, subjects_of(store, uri, result), operator=True)
     return tuple(record for record in records if record.subject != CONTROL)
 
 
@@ -81,15 +73,18 @@ def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
     return [r for r in records if r.key != COIN_BOUND or r.verdict == "contradicted"]
 
 
-def verdict_on(store: Store, result: StepResult, more: Sequence[AuditRecord] = ()) -> ModelVerdict:
-    """Return the verdict on the model of a training step, from every audit of its weights.
+def verdict_on(
+    store: Store, uri: str, result: StepResult, more: Sequence[AuditRecord] = ()
+) -> ModelVerdict:
+    """Return the verdict on what a training step released, from every audit of these weights.
 
     Args:
         store: where the audits' steps left their results.
+        uri: of the training step's output.
         result: of the training step.
         more: records that no result holds yet.
     """
-    records = bearing([*records_of(store, result), *more])
+    records = bearing([*records_of(store, uri, result), *more])
     return verdict_of(claim_of(result.releases), records)
 
 
@@ -118,7 +113,7 @@ def judge(
         result = output.result
         if not result.facts.get("model"):
             continue
-        verdict = verdict_on(store, result, more)
+        verdict = verdict_on(store, uris[name], result, more)
         statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
         found.append(
             {

@@ -21,7 +21,7 @@ from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.evidence import check_evidence
-from tasks.evidence.audits import audits_of
+from tasks.evidence.audits import audits_of, subjects_of
 from tasks.evidence.model import (
     NOT_DERIVED,
     Claim,
@@ -47,7 +47,6 @@ from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
-WEIGHTS = "model.safetensors"
 _EXACT = (  # fields of a statement that do not change with the version that wrote it
     "dataset",
     "unit",
@@ -102,9 +101,6 @@ def gather(
         _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
         for part in statements
     )
-    subjects = {digests.get(WEIGHTS, ""): "the released model"}
-    if began_with := result.facts.get("began_with"):
-        subjects[began_with] = "the model that it was fine-tuned from"
     made_up = bool(result.facts.get("made_up"))
     evidence = Evidence(
         edition="operator" if operator else "publishable",
@@ -116,7 +112,7 @@ def gather(
         ).words,
         claims=claims,
         trained_by=_trained_by(result, own),
-        audits=audits_of(store, subjects, operator=operator),
+        audits=audits_of(store, subjects_of(store, uri, result), operator=operator),
         measures=_measures(result, operator),
         operator_words=words,
         nist_sp_800_226=nist_fields(claims, words),

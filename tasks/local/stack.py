@@ -8,12 +8,14 @@ Commands talk to the Airflow that the environment names, or to this machine's ow
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,16 +102,45 @@ def start(
     calling process, however that ends.
 
     Raises:
-        BadInput: the orchestrator's environment is not there, or a port is taken.
+        BadInput: the orchestrator's environment is not there, or a port is taken, or another
+            command is starting this stack.
         ConfideError: a component ended, or was not up in time; the line names its log.
     """
     if not _ORCHESTRATOR.exists():
         raise BadInput("Airflow's environment is missing", fix="Run `make setup`.")
     os.umask(0o077)  # logs and databases are for their owner alone
     deployment.prepare()
-    stop(deployment)
     folder = airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
+    with _starting_alone(folder):
+        return _start(deployment, names, log, end_with_us)
+
+
+@contextmanager
+def _starting_alone(folder: Path) -> Iterator[None]:
+    """Let one command at a time start a stack: two would take one port, and stop each other.
+
+    Raises:
+        BadInput: another one is at it.
+    """
+    with (folder / "starting.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(
+                "another command is starting it",
+                where=f"the stack of {folder.parent}",
+                fix="Wait until it is up.",
+            ) from None
+        yield
+
+
+def _start(
+    deployment: Deployment, names: Sequence[str], log: Callable[[str], None], end_with_us: bool
+) -> Stack:
+    """Start the components, as `start`, alone."""
+    stop(deployment)
+    folder = airflow_home(deployment)
     secret = Secrets.of(folder)
     ports = {name: free_port(name) for name in ("airflow", "mlflow")}
     variables = environment(deployment, secret, ports)

@@ -460,6 +460,11 @@ class SweepSettings(SelectionConfig, JobSettings):
             )
         if self.more_trainings:
             raise ValueError("more_trainings: a sweep lists its points in sweep_points")
+        if self.phrases_epsilon and self.private_start == "fresh":
+            raise ValueError(
+                "phrases_epsilon: no training of a sweep begins with the phrases where "
+                "private_start is fresh, and they are charged all the same: set it to 0"
+            )
         self._refuse_a_grid_without_end()
         for point in self.grid():
             try:

@@ -23,12 +23,14 @@ from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.ledger import open_ledger, refuse_unregistered
+from tasks.releases.provenance import MODELS
 from tasks.releases.statements import DATA as STATEMENT
-from tasks.runtime.context import StepContext, content_key
+from tasks.runtime.context import StepContext, content_key, read_result
 from tasks.runtime.deployment import Deployment, is_full_disk
 from tasks.runtime.log import log
-from tasks.storage import is_remote, keyed_digest, local_path, stage_source
+from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
 
+_NO_MODEL_OF_OURS = "Only models that nobody's private text went into are public sources."
 _KEY = "content-digest"  # what the secret is derived for: the same as of the steps' outputs
 
 
@@ -158,14 +160,36 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
             raise BadInput(
                 f"it holds a {STATEMENT}: a model that Confide made, of private text too",
                 where=where,
-                fix="Only models that nobody's private text went into are public sources.",
+                fix=_NO_MODEL_OF_OURS,
             )
+        _refuse_our_weights(files or [path], deployment, where)
         return Ledger.open(deployment.ledger).sources.declare_public(
             keyed_digest(path, key),
             _label(uri),
             contents=[keyed_digest(file, key) for file in files],
             known_private=known_private,
         )
+
+
+def _refuse_our_weights(files: Sequence[Path], deployment: Deployment, where: str) -> None:
+    """Refuse a copy of a model that was made here of private text, also without its statement.
+
+    Raises:
+        BadInput: the weights are those of such a model, byte for byte.
+    """
+    weights = {sha256_of(file) for file in files if file.suffix == ".safetensors"}
+    store = deployment.open_store()
+    for step in MODELS if weights else ():
+        for uri in store.outputs(step):
+            if weights.isdisjoint(store.digests(uri).values()):
+                continue
+            result = read_result(store, uri)
+            if result is not None and result.releases:
+                raise BadInput(
+                    f"its weights are those of {uri}, which was made of private text",
+                    where=where,
+                    fix=_NO_MODEL_OF_OURS,
+                )
 
 
 def _digest_elsewhere(source: Source, deployment: Deployment) -> str:

@@ -175,11 +175,14 @@ def _name_of(tasks: str) -> str:
 
 
 def released_by_job(results: Results) -> list[ReleaseRecord]:
-    """Return the releases behind a job's private models: what all of them cost together."""
+    """Return the releases behind a job's models that may leave: what all of them cost together.
+
+    Also of the model of phrases, which no private training may have begun with.
+    """
     return merged(
         release
         for tasks, kind in models_of(results).items()
-        if kind == "dp"
+        if kind != "nonprivate"
         for release in released_by(
             results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
         )
@@ -200,14 +203,13 @@ def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
 def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
     """Return the releases behind every point's models: what all of them cost together.
 
-    A baseline that was trained without privacy stays with the operator, and is not among them.
+    What a baseline without privacy made stays with the operator, and is not among them.
     """
     return _releases(
         model
         for name, results in points.items()
-        if spec.points[name].baseline is None
-        or not operator_only(results["pretraining"].result.releases)
         for model in released_models(results["pretraining"], results["finetuning"])
+        if spec.points[name].baseline is None or not operator_only(model.result.releases)
     )
 
 
@@ -622,11 +624,13 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     of = f"of one column: the noise has {bands} bands" if bands > 1 else ""
     yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC, of)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
-    yield Fact("Parameters", dp.facts["parameters"], Label.PUBLIC)
+    # They count the tokens of the vocabulary, which may be one of exact counts.
+    sized = Label.OPERATOR if operator_only(dp.result.releases) else Label.DP
+    yield Fact("Parameters", dp.facts["parameters"], sized)
     yield Fact(
         "Parameters trained",
         dp.facts["trained"]["parameters"],
-        Label.PUBLIC,
+        sized,
         f"with noise on each: {dp.facts['trained']['which']}",
     )
     for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):

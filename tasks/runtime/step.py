@@ -91,7 +91,11 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
         return _fail(name, str(error), error.exit_code)
     except Stopped:
         return _fail(name, "stopped before it was done", STOPPED)
-    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The last place that can turn a fault into a line: a panic of a library in Rust is no
+    # `Exception`, and its message may quote a text.
+    except BaseException as error:  # noqa: BLE001
         return _fail(name, fault_line(error), 1)
     send(Finished(result=f"{spec.output}/{RESULT}"))
     print(f"{spec.output}/{RESULT}")

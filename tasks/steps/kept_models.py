@@ -18,7 +18,12 @@ from collections.abc import Sequence
 
 from dp_core.errors import ConfideError
 from dp_core.models.parameters import Arrays
-from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints
+from dp_core.training.checkpoints import (
+    Checkpoint,
+    CheckpointPlace,
+    Checkpoints,
+    arrays_digest,
+)
 from dp_core.training.loop import EvaluationHook
 
 
@@ -33,6 +38,7 @@ class KeptModels:
 
     def __init__(self, updates: Sequence[int], place: CheckpointPlace, run: str) -> None:
         self._updates, self._where = tuple(updates), place.where
+        self._own: dict[int, str] = {}  # digests of what this process has kept
         self._kept = Checkpoints(place, run, keep=max(1, len(self._updates)))
 
     def hook(self, beside: EvaluationHook | None) -> EvaluationHook | None:
@@ -44,6 +50,7 @@ class KeptModels:
         def keep(done: int, weights: Arrays) -> None:
             if done in self._updates:
                 self._kept.save(Checkpoint(done, weights))
+                self._own[done] = arrays_digest(weights)
             if beside is not None and done in measured:
                 beside.evaluate(done, weights)
 
@@ -53,7 +60,7 @@ class KeptModels:
         """Return the weights by updates done, once the training has ended.
 
         Raises:
-            ConfideError: one is not there, or damaged.
+            ConfideError: one is not there, or damaged, or is not the one that was kept here.
         """
         found = {update: self._kept.at(update) for update in self._updates}
         if lost := [str(update) for update, one in found.items() if one is None]:
@@ -63,4 +70,12 @@ class KeptModels:
                 fix="Delete the checkpoints of this training and run it again: it makes the same "
                 "models, and is not charged again.",
             )
-        return {update: one.arrays for update, one in found.items() if one is not None}
+        arrays = {update: one.arrays for update, one in found.items() if one is not None}
+        if any(arrays_digest(arrays[update]) != own for update, own in self._own.items()):
+            # Of the same noise, and perhaps rounded otherwise: not both may be released.
+            raise ConfideError(
+                "another process has trained the same at the same time, and kept other models",
+                where=self._where,
+                fix="See that one of them runs alone, then run it again.",
+            )
+        return arrays

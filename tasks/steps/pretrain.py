@@ -24,8 +24,8 @@ from dp_core.training.loop import (
     pretrain,
 )
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
-from tasks.protocol import PretrainSpec
-from tasks.releases.charge import charge, record_operator_use
+from tasks.protocol import PretrainSpec, ReleaseRecord
+from tasks.releases.charge import Charge, charge, record_operator_use
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
@@ -47,7 +47,7 @@ EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
 EVALUATIONS_OF_PERPLEXITY = 10  # by whose course causal models are compared
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 _PRIVATE_CURVE = "perplexity_private_curve"
-_UNDER_WAY = "_under_way"
+_UNDER_WAY = "_under_way/"  # and the ledger's entry: under another one the noise is another
 
 
 def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
@@ -101,14 +101,15 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             progress=_Curve(spec, context, spent),
-            hook=kept.hook(_curves(spec, context, inputs, start.config)),
+            hook=kept.hook(_curves(spec, context, inputs, start.config, charged)),
             continuation=words,
             hosts=hosts,
         )
     earlier = kept.weights()
     released = weights_released(model.parameters, *earlier.values())
     record = charged.settle(released) if charged else None
-    _publish_curve(context)
+    if record:
+        _publish_curve(context, record)
     _measure(spec, context, model, inputs)
     write_model(
         context,
@@ -196,7 +197,11 @@ def _start(
 
 
 def _curves(
-    spec: PretrainSpec, context: StepContext, inputs: TrainingInputs, config: ModelConfig
+    spec: PretrainSpec,
+    context: StepContext,
+    inputs: TrainingInputs,
+    config: ModelConfig,
+    charged: Charge | None,
 ) -> EvaluationHook | None:
     """Return the evaluation of a training's weights on the way, on rows that no model trained on.
 
@@ -218,7 +223,7 @@ def _curves(
         model = Model(config, weights)
         if public is not None:
             name, value = score(model, public, spec.seed, EVALUATED_ROWS)
-            under_way = _UNDER_WAY if spec.plan else ""
+            under_way = f"{_UNDER_WAY}{charged.entry.id}" if charged else ""
             if math.isfinite(value):
                 label = Dp if free else Operator
                 context.measure(_CURVES[name] + under_way, label(value), done)
@@ -232,11 +237,15 @@ def _curves(
     return EvaluationHook(frozenset(points[::-every]), evaluate)
 
 
-def _publish_curve(context: StepContext) -> None:
-    """Show anyone the scores on the way: the weights that they led to are released."""
+def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
+    """Show anyone the scores on the way: the weights that they led to are released.
+
+    Those of an attempt with other noise are not: its entry is no part of what the model costs.
+    """
+    under_way = f"{_UNDER_WAY}{record.ledger_id}"
     for look in context.measured():
-        if look.name.endswith(_UNDER_WAY):
-            context.measure(look.name.removesuffix(_UNDER_WAY), Dp(look.value), look.step)
+        if look.name.endswith(under_way):
+            context.measure(look.name.removesuffix(under_way), Dp(look.value), look.step)
 
 
 class _Curve:

@@ -13,10 +13,9 @@ from dp_core.config.audit import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
-from tasks.evidence.audits import SUBJECT
+from tasks.evidence.audits import SUBJECT, WEIGHTS
 from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
-from tasks.evidence.gather import WEIGHTS
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS

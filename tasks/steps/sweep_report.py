@@ -64,10 +64,9 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
 
 
 def _opened(spec: SweepReportSpec, context: StepContext, name: str) -> dict[str, Input]:
-    """Return a point's results; of a baseline without privacy nothing published is made."""
+    """Return a point's results; of what is without privacy in a baseline nothing is published."""
     found = {task: context.beside(uri) for task, uri in spec.results[name].items()}
-    releases = found["pretraining"].result.releases
-    if spec.points[name].baseline is None or not operator_only(releases):
-        for one in found.values():
+    for one in found.values():
+        if spec.points[name].baseline is None or not operator_only(one.result.releases):
             context.descends_from(*one.result.releases)
     return found

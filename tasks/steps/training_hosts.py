@@ -136,7 +136,9 @@ def main() -> int:
     except ConfideError as error:
         log(f"confide: helper {os.environ.get(HELPER)}: {error}", "error")
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the last place that can turn a fault into a line
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - as `tasks.runtime.step.main`
         log(f"confide: helper {os.environ.get(HELPER)}: {fault_line(error)}", "error")
         return 1
     return 0

@@ -94,14 +94,24 @@ def released_model(
     spec_hash: str = SPEC,
     step: str = "pretrain",
     plan: Mapping[str, Any] | None = PLAN,
+    kept: Mapping[str, bytes] = {},
     **facts: Any,
 ) -> str:
-    """Publish a model made of these releases; return its URI."""
+    """Publish a model made of these releases; return its URI.
+
+    Args:
+        kept: folder -> weights, of models that its training kept on the way.
+    """
     store, folder = store_of(deployment), deployment.home / "made" / name
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(weights)
-    (folder / "config.json").write_text("{}")
-    write_statement(folder, releases, made_up=False)
+    after = [int(name.split("/")[1]) for name in kept]
+    if kept:
+        facts["kept_updates"], after = after, [*after, facts["updates"]]
+    for inside, content in {"": weights, **kept}.items():
+        own = folder / inside
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "model.safetensors").write_bytes(content)
+        (own / "config.json").write_text("{}")
+        write_statement(own, releases, made_up=False, released_after=after)
     uri = f"{store.root}/{step}/{name}"
     store.publish(folder, uri)
     write_result(

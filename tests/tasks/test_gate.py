@@ -17,10 +17,12 @@ from step_outputs import publish
 
 from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl, not_run
 from dp_core.audit.verdict import verdict_of
-from dp_core.errors import Contradicted
+from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
+from tasks.commands import export
 from tasks.evidence import audits
 from tasks.evidence.audits import SUBJECT, Audit, Finding
+from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
@@ -137,7 +139,7 @@ def test_a_verdict_reads_the_audits_of_these_weights_and_no_others(
     audited(tracked, uri)
     found.append(BAD)
     store = store_of(tracked)
-    words = {one: verdict_on(store, read_result(store, one)).word for one in (uri, other)}  # type: ignore[arg-type]
+    words = {one: verdict_on(store, one, read_result(store, one)).word for one in (uri, other)}  # type: ignore[arg-type]
     assert words == {uri: "contradicted", other: "not audited"}
 
 
@@ -415,6 +417,52 @@ def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
     (told,) = [one for one in evidence.audits if one.verdict == "contradicted"]
     assert (told.key, told.subject) == (COIN_BOUND, "the released model")
+
+
+@pytest.mark.parametrize("kind", ["kept on the way", "fine-tuned"])
+def test_a_contradicted_model_is_not_exported_nor_the_others_under_its_claim(
+    deployment: Deployment,
+    no_mlflow: None,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """An auditor has a copy: of a model after an epoch before the last, or with a head."""
+    releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
+    if kind == "fine-tuned":
+        uri = released_model(deployment, releases, step="finetune", weights_digest="")
+        inside, subject = "", "the released model"
+    else:
+        inside, subject = "after/50/", "the model that its training had after 50 updates"
+        uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("model.safetensors", "PRIVACY.md"):
+        (copy / name).write_bytes((store.local_copy(uri) / inside / name).read_bytes())
+    assert find_origin(store, copy) == uri
+    with pytest.raises(Contradicted, match="contradicted by Given coins"):
+        outside(deployment, str(copy), monkeypatch, tmp_path, given("contradicted"))
+    result = read_result(store, uri)
+    assert result is not None and verdict_on(store, uri, result).word == "contradicted"
+    with pytest.raises(Contradicted):
+        export._released_files(store, uri)
+    evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
+    assert [a.subject for a in evidence.audits if a.verdict == "contradicted"] == [subject]
+    (copy / "PRIVACY.md").write_text("another")
+    with pytest.raises(BadInput, match="is not the file that was exported"):
+        find_origin(store, copy)
+
+
+def test_evidence_of_a_model_that_was_kept_on_the_way_is_that_of_the_last(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
+    uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "model.safetensors").write_bytes(b"early")
+    with pytest.raises(BadInput, match=f"kept on the way.*--uri {uri}"):
+        origin_of_export(store, copy)
 
 
 def test_nothing_that_is_found_from_outside_promotes_a_model(

@@ -119,6 +119,19 @@ def kept_in(folder: Path, *updates: int, run: str = "run") -> KeptModels:
     return KeptModels(updates, LocalFolder(folder), run)
 
 
+def test_models_of_two_processes_are_not_released_together(tmp_path: Path) -> None:
+    """Two machines train the same at once, and round otherwise: under one noise."""
+    ours, theirs = kept_in(tmp_path, 1, 2), kept_in(tmp_path, 1, 2)
+    for kept, rounded in ((ours, 0.0), (theirs, 1e-7)):
+        hook = kept.hook(None)
+        assert hook is not None
+        for update in (1, 2):
+            hook.evaluate(update, {"w": np.full(2, update + rounded, np.float32)})
+    assert list(theirs.weights()) == [1, 2]
+    with pytest.raises(ConfideError, match="at the same time"):
+        ours.weights()
+
+
 def arrays(number: int) -> Arrays:
     return {"w": np.full((2, 3), number, np.float32)}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
+from tasks.releases.declarations import declare_public
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import write_sentences
@@ -326,6 +328,24 @@ def test_an_operators_model_is_not_laundered_by_its_folder(house: House, tmp_pat
     )
     with pytest.raises(BadInput, match="public_model"):
         contract.run_step(spec, house.deployment, WHO)
+
+
+@pytest.mark.parametrize("name", ["operator model", "model"])
+def test_a_bare_copy_of_a_model_made_of_private_text_is_not_declared_public(
+    house: House, tmp_path: Path, name: str
+) -> None:
+    """Without statement and result it looks like a stranger's, and would cost nothing."""
+    store = Store(house.deployment.store, house.deployment.cache)
+    ours = store.local_copy(house.uris[name])
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in ("config.json", "vocab.txt"):
+        shutil.copyfile(ours / file, copy / file)
+    declare_public(str(copy), house.deployment, known_private=False)
+    shutil.copyfile(ours / "model.safetensors", copy / "weights.safetensors")
+    for path in (copy, copy / "weights.safetensors"):
+        with pytest.raises(BadInput, match=r"its weights are those of .* made of private text"):
+            declare_public(str(path), house.deployment, known_private=True)
 
 
 def test_what_a_model_cost_comes_from_all_that_it_was_made_of(house: House) -> None:

@@ -199,16 +199,41 @@ def test_of_a_private_training_scores_on_public_text_are_shown(
     labels = context.labels()
     assert labels["mlm_accuracy_public"] == labels["mlm_public"] == {DP}
     assert labels["epsilon"] == labels["epsilon_training"] == {PUBLIC}
-    for name in ("mlm_accuracy_private", "mlm_public_under_way", "loss", "batch", "clipped"):
+    under_way = f"mlm_public_under_way/{model.result.releases[-1].ledger_id}"
+    for name in ("mlm_accuracy_private", under_way, "loss", "batch", "clipped"):
         assert labels[name] == {OPERATOR}, name
     assert not operator_only(model.result.releases)
     values = {
         name: {m.step: m.value for m in context.numbers if m.name == name}
-        for name in ("mlm_public", "mlm_public_under_way", "epsilon_training")
+        for name in ("mlm_public", under_way, "epsilon_training")
     }
-    assert values["mlm_public"] == values["mlm_public_under_way"] != {}  # until it was released
+    assert values["mlm_public"] == values[under_way] != {}  # until it was released
     spent = values["epsilon_training"].keys()
     assert values["mlm_public"].keys() <= spent and max(spent) == chain.training().updates
+
+
+def test_scores_under_noise_that_was_never_released_are_not_shown(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt ends before its release; the code changes, and the next has noise of its own."""
+    context, spec = chain.context("two noises"), chain.training(updates=3)
+    own = pretrain._manifest
+
+    def stopped(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain, "weights_released", stopped)
+        patch.setattr(pretrain, "_manifest", lambda *told: own(*told) + b" of before")
+        patch.setattr(pretrain, "curve_points", lambda _: [1])
+        with pytest.raises(KeyboardInterrupt):
+            pretrain.run(spec, context)
+    monkeypatch.setattr(pretrain, "curve_points", lambda _: [2, 3])
+    pretrain.run(spec, context)
+    steps = {(m.name.partition("/")[0], m.step, m.label) for m in context.numbers}
+    looks = {step for name, step, _ in steps if name == "mlm_public_under_way"}
+    assert 1 in looks  # which the operator may see
+    assert {step for name, step, label in steps if name == "mlm_public"} == looks - {1} != set()
 
 
 def test_of_a_training_without_privacy_nothing_is_shown(unprotected: tuple[Input, Bench]) -> None:

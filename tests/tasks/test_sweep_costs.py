@@ -378,6 +378,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_finetune_noise_multipliers": "1"}, "fine-tuning is not private here"),
     ({"sweep_noise_multipliers": "1.00000001,1.00000002"}, "too little to be told apart"),
     ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
+    (
+        {"phrases_epsilon": 3.0, "private_start": "fresh"},
+        "no training of a sweep begins with the phrases",
+    ),
     ({"entities_folds": 5, "entities_test": "/b"}, "leave entities_test empty"),
     ({"entities_folds": 100, "sweep_finetune_seeds": 100, "sweep_seeds": 2}, "= 20000 points, but"),
 ]

@@ -163,6 +163,23 @@ def test_what_spark_is_told_of_an_error_quotes_nothing() -> None:
     assert caught.value.__context__ is None
 
 
+def test_a_panic_of_a_library_reaches_spark_without_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One in Rust is no `Exception`."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(_: object) -> None:
+        raise PanicException("inside of `Zebulon Quist`")
+
+    monkeypatch.setattr(spark._Task, "_outcome", panic)
+    with pytest.raises(WorkerFault, match="PanicException") as caught:
+        list(spark._Task("v", (), Kept(b""), b"")(iter([0])))
+    assert "Zebulon" not in str(caught.value) and caught.value.__context__ is None
+
+
 def test_a_worker_with_other_code_refuses_before_it_opens_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.local import configuration
+from tasks.local import configuration, stack
 from tasks.local.configuration import Secrets
 from tasks.runtime.deployment import Deployment
 
@@ -110,6 +110,22 @@ def taken():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
+
+
+def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tmp_path):
+    """Each would stop what the other has started, or take its port."""
+    began = []
+
+    def start_meanwhile(*_):
+        began.append(1)
+        with pytest.raises(BadInput, match="another command is starting it"):
+            stack.start(deployment, (), print)
+
+    monkeypatch.setattr(stack, "_ORCHESTRATOR", tmp_path)
+    monkeypatch.setattr(stack, "_start", start_meanwhile)
+    stack.start(deployment, (), print)
+    stack.start(deployment, (), print)  # the first has ended
+    assert began == [1, 1]
 
 
 def test_a_taken_port_is_evaded(taken, monkeypatch):
