@@ -18,7 +18,7 @@ PUBLIC_AND_ENTITIES = {
     "entities_train": "ner_bc5cdr/train.tsv",
     "entities_test": "ner_bc5cdr/test.tsv",
 }
-NOTES_AND_ENTITIES = {**PUBLIC_AND_ENTITIES, "private_path": NOTES}
+NOTES_AND_ENTITIES = {"private_path": NOTES, **PUBLIC_AND_ENTITIES}
 
 
 def found(files: Mapping[str, str]) -> dict[str, str]:
