@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from benchmarks.real_text import PUBLIC
 from benchmarks.vocabulary_corpora import (
     CORPORA,
-    PUBLIC,
     Held,
     held_by,
     novels_counts,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.real_text import ARTICLES, NOTES, PUBLIC
 from dp_core.data.privacy_units import Unit
 from dp_core.data.readers.jsonl import JsonlFields
 from dp_core.data.readers.registry import read_corpus
@@ -40,12 +41,10 @@ class Corpus:
 
 
 CORPORA = {
-    "noteevents_format": Corpus(
-        *("noteevents_format/NOTEEVENTS_derived.csv.xz",) * 2, "noteevents", "patient", 1200
-    ),
+    "noteevents_format": Corpus(NOTES, NOTES, "noteevents", "patient", 1200),
     # Five articles name no author, and 37 authors have more than one: so the unit is the article.
     "pmc_rct_articles": Corpus(
-        "pmc_rct_articles/articles.jsonl.xz",
+        ARTICLES,
         "pmc_rct_articles/abstracts.jsonl.xz",
         "jsonl",
         "document",
@@ -53,7 +52,6 @@ CORPORA = {
         ("text", "doc_id", "no_patient"),
     ),
 }
-PUBLIC = "wikitext-2/train.txt.xz"
 
 
 def units(name: str, folder: Path) -> list[Unit]:

@@ -5,16 +5,13 @@ A recipe is data: settings changed from the corpus's own. To measure a new setti
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from dp_core.errors import BadInput
+from benchmarks.real_text import ARTICLES, NOTES_AND_ENTITIES, PUBLIC_AND_ENTITIES, found
 from dp_core.privacy.advice import Recipe as Advisable
-from tasks.commands.settings import PRESETS
+from tasks.protocol.presets import preset
 
 EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8: the demo's
 SEEDS = (1, 2, 3)
@@ -56,34 +53,19 @@ class Corpus:
         made = {**self.settings, **own, "seed": seed, "declared_units": units}
         if not self.files:
             return made | {"synthetic_patients": units}
-        folder = Path(os.environ.get("CONFIDE_DATA") or "/nowhere")
-        for name, file in self.files.items():
-            if not (folder / file).exists():
-                raise BadInput(f"there is no {file}", where=f"CONFIDE_DATA, {name}")
-            made[name] = str((folder / file).resolve())
-        return made
+        return made | found(self.files)
 
 
-def _preset(name: str) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(PRESETS[name].read_text())
-    return settings
-
-
-_REAL = _preset("real-text")
+_REAL = preset("real-text")
 # Of ε: at ε = 1 too the vocabulary stays below two thirds, so one vocabulary serves every ε.
 _WORDS = {"vocabulary_epsilon": 0.6}
-_BESIDE_NOTES = {
-    "public_path": "wikitext-2/train.txt.xz",
-    "entities_train": "ner_bc5cdr/train.tsv",
-    "entities_test": "ner_bc5cdr/test.tsv",
-}
 CORPORA: dict[str, Corpus] = {
     "made-up": Corpus(MADE_UP, _WORDS),
     "made-up causal": Corpus(MADE_UP, {**_WORDS, "model_kind": "gpt2"}),
     "noteevents_format": Corpus(
         {_REAL["declared_units"]: {}},
         _REAL,
-        {"private_path": "noteevents_format/NOTEEVENTS_derived.csv.xz", **_BESIDE_NOTES},
+        NOTES_AND_ENTITIES,
     ),
     "pmc_rct_articles": Corpus(
         {2600: {}},
@@ -94,7 +76,7 @@ CORPORA: dict[str, Corpus] = {
             "jsonl_fields": "text,doc_id,user_id",
             "unit": "document",
         },
-        {"private_path": "pmc_rct_articles/articles.jsonl.xz", **_BESIDE_NOTES},
+        {**PUBLIC_AND_ENTITIES, "private_path": ARTICLES},
     ),
 }
 

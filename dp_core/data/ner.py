@@ -46,7 +46,7 @@ def annotated(
     """Return a sentence with entities that may overlap.
 
     Of those that overlap, the longest is the one that the tags hold, of equally long ones the
-    first; each of the others is in `overlapped`. One that is given twice counts once.
+    first; each of the others is in `overlapped`, also what is given again.
 
     Args:
         tokens: the words.
@@ -55,7 +55,7 @@ def annotated(
         patient_id: as in `Sentence`.
     """
     tags, overlapped = ["O"] * len(tokens), []
-    for kind, begin, end in sorted(set(found), key=lambda e: (e[1] - e[2], e[1], e[0])):
+    for kind, begin, end in sorted(found, key=lambda e: (e[1] - e[2], e[1], e[0])):
         if any(tag != "O" for tag in tags[begin:end]):
             overlapped.append((kind, begin, end))
         else:
@@ -230,9 +230,9 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> EntityScores:
     """Return the strict scores of predicted tags.
 
-    An entity is right if its type and both ends are (the exact match of Uzuner et al. 2011, JAMIA
-    18:552). Every entity of the text is expected, also one that overlaps another: tags cannot hold
-    both, so that one of the two is then missed.
+    An entity is right if its type and both ends are (Uzuner et al. 2011, JAMIA 18:552: the "class
+    exact span" of that task's scorer). Every entity of the text is expected, also one that overlaps
+    another or is listed again: tags cannot hold both, so that one of the two is then missed.
 
     Args:
         expected: sentences with their right entities.
@@ -247,10 +247,10 @@ def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> E
     for right, guess in zip(expected, predicted, strict=True):
         if len(right.tags) != len(guess):
             raise ValueError(f"{len(right.tags)} tags are expected, {len(guess)} were predicted")
-        right_set, guess_set = set(all_entities(right)), set(entities(guess))
-        wanted.update(kind for kind, _, _ in right_set)
-        guessed.update(kind for kind, _, _ in guess_set)
-        correct.update(kind for kind, _, _ in right_set & guess_set)
+        listed, found = all_entities(right), entities(guess)
+        wanted.update(kind for kind, _, _ in listed)
+        guessed.update(kind for kind, _, _ in found)
+        correct.update(kind for kind, _, _ in set(listed).intersection(found))  # once at most
     return EntityScores(
         Score(correct.total(), guessed.total(), wanted.total()),
         {
@@ -287,8 +287,8 @@ def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
         guess: predicted IOB2 tags.
     """
     wanted, found = all_entities(right), entities(guess)
-    missing = sorted(set(wanted) - set(found), key=lambda e: (e[1], e[2], e[0]))
-    wrong = sorted(set(found) - set(wanted), key=lambda e: (e[1], e[2], e[0]))
+    missing = sorted((Counter(wanted) - Counter(found)).elements(), key=lambda e: (*e[1:], e[0]))
+    wrong = sorted(set(found) - set(wanted), key=lambda e: (*e[1:], e[0]))
     errors: list[TaggingError] = []
     pairs: tuple[tuple[Kind, Callable[[Entity, Entity], bool]], ...] = (
         ("wrong type", lambda a, b: a[1:] == b[1:]),

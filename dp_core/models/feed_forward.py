@@ -17,17 +17,7 @@ from dp_core.nn.layers import Layers, Tensor, shape_of
 def feed_forward_logits(
     layers: Layers, config: FeedForwardConfig, ids: Tensor, asked: Tensor | None = None
 ) -> Tensor:
-    """Return at each position the logits of the token after it.
-
-    Args:
-        layers: the layers, which hold the parameters.
-        config: the shape.
-        ids: (M, S) int32 token ids, padded at the end.
-        asked: (M, K) int32 positions whose logits are wanted, K static; all if None.
-
-    Returns:
-        (M·S, V) float32, or (M·K, V).
-    """
+    """Return what `causal_logits` does, of this architecture and from the same arguments."""
     m, s = shape_of(ids)
     before = tf.fill((m, config.window - 1), config.begin)  # what stands before the row
     every = layers.embed(tf.concat([before, ids], axis=1), None, WORD, None, None)

@@ -27,18 +27,32 @@ def model(name: str, **metrics: float) -> ModelFigures:
     return ModelFigures(name, metrics)
 
 
-@pytest.mark.parametrize("name", [n for n, one in EXPERIMENTS.items() if not one.files])
-def test_the_product_takes_the_settings_of_every_variant(name: str):
+@pytest.fixture
+def real_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Empty files where the experiments look for real text."""
+    for file in (file for one in EXPERIMENTS.values() for file in one.files.values()):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_product_takes_the_settings_of_every_variant(name: str, real_text: Path):
     for variant in EXPERIMENTS[name].variants:
-        assert EXPERIMENTS[name].of(variant, seed=2)["seed"] == 2
+        settings = EXPERIMENTS[name].of(variant, seed=2)
+        assert settings["seed"] == 2
+        for setting, file in EXPERIMENTS[name].files.items():
+            assert settings[setting] == str(real_text / file)
 
 
-def test_variants_at_equal_epsilon_cost_that_epsilon():
-    units = EXPERIMENTS["units"]
-    for variant in units.variants:
-        settings = JobSettings.model_validate(units.of(variant, 1))
-        assert Spending.of(settings).epsilon == pytest.approx(units.epsilon, rel=1e-3)
-        assert Spending.of(settings).epsilon <= units.epsilon
+@pytest.mark.parametrize("name", [n for n, one in EXPERIMENTS.items() if one.epsilon])
+def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path):
+    one = EXPERIMENTS[name]
+    for variant in one.variants:
+        settings = JobSettings.model_validate(one.of(variant, 1))
+        assert Spending.of(settings).epsilon == pytest.approx(one.epsilon, rel=1e-3)
+        assert Spending.of(settings).epsilon <= one.epsilon
 
 
 def test_real_text_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
