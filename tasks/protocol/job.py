@@ -192,6 +192,7 @@ def _phrases(
     written = WrittenTextSpec(
         **seeded,
         phrases_uri=phrases.output,
+        vocabulary_uri=front["vocabulary"].output,
         public_corpus_uri=front["public_corpus"].output if s.written_public_share else "",
         config=s.part(WrittenTextConfig),
     )

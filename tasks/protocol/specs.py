@@ -240,10 +240,11 @@ class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
 
 
 class WrittenTextSpec(StepSpec, SeedConfig):
-    """Write a corpus from released phrases, with public documents among them."""
+    """Write a corpus from released phrases and words, with public documents among them."""
 
     step: Literal["written_text"] = "written_text"
     phrases_uri: str
+    vocabulary_uri: str  # whose released words are written too, each by itself
     public_corpus_uri: str = ""  # empty: written text alone
     config: WrittenTextConfig
 

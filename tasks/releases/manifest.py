@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -159,6 +159,11 @@ def _version(library: str) -> str:
 @cache
 def _distributions() -> dict[str, list[str]]:
     return dict(metadata.packages_distributions())
+
+
+def words_digest(words: Iterable[str]) -> str:
+    """Return a digest of a set of words, whatever their order."""
+    return hashlib.sha256("\n".join(sorted(words)).encode()).hexdigest()
 
 
 def counts_released(noised: Mapping[str, int]) -> bytes:

@@ -17,7 +17,7 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.gathered_sets import GatheredSets
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge
-from tasks.releases.manifest import counts_released, manifest
+from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.plans import phrase_plan, planned_release
 from tasks.releases.provenance import (
     canaries_at,
@@ -29,7 +29,7 @@ from tasks.releases.provenance import (
 )
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
-from tasks.steps.vocabulary import counted_words
+from tasks.steps.vocabulary import known_words
 from tasks.storage import sha256_of
 
 FILE = "phrases.json"
@@ -45,12 +45,12 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     canaries = read_canaries(planted.folder) if planted else []
     units = private_units(corpus)
     plan, planned = phrase_plan(spec), planned_release(spec)
-    words = counted_words(vocabulary.folder)
+    words = known_words(vocabulary.folder)
     content = manifest(
         kind="phrases",
         corpus=corpus.facts["digest"],
         vocabulary=vocabulary_digest(vocabulary),
-        words=counts_released(words).hex(),
+        words=words_digest(words),
         canaries=fact(planted, "digest") if planted else "",
         seed=spec.seed,
         holdout=spec.holdout,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from dp_core.data.hashing import seed_key
@@ -33,12 +34,14 @@ from dp_core.vocabulary.subwords import (
 )
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, record_operator_use
-from tasks.releases.manifest import counts_released, manifest
+from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
+_PUBLIC, _RELEASED = "public", "released"
+_COUNTS = TypeAdapter(dict[str, dict[str, int]])
 
 
 @dataclass
@@ -151,7 +154,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         corpus=corpus.facts["digest"],
         plan={"class": type(plan).__name__, "event": event.to_json(), "epsilon": plan.epsilon},
         # Other words excluded are other counts, which must never meet the same noise.
-        excluded=hashlib.sha256("\n".join(sorted(words.known)).encode()).hexdigest(),
+        excluded=words_digest(words.known),
         subwords=spec.subwords,
     )
     charged = charge(context, units, planned, content=content)
@@ -215,28 +218,46 @@ def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
     return hmac.new(context.content_key(), plain.encode(), hashlib.sha256).hexdigest()
 
 
-def _counted(spec: VocabularySpec, words: _Words) -> dict[str, int]:
-    """Return what is known of words, as BERT splits them: their counts, 0 for a token without."""
-    spelt = KINDS[spec.subwords].spelt
+def _counted(spec: VocabularySpec, words: _Words) -> dict[str, dict[str, int]]:
+    """Return what is known of words, as BERT splits them: `_PUBLIC` and `_RELEASED` counts.
+
+    A checkpoint's token has no count of its own, and 0.
+    """
     kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
     kept = {token: 0 for token in kept if token not in SPECIAL_TOKENS}
-    out: dict[str, int] = {}
-    for token, count in (kept | words.joined).items():
-        for word in split_words(spelt(token)):
-            out[word] = max(out.get(word, 0), count)
-    return dict(sorted(out.items()))
+    spelt = KINDS[spec.subwords].spelt
+    out: dict[str, dict[str, int]] = {}
+    for of, counts in ((_PUBLIC, kept | words.counts), (_RELEASED, words.released)):
+        out[of] = {}
+        for token, count in counts.items():
+            for word in split_words(spelt(token)):
+                out[of][word] = max(out[of].get(word, 0), count)
+        out[of] = dict(sorted(out[of].items()))
+    return out
 
 
-def counted_words(folder: Path) -> dict[str, int]:
-    """Return the words of a vocabulary, as BERT splits them, with the counts it was learned from.
+def known_words(folder: Path) -> frozenset[str]:
+    """Return the words of a vocabulary, public and released ones, as BERT splits them.
 
     Raises:
         BadInput: the vocabulary has none.
     """
+    return frozenset().union(*_read_words(folder).values())
+
+
+def released_words(folder: Path) -> dict[str, int]:
+    """Return the private words that were released for a vocabulary, with their noised counts.
+
+    Raises:
+        BadInput: as `known_words`.
+    """
+    return _read_words(folder)[_RELEASED]
+
+
+def _read_words(folder: Path) -> dict[str, dict[str, int]]:
     try:
-        counts: dict[str, int] = json.loads((folder / WORDS).read_text())
+        return _COUNTS.validate_json((folder / WORDS).read_bytes())
     except (OSError, ValueError):
         raise BadInput(
             "no counted words", where=str(folder / WORDS), fix="Run the vocabulary step again."
         ) from None
-    return counts

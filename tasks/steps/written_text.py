@@ -1,4 +1,4 @@
-"""Write a corpus from released phrases: post-processing, of which every word may be read."""
+"""Write a corpus from released phrases and words: post-processing, and all of it may be read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from tasks.protocol import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.phrases import read_phrases
+from tasks.steps.vocabulary import released_words
 
 SAMPLE, SHOWN = "sample.txt", 20  # documents that the tracker shows
 
 
 def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
-    """Draw documents by public coins from the phrases, their noised counts, and public text."""
+    """Draw documents by public coins from phrases, words, their noised counts, and public text."""
     source = output_of(context, spec.phrases_uri, "phrases")
+    vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     refuse_operator_ancestors(context)
-    phrases = read_phrases(source.folder)
+    phrases = {1: released_words(vocabulary.folder), **read_phrases(source.folder)}
     config = spec.config
     written = write_documents(phrases, config.written_documents, config.written_words, spec.seed)
     write_corpus(itertools.chain(written, _public_documents(spec, context)), context.out)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -659,6 +661,7 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
         root=chain.home.store,
         made_up=False,
         phrases_uri="phrases",
+        vocabulary_uri="vocabulary",
         public_corpus_uri="public corpus",
         config=config,
         seed=3,
@@ -666,7 +669,9 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     chain.inputs["written"] = chain.answer("written", written_text.run, spec)
     written = chain.inputs["written"]
     counts = phrases.read_phrases(released.folder)
+    alone = vocabulary.released_words(chain.inputs["vocabulary"].folder)
     known = {word for found in counts.values() for phrase in found for word in phrase.split()}
+    assert alone and alone.keys() <= known
     texts = {d.document_id: d.text for d in open_corpus(written.folder)}
     own = [text for name, text in texts.items() if name.startswith("written-")]
     public = [text for name, text in texts.items() if name.startswith("public-")]
@@ -691,6 +696,30 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     assert paid <= set(statement["ledger_ids"]) and statement["private"]
 
 
+def test_a_released_word_that_no_phrase_holds_is_written_too(
+    chain: Chain, released: Input, tmp_path: Path
+) -> None:
+    folder = tmp_path / "vocabulary"
+    shutil.copytree(chain.inputs["vocabulary"].folder, folder)
+    words = json.loads((folder / vocabulary.WORDS).read_text())
+    words["released"]["elsewhere"], words["public"]["unwritten"] = 40, 40
+    (folder / vocabulary.WORDS).write_text(json.dumps(words))
+    context = chain.context("a word by itself")
+    more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
+    context.inputs = chain.inputs | {"vocabulary": more}
+    spec = WrittenTextSpec(
+        root=chain.home.store,
+        made_up=False,
+        phrases_uri="phrases",
+        vocabulary_uri="vocabulary",
+        config=WrittenTextConfig(written_documents=30, written_words=20),
+        seed=3,
+    )
+    written_text.run(spec, context)
+    written = " ".join(d.text for d in open_corpus(context.out)).split()
+    assert "elsewhere" in written and "unwritten" not in written
+
+
 def test_private_text_is_not_taken_for_public_text_among_written_one(
     chain: Chain, released: Input
 ) -> None:
@@ -698,6 +727,7 @@ def test_private_text_is_not_taken_for_public_text_among_written_one(
         root=chain.home.store,
         made_up=False,
         phrases_uri="phrases",
+        vocabulary_uri="vocabulary",
         public_corpus_uri="corpus",
         config=WrittenTextConfig(written_documents=3, written_words=20),
         seed=1,

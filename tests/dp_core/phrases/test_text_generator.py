@@ -37,12 +37,38 @@ def test_what_was_released_more_often_is_written_more_often() -> None:
     assert 0.85 < after_a.count("b") / len(after_a) < 0.95
 
 
-def test_the_longest_known_context_decides_most_of_the_time() -> None:
-    phrases = {2: {"x a": 1, "a b": 1000, "b x": 1, "c x": 1}, 3: {"x a c": 50}}
-    text = BackOffModel(phrases).write(20_000, Random(3))
-    triples = list(zip(text, text[1:], text[2:], strict=False))
-    after = [c for a, b, c in triples if (a, b) == ("x", "a")]
-    assert after.count("c") / len(after) > 0.6  # by pairs alone it would be 1 in 21
+def continuations(model: BackOffModel, *context: str) -> Counter[str]:
+    text = model.write(60_000, Random(3))
+    size = len(context)
+    return Counter(
+        text[i + size] for i in range(len(text) - size) if tuple(text[i : i + size]) == context
+    )
+
+
+def test_a_context_is_left_as_often_as_its_counts_do_not_explain_what_follows() -> None:
+    pairs = {"x a": 80, "a b": 1000, "b x": 100, "c x": 100, "d x": 100}
+    all_explained = continuations(BackOffModel({2: pairs, 3: {"x a c": 80}}), "x", "a")
+    assert all_explained["c"] / all_explained.total() > 0.95  # but for a least chance, by triples
+    half = continuations(BackOffModel({2: pairs, 3: {"x a c": 20, "x a d": 20}}), "x", "a")
+    assert (half["c"] + half["d"]) / half.total() == pytest.approx(0.5, abs=0.05)
+    assert half["b"] / half.total() == pytest.approx(0.5, abs=0.05)  # else by pairs
+
+
+def test_a_context_that_was_not_released_is_held_to_its_rarest_part() -> None:
+    phrases = {
+        2: {"w x": 90, "x y": 90, "y z": 40, "z e": 40, "z f": 40, "e w": 90, "f w": 90},
+        5: {"w x y z e": 10},
+    }
+    after = continuations(BackOffModel(phrases), "w", "x", "y", "z")
+    # Of at most 40 units with "y z" 10 went on with e; else e and f are as likely.
+    assert after["e"] / after.total() == pytest.approx(0.25 + 0.75 / 2, abs=0.06)
+
+
+def test_a_released_word_is_written_by_itself() -> None:
+    phrases = {1: {"alone": 500}, 2: {"a b": 10, "b c": 10}}
+    text = BackOffModel(phrases).write(2000, Random(1))
+    assert text.count("alone") > 500 and {"a", "b", "c"} < set(text)
+    assert set(BackOffModel({1: {"alone": 5}}).write(9, Random(1))) == {"alone"}
 
 
 def test_documents_follow_from_phrases_and_a_public_seed() -> None:
