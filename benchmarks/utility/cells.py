@@ -57,7 +57,8 @@ class Corpus:
 
 
 _REAL = preset("real-text")
-# Of ε: at ε = 1 too the vocabulary stays below two thirds, so one vocabulary serves every ε.
+# Of recipes that say nothing of words: below two thirds of ε = 1 too, so that one vocabulary serves
+# every ε.
 _WORDS = {"vocabulary_epsilon": 0.6}
 CORPORA: dict[str, Corpus] = {
     "made-up": Corpus(MADE_UP, _WORDS),
@@ -113,7 +114,10 @@ _LARGE = {"batch_size": 1024 / 6000}
 # The noise of training is calibrated to each cell's ε, and takes what the releases before it leave.
 RECIPES: dict[str, Recipe] = {
     REFERENCE: Recipe(),
-    "phrases + gradients": Recipe(_PHRASES, {"phrases_epsilon": 0.8}, _LARGE),
+    "phrases + gradients": Recipe(
+        _PHRASES, {"vocabulary_epsilon": 0.25, "phrases_epsilon": 0.75}, _LARGE
+    ),
+    "phrases + gradients, few words": Recipe(_PHRASES, {"phrases_epsilon": 0.8}, _LARGE),
     "phrases among public text + gradients": Recipe(_AMONG, {"phrases_epsilon": 0.8}, _LARGE),
     "phrases + few gradients": Recipe(_PHRASES | _FEW, {"phrases_epsilon": 0.8}, _LARGE),
     "phrases among public text + few gradients": Recipe(
@@ -173,14 +177,22 @@ class Cell:
 
     @property
     def reference(self) -> str:
-        """The name of its public-only and non-private models: shared by recipes and ε."""
-        return f"{self.corpus}/{self.units}/{self.seed}"
+        """The name of its public-only and non-private models: shared by recipes of like words."""
+        common = f"{self.corpus}/{self.units}/{self.seed}"
+        words = self._words()
+        return f"{common} (ε {words['vocabulary_epsilon']:g} for words)" if words else common
+
+    def _words(self) -> dict[str, Any]:
+        """Return ε of the vocabulary where the recipe sets it: models of others do not compare."""
+        own = RECIPES[self.recipe].of(self.epsilon, self.units)
+        return {name: value for name, value in own.items() if name == "vocabulary_epsilon"}
 
     def settings(self, *, reference: bool = False, quick: bool = False) -> dict[str, Any]:
         """Return the cell's settings before its noise is calibrated, or its reference's."""
         corpus = CORPORA[self.corpus]
         recipe = RECIPES[REFERENCE if reference else self.recipe]
         made = {**corpus.of(self.units, self.seed), **recipe.of(self.epsilon, self.units)}
+        made |= self._words()
         return made | (QUICK if quick else {})
 
 

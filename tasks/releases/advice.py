@@ -249,7 +249,7 @@ def _rounded_down(value: float) -> float:
 
 VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
 # Of ε, by themselves, where phrases are released: the recipe that benchmarks/utility measures.
-PHRASES_SHARE, BESIDE_PHRASES = 0.8, 0.1
+PHRASES_SHARE, BESIDE_PHRASES = 0.75, 0.25
 
 
 @dataclass(frozen=True)
