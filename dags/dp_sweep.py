@@ -153,7 +153,8 @@ def dp_sweep() -> None:
         context = get_current_context()
         settings, found = settings_of(context["params"]), there(context, *STARTS, "entities")
         points, _, _ = page_of(context["params"])
-        if plan(context["params"], launcher.store(), None)["entities"].output not in found:
+        labelled = plan(context["params"], launcher.store(), None).get("entities")
+        if labelled and labelled.output not in found:
             raise AirflowFailException("there is no labelled text to fine-tune on")
         return [
             point.model_dump()
@@ -169,6 +170,8 @@ def dp_sweep() -> None:
     )
     def fine_tunings() -> list[dict[str, Any]]:
         context = get_current_context()
+        if "finetuning" not in plan(context["params"], launcher.store(), None):
+            raise AirflowSkipException("a causal model is not fine-tuned")
         settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
         points, _, _ = page_of(context["params"])
         return [

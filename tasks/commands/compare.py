@@ -26,7 +26,8 @@ _HEADS = {
     "accuracy": "accuracy, %",
     "mlm_accuracy_public": "MLM, public, %",
     "mlm_accuracy_private": "MLM, private, %",
-    "perplexity_public": "perplexity",
+    "perplexity_public": "perplexity, public",
+    "perplexity_private": "perplexity, private",
     "exposure": "exposure, mean",
     "exposure_largest": "largest",
 }
@@ -42,7 +43,7 @@ _PAIRED = (
 @click.option("--operator", is_flag=True, help="With the figures that only the operator may see.")
 @as_json
 def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
-    """Compare runs: the settings that differ, and ε, δ, F1 (or accuracy) and exposure.
+    """Compare runs: the settings that differ, and ε, δ, F1 (accuracy, perplexity) and exposure.
 
     RUN is a report step's output (confide report --json names it), or a number: 0 is the latest
     report, 1 the one before. Of one RUN alone, its models are compared with its first one.

@@ -25,8 +25,10 @@ from tasks.report.model import (
     Curve,
     Exposures,
     Kind,
+    Measure,
     ModelRow,
     SweepRow,
+    compared_by,
     measure_of,
     number_of,
 )
@@ -47,7 +49,9 @@ _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told
     "nonprivate": (COLOURS["nonprivate"], "--"),
     "nonprivate-training": (COLOURS["nonprivate"], "-."),
 }
+_OF_THE_SAME_TOKENS: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
+_FAR_APART = 20  # the largest perplexity over the smallest
 _LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
 
@@ -494,10 +498,13 @@ def _coordinates(point: SweepRow) -> Coordinates:
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
 
-    Strong lines go through the middle of the points; pale ones are the others.
+    Strong lines go through the middle of the points; pale ones are the others. Perplexity is by
+    token, so that of other vocabularies is no level to compare with.
     """
-    measure = measure_of(points)
-    baselines = [p for p in points if p.baseline and number_of(p.score) is not None]
+    measure = compared_by(points)
+    baselines = [p for p in points if p.baseline and number_of(p.compared) is not None]
+    if not measure.is_share:
+        baselines = [p for p in baselines if p.baseline in _OF_THE_SAME_TOKENS]
     grid = {_coordinates(point): point for point in points if point.baseline is None}
     if not grid:
         return None
@@ -519,8 +526,9 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         axes.set_ylim(0, top_epsilon * 1.1)
         axes.tick_params(axis="y", colors=EPSILON_RED)
         right.tick_params(axis="y", colors=SCORE_BLUE)
-        right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        _score_limits(right, points)
+        if measure.is_share:
+            right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
         if index == shown[-1]:
@@ -538,8 +546,9 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         "sweep",
         "Privacy and usefulness against each setting",
         "ε of all that each point cost, its seeds together (red circles, left axes), and "
-        f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars: 95% "
-        "intervals over documents and seeds) against each setting. Strong lines hold the other "
+        f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars and band: "
+        f"95% intervals over {'documents and seeds' if measure.is_share else 'seeds'}) against "
+        "each setting. Strong lines hold the other "
         "settings at the middle of the points, given above each panel; pale lines are the rest; "
         "level ones, the models that are compared with. After Hoory et al. 2021, Fig. 1, which "
         "shows the ε of training alone.",
@@ -548,7 +557,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
 
 def _level(right: Axes, row: SweepRow) -> Artist:
     """Draw the score of a baseline, which has none of the settings of the axis."""
-    score = number_of(row.score)
+    score = number_of(row.compared)
     assert score is not None and row.baseline  # noqa: S101 - narrow the types
     colour, dashes = _BASELINE_STYLES[row.baseline]
     return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
@@ -582,10 +591,14 @@ def _lines(
         epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
         axes.plot(*_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
         scores = [
-            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].score)) is not None
+            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].compared)) is not None
         ]
         x, y = _columns([(x, y) for x, y, _ in scores])
         bars = _columns([_bars(point, y) for _, y, point in scores])
+        if others == own:
+            low = [value - below for value, below in zip(y, bars[0], strict=True)]
+            high = [value + above for value, above in zip(y, bars[1], strict=True)]
+            right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
         right.errorbar(
             x,
             y,
@@ -622,12 +635,21 @@ def _epsilon(point: SweepRow) -> float | None:
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
-def _score_limits(right: Axes, points: Sequence[SweepRow]) -> None:
-    """Frame scores with some air, at least five points high: noise must not look like a law."""
-    scores = [score for p in points if (score := number_of(p.score)) is not None]
+def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> None:
+    """Frame scores with some air, at least five points high: noise must not look like a law.
+
+    Perplexities stand above 0, or on a logarithmic scale where they are far apart.
+    """
+    scores = [score for p in points if (score := number_of(p.compared)) is not None]
     if not scores:
         right.set_yticks([])
         return
     low, high = min(scores), max(scores)
+    if not measure.is_share:
+        if high > _FAR_APART * low:
+            right.set_yscale("log")
+        else:
+            right.set_ylim(0, 1.2 * high)
+        return
     air = max(0.1 * (high - low), (0.05 - (high - low)) / 2)
     right.set_ylim(max(0.0, low - air), min(1.0, high + air))

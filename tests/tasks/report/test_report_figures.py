@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from matplotlib.image import imread
-from report_examples import exposure_rows, job_report, sweep_report
+from report_examples import causal_sweep_report, exposure_rows, job_report, sweep_report
 
 from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
@@ -182,6 +182,22 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
         assert drawing is not None
         assert "ε in total" in _texts(drawing)
     assert sweep_figure.sweep_figure([]) is None
+
+
+def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_tokens() -> None:
+    points = causal_sweep_report().points
+    drawing = figures.sweep_figure(points)
+    assert drawing is not None
+    texts = _texts(drawing)
+    assert "Perplexity of private text (less is better)" in texts
+    assert "public training" in texts and "public text only" not in texts
+    assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
+    hidden = [
+        dataclasses.replace(point, perplexity_private=Withheld(), spread=Withheld())
+        for point in points
+    ]
+    drawing = figures.sweep_figure(hidden)
+    assert drawing is not None and "public training" not in _texts(drawing)
 
 
 def _flat(point: SweepRow) -> SweepRow:
