@@ -567,8 +567,8 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("pretraining", "finetuning")
-    released = [point[task] for point in steps for task in own if task in point]
-    return budget_of([*shared, *released])
+    of_points = [point[task] for point in steps for task in own if task in point]
+    return budget_of([*shared, *of_points])
 
 
 def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
