@@ -513,6 +513,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     # A sweep of pre-training shows the paper's three panels.
     of_training = not varied or min(varied) < _OF_TRAINING
     shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
+    scored = any(number_of(point.compared) is not None for point in points)
     figure, panels = canvas(len(shown), 3, 4.1)
     # Scores are compared across panels, and so is ε: each has one scale.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
@@ -531,7 +532,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
-        if index == shown[-1]:
+        if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_BLUE)
     if baselines:
         figure.legend(
@@ -541,17 +542,20 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
             frameon=False,
             ncols=min(3, len(handles)),
         )
+    over = "documents and seeds" if measure.is_share else "seeds"
+    scores = (
+        f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
+        f"squares, right axes; bars and band: 95% intervals over {over})"
+    )
     return finish(
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        "ε of all that each point cost, its seeds together (red circles, left axes), and "
-        f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars and band: "
-        f"95% intervals over {'documents and seeds' if measure.is_share else 'seeds'}) against "
-        "each setting. Strong lines hold the other "
-        "settings at the middle of the points, given above each panel; pale lines are the rest; "
-        "level ones, the models that are compared with. After Hoory et al. 2021, Fig. 1, which "
-        "shows the ε of training alone.",
+        f"ε of all that each point cost, its seeds together{scores if scored else ''}, against "
+        "each setting. Strong lines hold the other settings at the middle of the points, given "
+        "above each panel; pale lines are the rest"
+        f"{'; level ones, the models that are compared with' if baselines else ''}. After Hoory "
+        "et al. 2021, Fig. 1, which shows the ε of training alone.",
     )
 
 
@@ -643,6 +647,7 @@ def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> 
     scores = [score for p in points if (score := number_of(p.compared)) is not None]
     if not scores:
         right.set_yticks([])
+        right.spines["right"].set_visible(False)
         return
     low, high = min(scores), max(scores)
     if not measure.is_share:

@@ -189,7 +189,7 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
     drawing = figures.sweep_figure(points)
     assert drawing is not None
     texts = _texts(drawing)
-    assert "Perplexity of private text (less is better)" in texts
+    assert "Perplexity, private text (less is better)" in texts
     assert "public training" in texts and "public text only" not in texts
     assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
     hidden = [
@@ -198,6 +198,8 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
     ]
     drawing = figures.sweep_figure(hidden)
     assert drawing is not None and "public training" not in _texts(drawing)
+    assert not [text for text in _texts(drawing) if text.startswith("Perplexity")]
+    assert "perplexity" not in drawing.caption and "level" not in drawing.caption
 
 
 def _flat(point: SweepRow) -> SweepRow:
