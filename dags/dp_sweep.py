@@ -119,7 +119,8 @@ and shared (and is shared with `dp_bert` where the settings agree). **Every priv
 release of its own and is charged as such, each seed too**; points that differ in fine-tuning alone
 share one. Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
 fine-tuned and measured alike, and cost nothing: of public text, checkpoints as they are, or trained
-without privacy, for the operator alone. A point that fails does not stop the others: the report
+without privacy, for the operator alone. Causal models are compared by perplexity of private text,
+and nothing of them is fine-tuned. A point that fails does not stop the others: the report
 holds those that finished, and the run ends as failed so that nobody overlooks it.
 
 A sweep of more than 1,024 points goes on page by page: each run ends by starting the next, and the
