@@ -50,6 +50,8 @@ _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told
     "nonprivate-training": (COLOURS["nonprivate"], "-."),
 }
 _OF_THE_SAME_TOKENS: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
+# Of further ones of a kind: strokes and gaps, in widths of the line.
+_MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 _FAR_APART = 20  # the largest perplexity over the smallest
 _LEGEND_LETTERS = 110  # of a figure's width
@@ -520,7 +522,10 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
-        handles = {row.name: _level(right, row) for row in baselines}
+        handles = {
+            row.name: _level(right, row, [p.baseline for p in baselines[:n]].count(row.baseline))
+            for n, row in enumerate(baselines)
+        }
         held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
@@ -559,23 +564,33 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     )
 
 
-def _level(right: Axes, row: SweepRow) -> Artist:
-    """Draw the score of a baseline, which has none of the settings of the axis."""
+def _level(right: Axes, row: SweepRow, before: int) -> Artist:
+    """Draw the score of a baseline, which has none of the settings of the axis.
+
+    `before`: how many of its kind are drawn already, for other numbers of epochs or so.
+    """
     score = number_of(row.compared)
     assert score is not None and row.baseline  # noqa: S101 - narrow the types
-    colour, dashes = _BASELINE_STYLES[row.baseline]
+    colour, own = _BASELINE_STYLES[row.baseline]
+    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else own
     return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:
-    """Return the point of the grid nearest to the median rank in every setting."""
+    """Return the point of the grid nearest to the median rank in every setting.
+
+    Of several, the one on most lines: of points around one, it is that one.
+    """
     values = [sorted(set(column)) for column in zip(*grid, strict=True)]
 
     def distance(point: Coordinates) -> float:
         ranks = zip(point, values, strict=True)
         return sum(abs(own.index(value) - (len(own) - 1) / 2) for value, own in ranks)
 
-    return min(sorted(grid), key=distance)
+    def neighbours(point: Coordinates) -> int:
+        return sum(sum(a != b for a, b in zip(point, o, strict=True)) == 1 for o in grid)
+
+    return min(sorted(grid), key=lambda point: (distance(point), -neighbours(point)))
 
 
 def _lines(

@@ -97,7 +97,7 @@ PERPLEXITY = Measure(
     "Perplexity",
     "Perplexity",
     "private text, by token",
-    "Perplexity, private text (less is better)",
+    "Perplexity of private text, less is better",
     is_share=False,
 )
 

@@ -189,7 +189,7 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
     drawing = figures.sweep_figure(points)
     assert drawing is not None
     texts = _texts(drawing)
-    assert "Perplexity, private text (less is better)" in texts
+    assert "Perplexity of private text, less is better" in texts
     assert "public training" in texts and "public text only" not in texts
     assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
     hidden = [
@@ -200,6 +200,27 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
     assert drawing is not None and "public training" not in _texts(drawing)
     assert not [text for text in _texts(drawing) if text.startswith("Perplexity")]
     assert "perplexity" not in drawing.caption and "level" not in drawing.caption
+
+
+def test_fig_1_of_points_around_one_goes_through_that_one() -> None:
+    """Settings with two values have no middle of their own: (1.1, 64, 10) is on every line."""
+    points = [(1.1, 64.0, 10.0), (0.55, 64.0, 10.0), (1.1, 64.0, 5.0), (1.1, 32.0, 10.0)]
+    assert figures._middle(points) == points[0]
+    assert figures._middle([(s, b, 1.0) for s in (1.0, 2.0) for b in (8.0, 9.0)]) == (1.0, 8.0, 1.0)
+
+
+def test_levels_of_one_kind_of_baseline_are_told_apart_without_colour() -> None:
+    report = causal_sweep_report()
+    (level,) = (point for point in report.points if point.baseline == "public-training")
+    kinds = [
+        dataclasses.replace(level, name=f"training without privacy · epochs={e}", epochs=e,
+                            baseline="nonprivate-training")
+        for e in (5.0, 10.0)
+    ]  # fmt: skip
+    drawing = figures.sweep_figure([*report.points[:2], *kinds])
+    assert drawing is not None
+    red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
+    assert len(set(red)) == 2
 
 
 def _flat(point: SweepRow) -> SweepRow:
