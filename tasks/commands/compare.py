@@ -31,6 +31,7 @@ _HEADS = {
     "exposure": "exposure, mean",
     "exposure_largest": "largest",
 }
+_WHOLE_NAME = 20  # characters of a model's name that a terminal's line has room for, beside figures
 _PAIRED = (
     "F1, or accuracy, of the second less that of the first, in points; by a paired bootstrap over "
     "the documents that both were tested on, and over seeds where there are several. p is of no "
@@ -103,7 +104,8 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
     ]
     told.sort(key=lambda row: str(row[0]))
     heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
-    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
+    short = len(figures) < 9 and all(len(str(row[0])) <= _WHOLE_NAME for row in told)
+    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if short else [])
     if any(run.leakage for run in runs):
         _show_leakage(runs, names)
     if compared:
