@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -118,7 +119,8 @@ and shared (and is shared with `dp_bert` where the settings agree). **Every priv
 release of its own and is charged as such, each seed too**; points that differ in fine-tuning alone
 share one. Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
 fine-tuned and measured alike, and cost nothing: of public text, checkpoints as they are, or trained
-without privacy, for the operator alone. A point that fails does not stop the others: the report
+without privacy, for the operator alone. Causal models are compared by perplexity of private text,
+and nothing of them is fine-tuned. A point that fails does not stop the others: the report
 holds those that finished, and the run ends as failed so that nobody overlooks it.
 
 A sweep of more than 1,024 points goes on page by page: each run ends by starting the next, and the
@@ -153,7 +155,8 @@ def dp_sweep() -> None:
         context = get_current_context()
         settings, found = settings_of(context["params"]), there(context, *STARTS, "entities")
         points, _, _ = page_of(context["params"])
-        if plan(context["params"], launcher.store(), None)["entities"].output not in found:
+        labelled = plan(context["params"], launcher.store(), None).get("entities")
+        if labelled and labelled.output not in found:
             raise AirflowFailException("there is no labelled text to fine-tune on")
         return [
             point.model_dump()
@@ -169,6 +172,8 @@ def dp_sweep() -> None:
     )
     def fine_tunings() -> list[dict[str, Any]]:
         context = get_current_context()
+        if "finetuning" not in plan(context["params"], launcher.store(), None):
+            raise AirflowSkipException("a causal model is not fine-tuned")
         settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
         points, _, _ = page_of(context["params"])
         return [
@@ -232,11 +237,19 @@ def dp_sweep() -> None:
     points = fine_tunings()
     every_training.get_child_by_label("pretraining") >> points
     every_point = point.expand(coordinates=points)
+    # What comes last waits for all, failed or not, and would be skipped with a fine-tuning that is.
+    fine_tuned = EmptyOperator(
+        task_id="fine_tuned",
+        task_display_name=NAMES["fine_tuned"],
+        trigger_rule=TriggerRule.NONE_FAILED,
+        doc_md="Also where there is nothing to fine-tune: of causal models.",
+    )
+    every_point >> fine_tuned
 
     report = launcher.step(
         "report", plan=plan_of_all, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
-    [every_training, every_point] >> report
+    [every_training, fine_tuned] >> report
 
     @task(
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
@@ -256,7 +269,7 @@ def dp_sweep() -> None:
         }
 
     following = next_page()
-    [every_training, every_point] >> following
+    [every_training, fine_tuned] >> following
     TriggerDagRunOperator(
         task_id="start_page",
         task_display_name=NAMES["start_page"],

@@ -7,6 +7,7 @@ NAMES = {
     "grid": "Lay out the grid",
     "trainings": "Lay out the trainings",
     "fine_tunings": "Lay out the fine-tunings",
+    "fine_tuned": "All fine-tuned",
     "budget": "Reserve the privacy budget",
     "private_corpus": "Read private notes",
     "public_corpus": "Read public text",

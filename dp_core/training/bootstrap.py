@@ -1,4 +1,6 @@
-"""How sure an F1 or an accuracy is, and a difference of two: a bootstrap over documents and seeds.
+"""How sure a score is, and a difference of two: a bootstrap over documents and seeds.
+
+What has no counts by document, as a perplexity, has an interval over seeds alone (Student's t).
 
 Documents and seeds are resampled independently of each other: the pigeonhole bootstrap of Owen 2007
 (Annals of Applied Statistics 1:386), which errs on the side of wide intervals. Documents are
@@ -11,11 +13,13 @@ patients are known they stand in the place of documents, all of whose texts are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 RESAMPLES = 2000
 LEAST_DOCUMENTS = 10  # with fewer, resampling says next to nothing
@@ -44,6 +48,8 @@ class Replicate:
 @dataclass(frozen=True)
 class MeanF1:
     """Mean of micro F1 over seeds and folds, within 0 … 1; None: one alone does not say.
+
+    Or, by `mean_over_seeds`, of another quantity in its own unit.
 
     Attributes:
         mean: over all replicates.
@@ -104,6 +110,29 @@ def mean_f1(replicates: Sequence[Replicate]) -> MeanF1:
         _deviation(scores.mean(0)),
         interval,
     )
+
+
+def mean_over_seeds(values: Sequence[float]) -> MeanF1:
+    """Return the mean of a quantity that was measured once for each seed.
+
+    Args:
+        values: in any unit; of trainings that are independent of each other.
+
+    Returns:
+        With Student's t interval of the mean, of two values or more.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not values:
+        raise ValueError("no value of any seed")
+    every = np.array(values, np.float64)
+    mean, deviation = float(every.mean()), _deviation(every)
+    interval = None
+    if deviation is not None:
+        reach = float(stats.t.ppf(0.975, len(every) - 1)) * deviation / math.sqrt(len(every))
+        interval = mean - reach, mean + reach
+    return MeanF1(mean, len(every), len(every), 1, deviation, None, interval)
 
 
 def f1_difference(first: Sequence[Replicate], second: Sequence[Replicate]) -> Difference | None:

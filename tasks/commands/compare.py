@@ -26,10 +26,12 @@ _HEADS = {
     "accuracy": "accuracy, %",
     "mlm_accuracy_public": "MLM, public, %",
     "mlm_accuracy_private": "MLM, private, %",
-    "perplexity_public": "perplexity",
+    "perplexity_public": "perplexity, public",
+    "perplexity_private": "perplexity, private",
     "exposure": "exposure, mean",
     "exposure_largest": "largest",
 }
+_WHOLE_NAME = 20  # characters of a model's name that a terminal's line has room for, beside figures
 _PAIRED = (
     "F1, or accuracy, of the second less that of the first, in points; by a paired bootstrap over "
     "the documents that both were tested on, and over seeds where there are several. p is of no "
@@ -42,7 +44,7 @@ _PAIRED = (
 @click.option("--operator", is_flag=True, help="With the figures that only the operator may see.")
 @as_json
 def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
-    """Compare runs: the settings that differ, and ε, δ, F1 (or accuracy) and exposure.
+    """Compare runs: the settings that differ, and ε, δ, F1 (accuracy, perplexity) and exposure.
 
     RUN is a report step's output (confide report --json names it), or a number: 0 is the latest
     report, 1 the one before. Of one RUN alone, its models are compared with its first one.
@@ -102,7 +104,8 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
     ]
     told.sort(key=lambda row: str(row[0]))
     heads = ["model", "run", *(_HEADS.get(one, one) for one in figures)]
-    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if len(figures) < 9 else [])
+    short = len(figures) < 9 and all(len(str(row[0])) <= _WHOLE_NAME for row in told)
+    write_table(f"Models ({LEGEND})", heads, told, whole=["model"] if short else [])
     if any(run.leakage for run in runs):
         _show_leakage(runs, names)
     if compared:

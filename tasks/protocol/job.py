@@ -81,7 +81,11 @@ POINT_STEPS = (*TRAINING_STEPS, "finetuning")  # what is not the same at all poi
 
 
 def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
-    """Return the steps before DP pre-training: a sweep shares them among its points."""
+    """Return the steps before DP pre-training: a sweep shares them among its points.
+
+    A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: there
+    is no labelled text to read.
+    """
     common: dict[str, Any] = {"root": root, "made_up": s.made_up}
     seeded = common | s.part(SeedConfig).model_dump()
     corpora = seeded | s.part(ReaderConfig).model_dump()
@@ -163,7 +167,7 @@ def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
     steps: dict[str, StepSpec] = {
         "private_corpus": private,
         "public_corpus": public,
-        "entities": entities,
+        **({} if is_causal(s.model_kind) else {"entities": entities}),
         **({"checkpoint": checkpoint} if checkpoint else {}),
         "vocabulary": vocabulary,
         "canaries": canaries,
@@ -390,13 +394,9 @@ def dp_bert_steps(
 
     Tasks of further private trainings have the name of their point before it (`point_and_task`).
 
-    A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: it
-    ends with its perplexity and its exposure.
+    A causal model is not fine-tuned: it ends with its perplexity and its exposure.
     """
     front = front_half(settings, root)
-    causal = is_causal(settings.model_kind)
-    if causal:
-        del front["entities"]
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     if settings.phrases_epsilon:
@@ -412,7 +412,7 @@ def dp_bert_steps(
     for point, job in more_points(settings).items():
         name = f"{point.name}{_OF_POINT}dp"
         models[name] = steps[f"{name}_pretraining"] = pretraining(job, front, "dp")
-    for name, model in () if causal else models.items():
+    for name, model in models.items() if "entities" in front else ():
         steps[f"{name}_finetuning"] = finetuning(settings, front, model)
     for name, model in models.items():
         steps[f"{name}_exposure"] = exposure(settings, front, model)
@@ -568,7 +568,8 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     steps = [_point(settings, point, root) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("pretraining", "finetuning")
-    return budget_of([*shared, *(point[task] for point in steps for task in own)])
+    of_points = [point[task] for point in steps for task in own if task in point]
+    return budget_of([*shared, *of_points])
 
 
 def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
@@ -610,7 +611,10 @@ def report_of_points(
 
 
 def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str, StepSpec]:
-    """Return the specs of a point. Its seeds and fold reach the steps that they are for alone."""
+    """Return the specs of a point, of a causal model without a fine-tuning.
+
+    Its seeds and fold reach the steps that they are for alone.
+    """
     job = settings.job(point)
     front = front_half(job, root)
     seed = job.seed if point.seed is None else point.seed
@@ -625,14 +629,12 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
             candidates=tuple(_seeded_training(one, front, seed) for one in jobs),
             selection=settings.part(SelectionConfig),
         )
-    own = {"seed": point.finetune_seed, "fold": point.fold}
-    replicate = {name: value for name, value in own.items() if value is not None}
-    return {
-        **front,
-        "pretraining": model,
-        "exposure": exposure(job, front, model),
-        "finetuning": finetuning(job, front, model).model_copy(update=replicate),
-    }
+    steps = {**front, "pretraining": model, "exposure": exposure(job, front, model)}
+    if "entities" in front:
+        own = {"seed": point.finetune_seed, "fold": point.fold}
+        replicate = {name: value for name, value in own.items() if value is not None}
+        steps["finetuning"] = finetuning(job, front, model).model_copy(update=replicate)
+    return steps
 
 
 def _seeded_training(

@@ -264,7 +264,8 @@ class SweepSettings(SelectionConfig, JobSettings):
         GRID,
         "Compare with checkpoints",
         "Folders (local or gs://) of public models in Hugging Face's layout, commas between them: "
-        "each is compared as it is, with its own tokens (ε 0). Declared as public_model is.",
+        "each is compared as it is, with its own tokens (ε 0). Declared as public_model is. "
+        "Not for causal models, whose perplexity is by token.",
         path=True,
         several=True,
     )
@@ -453,11 +454,6 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     @model_validator(mode="after")
     def _every_point_is_a_job(self) -> Self:
-        if is_causal(self.model_kind):
-            raise ValueError(
-                "model_kind: a sweep compares entity F1, which a causal model does not have; "
-                f"train {self.model_kind} by dp_bert"
-            )
         if self.more_trainings:
             raise ValueError("more_trainings: a sweep lists its points in sweep_points")
         if self.phrases_epsilon and self.private_start == "fresh":
@@ -466,6 +462,8 @@ class SweepSettings(SelectionConfig, JobSettings):
                 "private_start is fresh, and they are charged all the same: set it to 0"
             )
         self._refuse_a_grid_without_end()
+        if is_causal(self.model_kind):
+            self._refuse_what_causal_models_lack()
         for point in self.grid():
             try:
                 self.job(point)
@@ -495,6 +493,42 @@ class SweepSettings(SelectionConfig, JobSettings):
                 "tell how many trainings there are"
             )
         return self
+
+    def _refuse_what_causal_models_lack(self) -> None:
+        """Refuse axes of a fine-tuning that there is none of, and what needs F1 or masks."""
+        varied = [
+            "sweep_points" if self.sweep_points else field
+            for axis, field in FINETUNING_AXES.items()
+            if any(getattr(point, axis) is not None for point in self.grid())
+        ]
+        varied += ["sweep_finetune_seeds"] if self.sweep_finetune_seeds > 1 else []
+        varied += ["entities_folds"] if self.entities_folds else []
+        if varied:
+            raise ValueError(
+                f"{', '.join(dict.fromkeys(varied))}: a causal model is not fine-tuned, so there "
+                "is nothing of it to vary"
+            )
+        if not self.holdout:
+            raise ValueError(
+                "holdout: causal models are compared by the perplexity of text that is held out: "
+                "give a share above 0"
+            )
+        if self.selection == "random-count":
+            raise ValueError(
+                "selection: random-count chooses by accuracy under masks, which a causal model "
+                "does not have: choose publish-all"
+            )
+        if self.is_asked:
+            raise ValueError(
+                "sweep_search: causal models are compared by the perplexity of private text, "
+                "which is the operator's, and no optimiser is told it: choose grid"
+            )
+        if self.sweep_checkpoints:
+            raise ValueError(
+                "sweep_checkpoints: the perplexity of a causal model by its own tokens is not to "
+                "be compared with that by the sweep's: begin the sweep with it, by public_model "
+                "and vocabulary_source=checkpoint"
+            )
 
     def _refuse_wrong_baselines(self) -> None:
         """Refuse baselines that are none, that have one name, or that the sweep begins with."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.audit.exposure import summarise
+from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
@@ -75,14 +76,13 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
         yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
         if total.epsilon is not None and math.isfinite(total.epsilon):  # else it says nothing
             yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
-    measured: list[tuple[str, Value]] = [
-        ("f1", row.f1),
-        ("accuracy", row.accuracy),
-        ("mlm_accuracy_public", row.mlm_public),
-        ("mlm_accuracy_private", row.mlm_private),
-    ]
-    if isinstance(row, ModelRow):
+    measured: list[tuple[str, Value]] = [("f1", row.f1), ("accuracy", row.accuracy)]
+    if row.perplexity_public is None:
+        measured.append(("mlm_accuracy_public", row.mlm_public))
+        measured.append(("mlm_accuracy_private", row.mlm_private))
+    else:
         measured.append(("perplexity_public", row.perplexity_public))
+        measured.append(("perplexity_private", row.perplexity_private))
     for name, value in measured:
         if isinstance(value, Withheld):
             yield name, {"withheld": True}
@@ -182,9 +182,14 @@ def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
 
     Models of the same name are compared, of each run with the first that has it; where one run is
     given, its models with its first one. Only what anyone may see is read: counts by document are
-    kept of public labels alone.
+    kept of public labels alone. Causal models have no such score.
     """
-    models = [(number, name) for number, run in enumerate(runs) for name in run.models]
+    models = [
+        (number, name)
+        for number, run in enumerate(runs)
+        for name in run.models
+        if not is_causal(run.settings.get("model_kind", "bert"))
+    ]
     pairs = [
         (one, two)
         for one, two in itertools.combinations(models, 2)

@@ -25,8 +25,10 @@ from tasks.report.model import (
     Curve,
     Exposures,
     Kind,
+    Measure,
     ModelRow,
     SweepRow,
+    compared_by,
     measure_of,
     number_of,
 )
@@ -47,7 +49,11 @@ _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told
     "nonprivate": (COLOURS["nonprivate"], "--"),
     "nonprivate-training": (COLOURS["nonprivate"], "-."),
 }
+_OF_THE_SAME_TOKENS: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
+# Of further ones of a kind: strokes and gaps, in widths of the line.
+_MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
+_FAR_APART = 20  # the largest perplexity over the smallest
 _LEGEND_LETTERS = 110  # of a figure's width
 WIDTH = 9.6  # inches, the width of the page's column
 
@@ -494,10 +500,13 @@ def _coordinates(point: SweepRow) -> Coordinates:
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
 
-    Strong lines go through the middle of the points; pale ones are the others.
+    Strong lines go through the middle of the points; pale ones are the others. Perplexity is by
+    token, so that of other vocabularies is no level to compare with.
     """
-    measure = measure_of(points)
-    baselines = [p for p in points if p.baseline and number_of(p.score) is not None]
+    measure = compared_by(points)
+    baselines = [p for p in points if p.baseline and number_of(p.compared) is not None]
+    if not measure.is_share:
+        baselines = [p for p in baselines if p.baseline in _OF_THE_SAME_TOKENS]
     grid = {_coordinates(point): point for point in points if point.baseline is None}
     if not grid:
         return None
@@ -506,24 +515,29 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     # A sweep of pre-training shows the paper's three panels.
     of_training = not varied or min(varied) < _OF_TRAINING
     shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
+    scored = any(number_of(point.compared) is not None for point in points)
     figure, panels = canvas(len(shown), 3, 4.1)
     # Scores are compared across panels, and so is ε: each has one scale.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
-        handles = {row.name: _level(right, row) for row in baselines}
+        handles = {
+            row.name: _level(right, row, [p.baseline for p in baselines[:n]].count(row.baseline))
+            for n, row in enumerate(baselines)
+        }
         held = [_AXES[i].held(middle[i]) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
         axes.set_ylim(0, top_epsilon * 1.1)
         axes.tick_params(axis="y", colors=EPSILON_RED)
         right.tick_params(axis="y", colors=SCORE_BLUE)
-        right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        _score_limits(right, points)
+        if measure.is_share:
+            right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
-        if index == shown[-1]:
+        if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_BLUE)
     if baselines:
         figure.legend(
@@ -533,36 +547,50 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
             frameon=False,
             ncols=min(3, len(handles)),
         )
+    over = "documents and seeds" if measure.is_share else "seeds"
+    scores = (
+        f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
+        f"squares, right axes; bars and band: 95% intervals over {over})"
+    )
     return finish(
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        "ε of all that each point cost, its seeds together (red circles, left axes), and "
-        f"{measure.axis[0].lower()}{measure.axis[1:]} (blue squares, right axes; bars: 95% "
-        "intervals over documents and seeds) against each setting. Strong lines hold the other "
-        "settings at the middle of the points, given above each panel; pale lines are the rest; "
-        "level ones, the models that are compared with. After Hoory et al. 2021, Fig. 1, which "
-        "shows the ε of training alone.",
+        f"ε of all that each point cost, its seeds together{scores if scored else ''}, against "
+        "each setting. Strong lines hold the other settings at the middle of the points, given "
+        "above each panel; pale lines are the rest"
+        f"{'; level ones, the models that are compared with' if baselines else ''}. After Hoory "
+        "et al. 2021, Fig. 1, which shows the ε of training alone.",
     )
 
 
-def _level(right: Axes, row: SweepRow) -> Artist:
-    """Draw the score of a baseline, which has none of the settings of the axis."""
-    score = number_of(row.score)
+def _level(right: Axes, row: SweepRow, before: int) -> Artist:
+    """Draw the score of a baseline, which has none of the settings of the axis.
+
+    `before`: how many of its kind are drawn already, for other numbers of epochs or so.
+    """
+    score = number_of(row.compared)
     assert score is not None and row.baseline  # noqa: S101 - narrow the types
-    colour, dashes = _BASELINE_STYLES[row.baseline]
+    colour, own = _BASELINE_STYLES[row.baseline]
+    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else own
     return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:
-    """Return the point of the grid nearest to the median rank in every setting."""
+    """Return the point of the grid nearest to the median rank in every setting.
+
+    Of several, the one on most lines: of points around one, it is that one.
+    """
     values = [sorted(set(column)) for column in zip(*grid, strict=True)]
 
     def distance(point: Coordinates) -> float:
         ranks = zip(point, values, strict=True)
         return sum(abs(own.index(value) - (len(own) - 1) / 2) for value, own in ranks)
 
-    return min(sorted(grid), key=distance)
+    def neighbours(point: Coordinates) -> int:
+        return sum(sum(a != b for a, b in zip(point, o, strict=True)) == 1 for o in grid)
+
+    return min(sorted(grid), key=lambda point: (distance(point), -neighbours(point)))
 
 
 def _lines(
@@ -582,10 +610,14 @@ def _lines(
         epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
         axes.plot(*_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
         scores = [
-            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].score)) is not None
+            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].compared)) is not None
         ]
         x, y = _columns([(x, y) for x, y, _ in scores])
         bars = _columns([_bars(point, y) for _, y, point in scores])
+        if others == own:
+            low = [value - below for value, below in zip(y, bars[0], strict=True)]
+            high = [value + above for value, above in zip(y, bars[1], strict=True)]
+            right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
         right.errorbar(
             x,
             y,
@@ -622,12 +654,22 @@ def _epsilon(point: SweepRow) -> float | None:
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
-def _score_limits(right: Axes, points: Sequence[SweepRow]) -> None:
-    """Frame scores with some air, at least five points high: noise must not look like a law."""
-    scores = [score for p in points if (score := number_of(p.score)) is not None]
+def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> None:
+    """Frame scores with some air, at least five points high: noise must not look like a law.
+
+    Perplexities stand above 0, or on a logarithmic scale where they are far apart.
+    """
+    scores = [score for p in points if (score := number_of(p.compared)) is not None]
     if not scores:
         right.set_yticks([])
+        right.spines["right"].set_visible(False)
         return
     low, high = min(scores), max(scores)
+    if not measure.is_share:
+        if high > _FAR_APART * low:
+            right.set_yscale("log")
+        else:
+            right.set_ylim(0, 1.2 * high)
+        return
     air = max(0.1 * (high - low), (0.05 - (high - low)) / 2)
     right.set_ylim(max(0.0, low - air), min(1.0, high + air))

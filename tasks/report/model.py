@@ -44,6 +44,12 @@ def measure_of(rows: Iterable[Row]) -> Measure:
     return ACCURACY if any(row.accuracy is not None for row in rows) else F1
 
 
+def compared_by(points: Iterable[SweepRow]) -> Measure:
+    """Return what the settings of a sweep are compared by."""
+    points = list(points)
+    return PERPLEXITY if any(point.is_causal for point in points) else measure_of(points)
+
+
 def number_of(value: Value) -> float | None:
     """Return the number, where it was measured and may be seen."""
     return None if value is None or isinstance(value, Withheld) else value.value
@@ -54,16 +60,17 @@ Kind = Literal["public", "phrases", "dp", "nonprivate"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What fine-tuned models are compared by, as tables and figures call it."""
+    """What models are compared by, as tables and figures call it."""
 
     short: str
     column: str
     unit: str
     axis: str
-    by_label: str  # what the table of single labels shows
-    label: str  # what one of them is
-    over_all: str  # its last row
-    explained: str
+    by_label: str = ""  # what the table of single labels shows
+    label: str = ""  # what one of them is
+    over_all: str = ""  # its last row
+    explained: str = ""
+    is_share: bool = True  # within 0 … 1, and more is better; of a perplexity, less is
 
 
 F1 = Measure(
@@ -85,6 +92,13 @@ ACCURACY = Measure(
     "Class",
     "accuracy",
     "F1 of each class, and the share of texts whose class is right",
+)
+PERPLEXITY = Measure(
+    "Perplexity",
+    "Perplexity",
+    "private text, by token",
+    "Perplexity of private text, less is better",
+    is_share=False,
 )
 
 
@@ -165,6 +179,8 @@ class Row:
     accuracy: Value = None  # of classes, where the head is for them
     mlm_public: Value = None  # masked-token accuracy on held-out public text
     mlm_private: Value = None  # the same on held-out private units
+    perplexity_public: Value = None  # of a causal model, by token, on the same texts
+    perplexity_private: Value = None
 
     @property
     def score(self) -> Value:
@@ -183,8 +199,6 @@ class ModelRow(Row):
 
     kind: Kind
     tasks: str = ""  # what the names of its tasks begin with, if not with its kind
-    perplexity_public: Value = None  # of a causal model, by token, on the same texts
-    perplexity_private: Value = None
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # of entities, or by class
     interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95%, of the score
     exposures: Exposures | Withheld | None = None
@@ -206,12 +220,21 @@ class SweepRow(Row):
     batch_size: int
     epochs: float
     baseline: Baseline | None = None
+    is_causal: bool = False
     updates: int = 0  # of one training on private rows
     trainings: int = 1  # seeds of it
     finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
-    spread: MeanF1 | Withheld | None = None  # of the score
+    spread: MeanF1 | Withheld | None = None  # of what is compared
     best_three: Value = None  # mean of the three best seeds, of eight or more
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
+
+    @property
+    def compared(self) -> Value:
+        """What settings are compared by: the score, or a causal model's perplexity of private text.
+
+        The latter is the operator's, as in a job.
+        """
+        return self.perplexity_private if self.is_causal else self.score
 
 
 @dataclass(frozen=True)
@@ -391,6 +414,8 @@ def _row(row: T, hidden: Labels) -> T:
         accuracy=_value(row.accuracy, hidden),
         mlm_public=_value(row.mlm_public, hidden),
         mlm_private=Withheld(),
+        perplexity_public=_value(row.perplexity_public, hidden),
+        perplexity_private=Withheld(),
     )
 
 
@@ -400,7 +425,7 @@ def _point(row: SweepRow, hidden: Labels) -> SweepRow:
     secret = any(one.label in hidden for one in measured)
     return replace(
         shown,
-        spread=Withheld() if row.spread and isinstance(shown.score, Withheld) else row.spread,
+        spread=Withheld() if row.spread and isinstance(shown.compared, Withheld) else row.spread,
         best_three=_value(row.best_three, hidden),
         exposures=Withheld() if secret else row.exposures,
     )
@@ -412,8 +437,6 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
     return replace(
         shown,
         interval=Withheld() if row.interval and isinstance(shown.score, Withheld) else row.interval,
-        perplexity_public=_value(row.perplexity_public, hidden),
-        perplexity_private=Withheld(),
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
         exposures_in_rows=None,

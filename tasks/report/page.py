@@ -31,6 +31,7 @@ from tasks.report.model import (
     ModelRow,
     Row,
     SweepReport,
+    compared_by,
     edition_of,
     measure_of,
     number_of,
@@ -303,14 +304,19 @@ def _job_marks(report: JobReport) -> list[Mark]:
 def _sweep_marks(report: SweepReport) -> list[Mark]:
     private = [point for point in report.points if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
-    scores = [score for point in private if (score := number_of(point.score)) is not None]
+    scores = [score for point in private if (score := number_of(point.compared)) is not None]
     marks = [Mark(str(len(private)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
-        span = f"{100 * min(scores):.1f} – {100 * max(scores):.1f} %"
-        marks.append(Mark(span, _score_mark(report.points)))
+        ends = min(scores), max(scores)
+        if compared_by(report.points).is_share:
+            span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
+            marks.append(Mark(span, _score_mark(report.points)))
+        else:
+            span = " – ".join(map(tables.significant, ends))
+            marks.append(Mark(span, "perplexity, private text"))
     return marks
 
 

@@ -17,12 +17,13 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
+from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1
+from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.protocol import (
     MODEL_NAMES,
     JobSettings,
@@ -208,7 +209,7 @@ def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> l
     return _releases(
         model
         for name, results in points.items()
-        for model in released_models(results["pretraining"], results["finetuning"])
+        for model in released_models(results["pretraining"], results.get("finetuning"))
         if spec.points[name].baseline is None or not operator_only(model.result.releases)
     )
 
@@ -229,7 +230,6 @@ def model_row(
         vocabulary, model, finetuned, audited, attacked: what these tasks made.
     """
     scores = last_values(finetuned.result) if finetuned else {}
-    values = last_values(model.result)
     dataset = vocabulary.facts["dataset"]
     return ModelRow(
         **_row(dataset, model, audited, finetuned),
@@ -237,8 +237,6 @@ def model_row(
         tasks=tasks,
         name=_name_of(tasks),
         epsilon_vocabulary=_epsilon_of(vocabulary),
-        perplexity_public=values.get("perplexity_public"),
-        perplexity_private=values.get("perplexity_private"),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures=_exposures(audited),
@@ -278,7 +276,7 @@ def _header(
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
-    labelled_text = of_sweep or "entities" in results
+    labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -320,6 +318,8 @@ def _row(
         **{name: scores.get(name) for name in SCORES},
         "mlm_public": values.get("mlm_accuracy_public"),
         "mlm_private": values.get("mlm_accuracy_private"),
+        "perplexity_public": values.get("perplexity_public"),
+        "perplexity_private": values.get("perplexity_private"),
     }
 
 
@@ -355,7 +355,7 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
     # By the seed of the private training: points that share one read the same.
     models = {point.seed: results["pretraining"] for point, results in own}
     audited = {point.seed: results["exposure"] for point, results in own}
-    tuned = [results["finetuning"] for _, results in own]
+    tuned = [results["finetuning"] for _, results in own if "finetuning" in results]
     model, varied = first["pretraining"], spec.points.values()
     # Of a selection: which one won.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
@@ -373,6 +373,7 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         ),
         name=setting.name,
         baseline=setting.baseline,
+        is_causal=is_causal(model.facts["shape"].get("kind", "bert")),
         epsilon_vocabulary=_epsilon_of(first["vocabulary"]),
         noise_multiplier=training["noise_multiplier"],
         batch_size=int(batch_size),
@@ -386,18 +387,25 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         },
         f1=_mean(tuned, "f1"),
         accuracy=_mean(tuned, "accuracy"),
-        spread=_spread(own),
-        best_three=_best_three(own),
+        spread=_spread(own) if tuned else _spread_of_perplexity(models.values()),
+        best_three=_best_three(own) if tuned else None,
         mlm_public=_mean(models.values(), "mlm_accuracy_public"),
         mlm_private=_mean(models.values(), "mlm_accuracy_private"),
+        perplexity_public=_mean(models.values(), "perplexity_public"),
+        perplexity_private=_mean(models.values(), "perplexity_private"),
         exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
     )
 
 
 def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
-    """Return the mean of a metric; the operator's if it is of any of them."""
-    known = [v for one in outputs if (v := last_values(one.result).get(name)) is not None]
-    if not known:
+    """Return the mean of a metric; the operator's if it is of any of them.
+
+    None where one of them lacks it: a training that diverged has no perplexity, and a mean without
+    it would be too good.
+    """
+    values = [last_values(one.result).get(name) for one in outputs]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
         return None
     kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
     return kind(math.fsum(v.value for v in known) / len(known))
@@ -410,6 +418,13 @@ def _spread(own: Replicates) -> MeanF1 | None:
         return mean_f1([one for one in replicates if one is not None])
     except ValueError:
         return None
+
+
+def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
+    """Return how perplexity of private text spreads over seeds; None of one seed alone."""
+    values = [last_values(model.result).get("perplexity_private") for model in models]
+    known = [value.value for value in values if value is not None]
+    return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 
 
 def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
@@ -459,6 +474,8 @@ def finetuned_by_setting(
     """Return the fine-tunings behind each row: where they are, and which replicates."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in points:
+        if "finetuning" not in spec.results[name]:  # of a causal model
+            continue
         told = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
         found.setdefault(spec.points[name].setting.name, []).append(told)
     return found

@@ -39,6 +39,7 @@ from tasks.report.model import (
     SweepRow,
     Value,
     Withheld,
+    compared_by,
     measure_of,
 )
 
@@ -349,8 +350,8 @@ def _interval_cell(interval: tuple[Labelled, Labelled] | Withheld | None) -> Cel
     return _span_cell([end.value for end in interval], interval[0].label)
 
 
-def _span_cell(ends: Sequence[float], label: Label) -> Cell:
-    text = " – ".join(f"{100 * end:.1f}" for end in ends)
+def _span_cell(ends: Sequence[float], label: Label, *, percent: bool = True) -> Cell:
+    text = " – ".join(f"{100 * end:.1f}" if percent else significant(end) for end in ends)
     return Cell(text, value=text, label=label)
 
 
@@ -761,7 +762,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
     cost_headers, cost_cells = _cost_columns(points, unit)
     named = any(point.baseline for point in points)
     tuning = list(points[0].finetuning) if points else []
-    measure, (spread_headers, spread_cells) = measure_of(points), _spread_columns(points)
+    measure, (spread_headers, spread_cells) = compared_by(points), _spread_columns(points)
     return Table(
         key="sweep",
         caption="Every setting of the sweep; each private training was a release of its own",
@@ -776,7 +777,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             *cost_headers,
             Header(measure.column, measure.unit),
             *spread_headers,
-            *_MASKED,
+            *(_MASKED if measure.is_share else _CAUSAL[:1]),
             Header("Exposure", "mean, bits"),
             Header("Exposure", "largest, bits"),
         ),
@@ -788,10 +789,13 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
                 *((number(point.epsilon_vocabulary, Label.PUBLIC),) if named else ()),
                 number(point.epsilon_training, Label.PUBLIC),
                 *cost_cells(point),
-                percentage(point.score),
+                measured(point.compared, percent=measure.is_share),
                 *spread_cells(point),
-                percentage(point.mlm_public),
-                percentage(point.mlm_private),
+                *(
+                    map(percentage, (point.mlm_public, point.mlm_private))
+                    if measure.is_share
+                    else (measured(point.perplexity_public),)
+                ),
                 *_sweep_exposure_cells(point),
             )
             for point in points
@@ -800,6 +804,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
             *_spread_notes(points),
             *_exposure_notes([e for p in points for e in _audits(p)]),
             *((_OF_BASELINES,) if named else ()),
+            *((_OF_OTHER_TOKENS,) if named and not measure.is_share else ()),
         ),
     )
 
@@ -810,6 +815,12 @@ _OF_BASELINES = (
     "“training” stands for one on the sweep's own vocabulary, which costs ε_V. What was trained "
     "without privacy, on exact private counts or the sweep's vocabulary, has no finite ε and "
     "stays with the operator. With another vocabulary there are other canaries."
+)
+
+
+_OF_OTHER_TOKENS = (
+    "Perplexity is by token: on a vocabulary of its own (“public text only”, “without privacy”) it "
+    "is of other tokens, and not to be compared with that on the sweep's."
 )
 
 
@@ -828,9 +839,9 @@ def _spread_columns(
 ) -> tuple[tuple[Header, ...], Callable[[SweepRow], tuple[Cell, ...]]]:
     """Return the columns that say how sure a score is, where it was measured more than once.
 
-    Deviations are of points, as a percentage.
+    Deviations of shares are of points, as a percentage.
     """
-    short = measure_of(points).short
+    short, share = compared_by(points).short, compared_by(points).is_share
     known = [point.spread for point in points if point.spread is not None]
     seen = [spread for spread in known if isinstance(spread, MeanF1)]
     seeds = any(spread.seeds > 1 for spread in seen)
@@ -842,14 +853,14 @@ def _spread_columns(
     headers += [Header(short, "three best seeds, %")] if best else []
 
     def cells(point: SweepRow) -> tuple[Cell, ...]:
-        if not isinstance(point.spread, MeanF1) or not isinstance(point.score, Labelled):
+        if not isinstance(point.spread, MeanF1) or not isinstance(point.compared, Labelled):
             return (withheld() if point.spread is not None else Cell(NOT_MEASURED),) * len(headers)
-        kind, spread = type(point.score), point.spread
+        kind, spread = type(point.compared), point.spread
         interval = Cell(NOT_MEASURED)
         if spread.interval is not None:
-            interval = _span_cell(spread.interval, point.score.label)
+            interval = _span_cell(spread.interval, point.compared.label, percent=share)
         deviations = [
-            percentage(None if value is None else kind(value))
+            measured(None if value is None else kind(value), percent=share)
             for value, shown in (
                 (spread.seed_deviation, seeds),
                 (spread.fold_deviation, folds),
@@ -866,6 +877,13 @@ def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
+    if not compared_by(points).is_share:
+        return (
+            "Perplexity is of text that no model trained on, less is better: the mean of up to "
+            f"{most.seeds} trainings, each by a seed of its own, with Student's interval over "
+            "them; what the trainings share (text, vocabulary, public pre-training) is not in it. "
+            "ε in total is that of all trainings of a row.",
+        )
     source = "of one fine-tuning"
     if most.replicates > 1:
         replicates = f"seeds: {most.seeds}, folds: {most.folds}"

@@ -97,7 +97,7 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
     own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
-    own |= {"points_that_failed"}
+    own |= {"points_that_failed", "fine_tuned"}
     found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
     assert {own_name(name) for name in found} == {*own, *steps}
 

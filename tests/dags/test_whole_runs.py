@@ -150,6 +150,22 @@ def test_baselines_are_made_beside_the_points_and_one_that_fails_stops_no_other(
     assert done.state == DagRunState.FAILED and tasks["points_that_failed", -1].state == FAILED
 
 
+def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own_run):
+    conf = GRID | {"model_kind": "gpt2", "sweep_baselines": "nonprivate"}
+    done, tasks = own_run("dp_sweep", conf)
+    assert done.state == DagRunState.SUCCESS
+    found = states(tasks)
+    assert {found[name] for name in ("entities", "fine_tunings", "point.finetuning")} == {SKIPPED}
+    trained = {
+        task.rendered_map_index: task.state
+        for (task_id, _), task in tasks.items()
+        if task_id == "training_point.exposure"
+    }
+    names = ["σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5", "without privacy · epochs=5"]
+    assert trained == dict.fromkeys(names, SUCCESS)
+    assert found["report"] == SUCCESS
+
+
 def test_a_large_sweep_goes_on_page_by_page_and_the_last_one_reports_it_all(own_run, monkeypatch):
     monkeypatch.setattr(sweep, "PAGE", 2)
     conf = GRID | {"sweep_noise_multipliers": "1,2,3", "seed": 5}

@@ -17,7 +17,6 @@ from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
     StepResult,
-    SweepSettings,
     dp_bert_steps,
 )
 from tasks.runtime.deployment import Deployment
@@ -125,8 +124,3 @@ def test_what_a_causal_model_cannot_do_is_refused_with_the_settings(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         JobSettings.model_validate(SIZES | settings | {"model_kind": "gpt2"})
-
-
-def test_a_sweep_over_causal_models_is_refused() -> None:
-    with pytest.raises(ValidationError, match="entity F1, which a causal model does not have"):
-        SweepSettings.model_validate({"model_kind": "gpt2"})

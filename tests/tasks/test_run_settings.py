@@ -68,7 +68,7 @@ def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> No
 
 
 PAPER = [f"hoory2021-{name}{size}" for name in ("fig1", "table2", "fig2") for size in ("", "-tiny")]
-KERRIGAN = ["kerrigan2020", "kerrigan2020-tiny"]
+KERRIGAN = [f"kerrigan2020{sweep}{size}" for sweep in ("", "-sweep") for size in ("", "-tiny")]
 
 CLINICAL = [
     f"jagannatha2021-{name}{size}"
@@ -104,6 +104,17 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         assert [job.private_start for job in settings.more_jobs()] == ["public", "fresh"]
         assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
         assert settings.nonprivate and settings.private_format != "synthetic"
+    elif preset == "kerrigan2020-sweep":  # around the training of the job's preset
+        job = settings_told(
+            JobSettings,
+            SettingsOptions("kerrigan2020", words=[f"{k}={v}" for k, v in named.items()]),
+        )
+        changed = {
+            name for name, value in job.model_dump().items() if value != getattr(settings, name)
+        }
+        assert changed == {"delta", "more_trainings", "sample_texts", "sample_prompt"}
+        assert isinstance(settings, SweepSettings)
+        assert settings.candidates()[0].noise_multiplier == 1.1 and settings.sweep_seeds == 3
     elif preset in PAPER:  # what the paper prints, sections 3 and 5
         assert (settings.unit, settings.declared_units) == ("example", 83_000_000)
         assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)

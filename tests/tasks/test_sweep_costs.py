@@ -16,11 +16,13 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import (
     FinetuneSpec,
+    JobSettings,
     PretrainSpec,
     StepSpec,
     SweepSettings,
     VocabularySpec,
     dp_bert_steps,
+    sweep_budget,
     sweep_point_steps,
     sweep_report,
     sweep_steps,
@@ -97,6 +99,66 @@ def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
         if name == "dp_pretraining"
     ]
     assert job.output == training.output
+
+
+def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    """Two seeds of one training cost what two of them do, and the baselines nothing more."""
+    causal = PUBLIC_LABELS | {"model_kind": "gpt2", "sweep_noise_multipliers": "2,4"}
+    settings = SweepSettings.model_validate(
+        causal | {"sweep_baselines": "public-training,nonprivate,nonprivate-training"}
+    )
+    points = settings.points()
+    steps = [sweep_point_steps(settings, point, ROOT) for point in points]
+    assert not [task for own in steps for task in own if task in ("entities", "finetuning")]
+    jobs = [dp_bert_steps(settings.job(point), ROOT) for point in points[:2]]
+    for own, job in zip(steps, jobs, strict=False):
+        assert own["pretraining"] == job["dp_pretraining"]
+        assert own["exposure"] == job["dp_exposure"]
+    of_sweep = planned(deployment, **settings.model_dump())
+    assert [entry.event for entry in ledger.history("notes")] == [
+        EVENT, PoissonGaussian.single(0.01, 4.0, 100, unit=PrivacyUnit.PATIENT)
+    ]  # fmt: skip
+    charged = ledger.history("notes")
+    together = settings.job(points[0]).model_dump() | {"more_trainings": "noise_multiplier=4"}
+    of_job = bench_of(deployment)
+    budget.run(budget_of_run(JobSettings.model_validate(together), ROOT), of_job)
+    assert of_sweep == {
+        name: label.value
+        for name, label in of_job.measured.items()  # type: ignore[attr-defined]
+    }
+    assert ledger.history("notes") == charged  # the very same entries
+    assert not any("entities" in source.field for source in sweep_budget(settings, ROOT).reads)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"sweep_finetune_epochs": "1,2", "entities_folds": 5},
+            "sweep_finetune_epochs, entities_folds: a causal model is not fine-tuned",
+        ),
+        ({"sweep_finetune_seeds": 2}, "sweep_finetune_seeds: a causal model"),
+        (
+            {"sweep_points": "epochs=1; epochs=2,finetune_epochs=2,finetune_batch_size=8"},
+            "sweep_points: a causal model is not fine-tuned",
+        ),
+        ({"holdout": 0}, "holdout: causal models are compared by"),
+        ({"selection": "random-count"}, "selection: random-count chooses by accuracy under masks"),
+        (
+            {"sweep_search": "optuna", "sweep_epochs": "1,2"},
+            "sweep_search: causal models are compared by the perplexity of private text",
+        ),
+        ({"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: the perplexity of a causal model"),
+    ],
+)
+def test_what_a_sweep_of_causal_models_cannot_have_is_refused(
+    wrong: dict[str, Any], said: str
+) -> None:
+    SweepSettings.model_validate(PUBLIC_LABELS | {"model_kind": "gpt2"})
+    with pytest.raises(ValidationError, match=said):
+        SweepSettings.model_validate(PUBLIC_LABELS | {"model_kind": "gpt2"} | wrong)
 
 
 def test_points_that_share_a_training_are_charged_once_when_it_runs(

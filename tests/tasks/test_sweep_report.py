@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -77,6 +77,7 @@ def _done(
     label: Literal["dp", "operator"] = "dp",
     releases: list[ReleaseRecord] | None = None,
     files: Mapping[str, Any] = MappingProxyType({}),
+    metrics: Sequence[MetricRecord] | None = None,
     **facts: Any,
 ) -> None:
     """Leave what a step of a point would have left."""
@@ -88,7 +89,9 @@ def _done(
         step=spec.step,
         spec_hash=spec.digest(),
         outputs={EXPOSURE: EXPOSURE_FILE},
-        metrics=[MetricRecord(name=score, value=f1, label=label)],
+        metrics=[MetricRecord(name=score, value=f1, label=label)]
+        if metrics is None
+        else list(metrics),
         releases=([release] if task == "pretraining" else []) if releases is None else releases,
         facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
@@ -244,6 +247,61 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
     (own,) = (row for row in json.loads(kept)["sweep"]["rows"] if row[0]["text"] == red_name)
     interval = dict(zip(columns, own, strict=True))["F1 95% interval"]
     assert interval["label"] == "operator" and " – " in interval["text"]
+
+
+def test_causal_models_are_compared_by_the_perplexity_of_private_text(
+    tracked: Deployment,
+) -> None:
+    """On private text; of the second setting one training diverged, and has no perplexity."""
+    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"model_kind": "feed-forward", "sweep_seeds": 2, "sweep_baselines": "public-training"}
+        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    )
+    report = sweep_report(settings, tracked.store)
+    perplexities = iter([(310.0, 420.25), (318.0, 440.25), (311.0, 500.75), None, (300.0, 610.5)])
+    shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
+    for _, task, spec in sweep_steps(settings, tracked.store):
+        if task == "pretraining":
+            found = next(perplexities)
+            metrics = [] if found is None else [
+                MetricRecord(name="perplexity_public", value=found[0], label="dp"),
+                MetricRecord(name="perplexity_private", value=found[1], label="operator"),
+            ]  # fmt: skip
+            own = {} if spec.mode == "dp" else {"epsilon_training": 0.0, "releases": []}
+            _done(tracked, task, spec, metrics=metrics, shape=shape, **own)
+        elif task in ("vocabulary", "exposure"):
+            _done(tracked, task, spec, **({} if task == "exposure" else {"releases": []}))
+
+    done = contract.run_step(report, tracked, WHO)
+    assert set(report.results["public training"]) == {"vocabulary", "pretraining", "exposure"}
+    assert done.facts["finetuned"] == {} and done.facts["missing"] == []
+    folder = Path(report.output.removeprefix("file://"))
+    shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
+    table = json.loads(kept)["sweep"]
+    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
+    rows = [dict(zip(columns, row, strict=True)) for row in table["rows"]]
+    private = [row["Perplexity private text, by token"] for row in rows]
+    assert [cell["value"] for cell in private] == [430.25, None, 610.5]
+    assert [cell.get("label") for cell in private] == ["operator", None, "operator"]
+    deviation = rows[0]["Perplexity SD over seeds"]
+    assert (deviation["value"], deviation["label"]) == (pytest.approx(200**0.5), "operator")
+    reach = 12.7062 * 10  # Student's t of one degree of freedom, times 20 / √2 / √2
+    low, high = map(float, rows[0]["Perplexity 95% interval"]["text"].split(" – "))
+    assert (low, high) == (round(430.25 - reach), round(430.25 + reach))
+    assert [row["Perplexity public text, by token"]["value"] for row in rows] == [314.0, None, 300]
+    assert not [column for column in columns if "F1" in column or "MLM" in column]
+    # What was read from private text is in nothing that anyone may see.
+    files = [*(folder / "report").glob("*.json"), *(folder / "report").glob("*.html")]
+    texts = [done.model_dump_json(include={"facts"}), *(file.read_text() for file in files)]
+    for secret in ("430.2", ">430<", "610.5", ">610<", "440.2", f"{low:g} – {high:g}"):
+        assert not any(secret in text for text in texts), secret
+    assert "430.2" in kept and "314.0" in shown
+    assert {m.name for m in done.metrics} == {"epsilon", "delta", "points"}
+    figures = json.loads((folder / "operator_report" / "figures.json").read_text())["models"]
+    own = figures["public training"]["perplexity_private"]
+    assert own == {"value": "610.5", "label": "operator"}
 
 
 @pytest.mark.parametrize("seeds", [7, 8])

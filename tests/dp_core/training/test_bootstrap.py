@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1
+from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1, mean_over_seeds
 
 RIGHT, WRONG = (1, 1, 1), (0, 1, 1)  # one entity a document: F1 is the share of right ones
 
@@ -124,3 +124,17 @@ def test_models_tested_on_other_documents_or_folds_cannot_be_compared() -> None:
     assert f1_difference(one, []) is None
     few = [replicate("a", 0, 3, 9)]
     assert f1_difference(few, few) is None
+
+
+def test_an_interval_over_few_seeds_holds_the_mean_as_often_as_it_says() -> None:
+    found = mean_over_seeds([310.0, 330.0, 350.0])
+    assert (found.mean, found.seeds, found.folds, found.seed_deviation) == (330.0, 3, 1, 20.0)
+    assert found.interval == pytest.approx((330 - 49.683, 330 + 49.683), abs=1e-3)
+    drawn = np.random.default_rng(1).normal(330.0, 20.0, (1000, 3))
+    intervals = [mean_over_seeds(values.tolist()).interval or (0.0, 0.0) for values in drawn]
+    share = sum(low < 330 < high for low, high in intervals) / len(intervals)
+    assert 0.92 < share < 0.98
+    alone = mean_over_seeds([330.0])
+    assert (alone.mean, alone.seed_deviation, alone.interval) == (330.0, None, None)
+    with pytest.raises(ValueError, match="no value"):
+        mean_over_seeds([])

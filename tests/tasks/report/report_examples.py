@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -303,6 +304,30 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
         repeat=("./confide run dp_sweep",),
         notes=("F1 chose nothing here: picking a point by it would be a further leak.",),
     )
+
+
+def causal_sweep_report(*, made_up: bool = True) -> SweepReport:
+    """The same sweep over causal models: three seeds each, and two models to compare with."""
+    report = sweep_report(made_up=made_up)
+    points = []
+    for number, point in enumerate(report.points):
+        private = 431.7 - 7 * number
+        spread = MeanF1(private, 3, 3, 1, 13.9, None, (private - 34.6, private + 34.6))
+        own = {"spread": spread, "perplexity_private": Operator(private)}
+        points.append(_causal(point, **own, perplexity_public=Dp(317.5 + number), trainings=3))
+    of_baselines = {"noise_multiplier": 0.0, "batch_size": 0, "spread": None}
+    for name, baseline, private in (
+        ("public training", "public-training", 617.3),
+        ("public text only", "public", 533.9),
+    ):
+        own = {"name": name, "baseline": baseline, "perplexity_private": Operator(private)}
+        points.append(_causal(points[0], **own, **of_baselines, perplexity_public=Dp(301.5)))
+    return replace(report, points=tuple(points))
+
+
+def _causal(point: SweepRow, **own: Any) -> SweepRow:
+    nothing = {"f1": None, "mlm_public": None, "mlm_private": None}
+    return replace(point, is_causal=True, **nothing, **own)
 
 
 def public_scores(report: JobReport) -> JobReport:

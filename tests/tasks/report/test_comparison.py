@@ -6,14 +6,18 @@ import json
 from dataclasses import replace
 
 import pytest
-from report_examples import job_report, sweep_report
+from report_examples import causal_sweep_report, job_report, sweep_report
 
 from dp_core.labels import Label
 from tasks.report.comparison import figures_of
 from tasks.report.model import Edition, JobReport, SweepReport, edition_of
 from tasks.report.page import job_page
 
-PRIVATE = [job_report(made_up=False), sweep_report(made_up=False)]
+PRIVATE = [
+    job_report(made_up=False),
+    sweep_report(made_up=False),
+    causal_sweep_report(made_up=False),
+]
 
 
 @pytest.mark.parametrize("report", PRIVATE)
@@ -33,6 +37,15 @@ def test_the_publishable_figures_hold_nothing_of_the_operators(
     }
     text = json.dumps(shown)
     assert secret and not any(value in text for value in secret)
+
+
+def test_causal_models_are_compared_by_perplexity_and_not_by_masks() -> None:
+    (point, *_) = figures_of(edition_of(PRIVATE[2], Edition.PUBLISHABLE))["models"].values()
+    assert point["perplexity_public"] == {"value": "317.5", "label": Label.DP}
+    assert point["perplexity_private"] == {"withheld": True}
+    assert not {"f1", "mlm_accuracy_public", "mlm_accuracy_private"} & point.keys()
+    (own, *_) = figures_of(edition_of(PRIVATE[2], Edition.OPERATOR))["models"].values()
+    assert own["perplexity_private"] == {"value": "431.7", "label": Label.OPERATOR}
 
 
 def test_with_a_known_seed_only_public_figures_are_left() -> None:

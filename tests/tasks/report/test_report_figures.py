@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from matplotlib.image import imread
-from report_examples import exposure_rows, job_report, sweep_report
+from report_examples import causal_sweep_report, exposure_rows, job_report, sweep_report
 
 from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
@@ -182,6 +182,45 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
         assert drawing is not None
         assert "ε in total" in _texts(drawing)
     assert sweep_figure.sweep_figure([]) is None
+
+
+def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_tokens() -> None:
+    points = causal_sweep_report().points
+    drawing = figures.sweep_figure(points)
+    assert drawing is not None
+    texts = _texts(drawing)
+    assert "Perplexity of private text, less is better" in texts
+    assert "public training" in texts and "public text only" not in texts
+    assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
+    hidden = [
+        dataclasses.replace(point, perplexity_private=Withheld(), spread=Withheld())
+        for point in points
+    ]
+    drawing = figures.sweep_figure(hidden)
+    assert drawing is not None and "public training" not in _texts(drawing)
+    assert not [text for text in _texts(drawing) if text.startswith("Perplexity")]
+    assert "perplexity" not in drawing.caption and "level" not in drawing.caption
+
+
+def test_fig_1_of_points_around_one_goes_through_that_one() -> None:
+    """Settings with two values have no middle of their own: (1.1, 64, 10) is on every line."""
+    points = [(1.1, 64.0, 10.0), (0.55, 64.0, 10.0), (1.1, 64.0, 5.0), (1.1, 32.0, 10.0)]
+    assert figures._middle(points) == points[0]
+    assert figures._middle([(s, b, 1.0) for s in (1.0, 2.0) for b in (8.0, 9.0)]) == (1.0, 8.0, 1.0)
+
+
+def test_levels_of_one_kind_of_baseline_are_told_apart_without_colour() -> None:
+    report = causal_sweep_report()
+    (level,) = (point for point in report.points if point.baseline == "public-training")
+    kinds = [
+        dataclasses.replace(level, name=f"training without privacy · epochs={e}", epochs=e,
+                            baseline="nonprivate-training")
+        for e in (5.0, 10.0)
+    ]  # fmt: skip
+    drawing = figures.sweep_figure([*report.points[:2], *kinds])
+    assert drawing is not None
+    red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
+    assert len(set(red)) == 2
 
 
 def _flat(point: SweepRow) -> SweepRow:

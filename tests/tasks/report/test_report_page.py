@@ -7,15 +7,32 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import NoneType
 
 import pytest
-from report_examples import extractions, job_report, membership, public_scores, sweep_report
+from report_examples import (
+    causal_sweep_report,
+    extractions,
+    job_report,
+    membership,
+    public_scores,
+    sweep_report,
+)
 from rich.console import Console
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.record import AuditRecord, NullControl
 from dp_core.labels import Label, Operator
-from tasks.report.model import Edition, Exposures, Extraction, JobReport, Membership, Statement
+from tasks.report.model import (
+    Edition,
+    Exposures,
+    Extraction,
+    JobReport,
+    Membership,
+    Statement,
+    Withheld,
+    edition_of,
+)
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
 
@@ -231,6 +248,23 @@ def test_a_published_sweep_withholds_f1_but_not_public_accuracy() -> None:
         assert f">{100 * point.f1.value:.1f}<" not in html
         assert f">{100 * point.mlm_public.value:.1f}<" in html
     assert f">{100 * report.points[0].f1.value:.1f}<" in PAGES["sweep"].html
+
+
+def test_a_published_sweep_of_causal_models_withholds_what_was_read_from_private_text() -> None:
+    report = causal_sweep_report(made_up=False)
+    shown, whole = (sweep_page(report, edition) for edition in Edition)
+    secret = ("432", "397 – 466", "13.9", "617")
+    for value in secret:
+        assert f">{value}<" in whole.html
+        assert f">{value}<" not in shown.html
+    told = json.dumps([table.to_json() for table in shown.tables])
+    assert "431.7" not in told and "13.9" not in told
+    assert ">318<" in shown.html  # of public text: as private as the model
+    points = edition_of(report, Edition.PUBLISHABLE).points
+    assert {type(point.spread) for point in points} == {Withheld, NoneType}
+    (own,) = (one for one in whole.drawings if one.key == "sweep")
+    (one,) = (one for one in shown.drawings if one.key == "sweep")
+    assert "public training" in own.svg and "public training" not in one.svg
 
 
 def test_scores_on_public_labels_are_published() -> None:

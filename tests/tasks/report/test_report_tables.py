@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from report_examples import (
     VOCABULARY_SIZE,
+    causal_sweep_report,
     extractions,
     job_report,
     ledger,
@@ -309,6 +310,22 @@ def test_the_sweep_keeps_its_order() -> None:
     assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
     assert table.rows[0][6].value == points[0].f1.value
     assert table.rows[0][6].label is Label.OPERATOR
+
+
+def test_a_sweep_of_causal_models_compares_perplexity_with_its_spread_over_seeds() -> None:
+    table = tables.sweep_table(causal_sweep_report().points, PrivacyUnit.PATIENT)
+    heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
+    first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
+    assert first["Perplexity private text, by token"].value == 431.7
+    assert first["Perplexity private text, by token"].label is Label.OPERATOR
+    assert first["Perplexity 95% interval"].text == "397 – 466"
+    assert first["Perplexity 95% interval"].label is Label.OPERATOR
+    assert first["Perplexity SD over seeds"].text == "13.9"
+    assert first["Perplexity public text, by token"].text == "318"
+    assert not [head for head in heads if head.startswith(("Entity", "MLM", "F1"))]
+    assert baseline["Perplexity 95% interval"].text == NOT_MEASURED
+    assert any("less is better" in note and "3 trainings" in note for note in table.notes)
+    assert any("of other tokens" in note for note in table.notes)
 
 
 def test_json_is_strict_and_holds_the_very_values() -> None:
