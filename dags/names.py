@@ -7,6 +7,8 @@ NAMES = {
     "grid": "Lay out the grid",
     "trainings": "Lay out the trainings",
     "fine_tunings": "Lay out the fine-tunings",
+    "models": "Lay out the models",
+    "kept_models": "Lay out the kept models",
     "budget": "Reserve the privacy budget",
     "private_corpus": "Read private notes",
     "public_corpus": "Read public text",
