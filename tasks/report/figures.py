@@ -431,11 +431,13 @@ def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing |
         axes.set_xticks(sorted({epochs for line in found for epochs, _ in line}))
         axes.set_title(title, loc="left")
         if found is scores:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
             _frame_scores(axes, [score for line in found for _, score in line])
         else:
-            axes.set_ylim(bottom=0)
-            _shade_chance(axes, rows)
+            chance = _highest_by_chance(rows)
+            axes.axhspan(0, chance, color=PALE, zorder=0)
+            highest = max(chance, *(value for line in found for _, value in line))
+            axes.set_ylim(0, 1.1 * highest)
     figure.legend(
         list(handles.values()),
         list(handles),
@@ -464,10 +466,9 @@ def _mean_exposure(one: ModelAt) -> float | None:
     return summarise(one.exposures.rows).mean
 
 
-def _shade_chance(axes: Axes, rows: Sequence[EpochsRow]) -> None:
+def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
     seen = [one.exposures for row in rows for one in row.at]
-    highest = [summarise(one.rows).mean_null_high for one in seen if isinstance(one, Exposures)]
-    axes.axhspan(0, max(highest), color=PALE, zorder=0)
+    return max(summarise(one.rows).mean_null_high for one in seen if isinstance(one, Exposures))
 
 
 def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
