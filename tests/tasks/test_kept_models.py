@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from release_examples import record
 from spec_examples import spec_of
 from test_steps_alone import Bench, Chain, answered, tuning
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import Arrays
-from dp_core.privacy.mechanisms import PoissonGaussian
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import EvaluationHook
 from tasks.evidence.audits import SUBJECT
@@ -23,14 +24,16 @@ from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
     PretrainSpec,
+    ReleaseRecord,
     SelectSpec,
+    StepResult,
     budget_of_run,
     dp_bert_steps,
 )
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.releases.statements import DATA, WORDS
-from tasks.report.results import EXPOSURE_FILE
+from tasks.report.results import EXPOSURE_FILE, released_by_job
 from tasks.runtime.context import Input
 from tasks.steps import exposure, finetune, pretrain
 from tasks.steps.kept_models import KeptModels
@@ -211,6 +214,8 @@ def test_epochs_become_updates_of_each_training() -> None:
         for epochs, updates in every.items()
         for task in ("finetuning", "exposure")
     }
+    outputs = {spec.output for spec in steps.values() if isinstance(spec, FinetuneSpec)}
+    assert len(outputs) == 4 + 4  # of each model its own
     assert steps["budget"].model_dump()["charged"] == tuple(
         steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
     )
@@ -238,6 +243,25 @@ def test_private_fine_tunings_of_earlier_models_are_charged_each() -> None:
     JobSettings(**told, **delta, kept_epochs="1")
     with pytest.raises(ValueError, match="finetune_delta, entities_declared_units"):
         JobSettings(**told, **delta, kept_epochs="1,2,3")
+
+
+def test_the_total_of_a_job_counts_the_fine_tunings_of_earlier_models() -> None:
+    """And leaves out those that stay with the operator."""
+    event = PoissonGaussian.single(0.1, 2.0, 5, unit=PrivacyUnit.PATIENT)
+    training, last, earlier = (record(name, event) for name in ("training", "last", "earlier"))
+    own = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
+
+    def output(step: str, *releases: ReleaseRecord) -> Input:
+        told: dict[str, Any] = {"outputs": {}, "metrics": [], "facts": {}, "spec_hash": ""}
+        return Input(StepResult(step=step, releases=[training, *releases], **told), Path())
+
+    results = {
+        "dp_pretraining": output("pretrain"),
+        "dp_finetuning": output("finetune", last),
+        "σ=1 · B=64 · epochs=1 of 4 / finetuning": output("finetune", earlier),
+        "training without privacy · epochs=1 of 4 / finetuning": output("finetune", own),
+    }
+    assert released_by_job(results) == [training, last, earlier]
 
 
 def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
