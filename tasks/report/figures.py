@@ -605,7 +605,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
             list(handles),
             loc="outside lower center",
             frameon=False,
-            ncols=min(3, len(handles)),
+            ncols=min(3, _legend_columns(list(handles))),
         )
     return finish(
         figure,

@@ -400,6 +400,8 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
     audited = {point.seed: results["exposure"] for point, results in own}
     tuned = [results["finetuning"] for _, results in own]
     model, varied = first["pretraining"], spec.points.values()
+    # What a training says of accuracy is of its last model.
+    scored = () if setting.is_on_the_way else models.values()
     # Of a selection: which one won.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
@@ -435,8 +437,8 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         accuracy=_mean(tuned, "accuracy"),
         spread=_spread(own),
         best_three=_best_three(own),
-        mlm_public=_mean(models.values(), "mlm_accuracy_public"),
-        mlm_private=_mean(models.values(), "mlm_accuracy_private"),
+        mlm_public=_mean(scored, "mlm_accuracy_public"),
+        mlm_private=_mean(scored, "mlm_accuracy_private"),
         exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
     )
 

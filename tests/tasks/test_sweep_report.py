@@ -296,7 +296,7 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
         elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
             assert (spec.updates, spec.kept_updates) == (12, (3,))
             plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
-            _done(tracked, task, spec, plan=plan)
+            _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
     report = sweep_report(settings, tracked.store)
@@ -314,6 +314,8 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
         assert row["Exposure mean, bits"]["value"] == pytest.approx(exposure)
     (epsilon,) = (m.value for m in done.metrics if m.name == "epsilon")
     assert epsilon == pytest.approx(both)
+    accuracies = [row["MLM accuracy public text, %"]["text"] for row in (first, last)]
+    assert accuracies == ["–", "40.0"]  # it was measured on the last model alone
     assert any("has the ε of all" in note for note in table["notes"])
     assert any("would give another model" in note for note in table["notes"])
     folder = Path(report.output.removeprefix("file://")) / "report"
