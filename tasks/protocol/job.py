@@ -451,7 +451,6 @@ def dp_bert_steps(
         steps |= {
             f"{point.name}{_OF_POINT}{task}": spec
             for task, spec in _measured(settings, front, trained[point.mode], point).items()
-            if not (causal and task == "finetuning")
         }
     if settings.audit_canaries:
         steps["dp_audit"] = audit(front, trained["dp"])
@@ -678,14 +677,17 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
 def _measured(
     job: JobSettings, front: dict[str, StepSpec], training: StepSpec, point: SweepPoint
 ) -> dict[str, StepSpec]:
-    """Return the exposure and the fine-tuning of the model that a point has of a training."""
+    """Return what is done with the model that a point has of a training.
+
+    It is audited, and fine-tuned where there are labels.
+    """
     updates = 0
     if point.is_on_the_way and point.mode != "public":
         updates = job.updates_after(point.mode, point.epochs)
-    return {
-        "exposure": exposure(job, front, training, updates),
-        "finetuning": finetuning(job, front, training, updates),
-    }
+    measured: dict[str, StepSpec] = {"exposure": exposure(job, front, training, updates)}
+    if "entities" in front:
+        measured["finetuning"] = finetuning(job, front, training, updates)
+    return measured
 
 
 def _seeded_training(

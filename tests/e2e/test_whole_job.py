@@ -408,9 +408,11 @@ def test_a_model_of_an_earlier_epoch_has_the_epsilon_of_all_of_them_in_every_roo
     for experiment in ("confide", "confide-operator"):
         found = told[f"{earlier.name} in {experiment}"]
         assert found["epsilon"] == found["epsilon/notes"] == total
+        # Nothing smaller stands there but what its private fine-tuning spent of the labels.
         assert {n for n in found if n.startswith("epsilon")} == {
-            "epsilon", "epsilon/notes", "epsilon/labels",
+            "epsilon", "epsilon/notes", "epsilon/labels", "epsilon_training",
         }  # fmt: skip
+        assert found["epsilon_training"] == pytest.approx(found["epsilon/labels"])
         assert found["delta"] == pytest.approx(sum(entry.delta for entry in charged))
     assert "exposure" in told[f"{earlier.name} in confide"]
     assert "f1" in told[f"{earlier.name} in confide-operator"]  # the labels are private
