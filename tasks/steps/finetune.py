@@ -98,7 +98,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
-            "released_after": after,
+            "released_after": list(after),
         },
         artifacts=[Artifact(file, Label.OPERATOR) for file in kept],
     )

@@ -478,7 +478,9 @@ def test_an_error_does_not_quote_what_it_read(
     unreadable = _refused(finished, {"private_path": str(broken)}, "private_corpus", capfd)
     as_text: dict[str, object] = {"private_format": "text", "private_path": str(named)}
     not_text = _refused(finished, as_text, "private_corpus", capfd)
-    few: dict[str, object] = {"declared_units": 20, "vocabulary_epsilon": 49.0}
+    few: dict[str, object] = {
+        "declared_units": 20, "vocabulary_epsilon": 49.0, "kept_epochs": ""
+    }  # fmt: skip
     too_many = _refused(finished, few, "vocabulary", capfd)
     for said in (unreadable, not_text, too_many):
         assert len(said.strip().splitlines()) == 1

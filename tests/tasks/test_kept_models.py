@@ -276,7 +276,7 @@ def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
         weights = sha256_of(opened.folder / "model.safetensors")
         answer = finetune.run(spec, context)
         assert answer.facts["began_with"] == opened.facts["weights_digest"] == weights
-        assert answer.facts["released_after"] == (1, 3, 4)
+        assert answer.facts["released_after"] == [1, 3, 4]
         said = json.loads((context.out / DATA).read_text())
         assert said["released_after_updates"] == [1, 3, 4]
         assert said["epsilon"] == json.loads((model.folder / DATA).read_text())["epsilon"]
