@@ -33,7 +33,7 @@ from tasks.protocol import (
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.releases.statements import DATA, WORDS
-from tasks.report.results import EXPOSURE_FILE, released_by_job
+from tasks.report.results import released_by_job
 from tasks.runtime.context import Input
 from tasks.steps import exposure, finetune, pretrain
 from tasks.steps.kept_models import KeptModels
@@ -265,10 +265,17 @@ def test_the_total_of_a_job_counts_the_fine_tunings_of_earlier_models() -> None:
 
 
 def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
-    chain: Chain, released: tuple[Input, Bench]
+    chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = released
-    ranks, tuned = {}, {}
+    tuned: dict[str, Arrays] = {}
+    ranked: list[Path] = []
+
+    def looked_at(folder: Path) -> Any:
+        ranked.append(folder)
+        return load_model(folder)
+
+    monkeypatch.setattr(exposure, "load_model", looked_at)
     for updates in (1, 3, 0):
         context, spec = tuning(chain, model, f"tuned after {updates}", model_updates=updates)
         opened = model_at(context, "model", field="model_uri", updates=updates)
@@ -289,8 +296,10 @@ def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
         assert found.facts[SUBJECT] == weights
         (epsilon,) = (n.value for n in audited.numbers if n.name == "epsilon")
         assert epsilon == pytest.approx(said["epsilon"])
-        ranks[weights] = (audited.out / EXPOSURE_FILE).read_text()
-    assert len(tuned) == len(set(ranks.values())) == 3
+        assert ranked.pop() == opened.folder and not ranked
+    assert len(tuned) == 3
+    one, two, three = tuned.values()
+    assert differ(one, two) and differ(two, three)
     context = chain.context("no such model")
     context.inputs = chain.inputs | {"model": model}
     with pytest.raises(BadInput, match=r"no model was kept after 2 updates.*those after 1, 3, 4"):
