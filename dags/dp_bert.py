@@ -17,6 +17,7 @@ from tasks.protocol import (
     StepSpec,
     SweepPoint,
     dp_bert_steps,
+    kept_points,
     more_points,
     promote_spec,
     steps_of,
@@ -161,6 +162,36 @@ def dp_bert() -> None:
     every_training = more.expand(coordinates=points)
     [public_pretraining, phrases_pretraining, entities] >> every_training
 
+    # Models that both trainings kept after earlier epochs, covered by their one charge. Membership
+    # is tried on them together with the last.
+    @task(
+        retries=0,
+        task_display_name=NAMES["kept_models"],
+        doc_md="Lays out the models that trainings keep after the epochs that `kept_epochs` names.",
+    )
+    def kept_models() -> list[dict[str, Any]]:
+        told = launcher.settings_from(JobSettings, get_current_context()["params"])
+        return [point.model_dump() for point in kept_points(told)]
+
+    @task_group
+    def kept(coordinates: dict[str, Any]) -> None:
+        for name, words in {
+            "finetuning": "Learns labels, and is scored.",
+            "exposure": "How well it remembers its canaries.",
+        }.items():
+            training(
+                name,
+                point=coordinates,
+                map_index_template="{{ point_name }}",
+                trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off
+                doc_md=words,
+            )
+
+    kept_epochs = kept_models()
+    points >> kept_epochs
+    every_kept = kept.expand(coordinates=kept_epochs)
+    [dp_pretraining, nonprivate_pretraining, entities] >> every_kept
+
     # Which of the canaries were in its training, that were put in or left out by coins.
     audit = training("dp_audit", doc_md="A lower bound on ε by the DP model, and a verdict.")
     dp_pretraining >> audit
@@ -172,7 +203,7 @@ def dp_bert() -> None:
         doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement. **Fails if an audit "
         "contradicts the claim**; the model is registered with the verdict.",
     )
-    [*measured, every_training] >> report
+    [*measured, every_training, every_kept] >> report
 
     # Behind the gate: the report has judged the model by its audits and registered it. Whether it
     # is promoted, a person may have to say.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,14 @@ from tasks.protocol import (
     sweep_start,
     sweep_training,
 )
-from tasks.protocol.sweep import PAGE, START, TRAINING_AXES, fronts_of, trainings_of
+from tasks.protocol.sweep import (
+    PAGE,
+    START,
+    TRAINING_AXES,
+    fronts_of,
+    models_of,
+    trainings_of,
+)
 
 THIS_PAGE = "page"  # the field of the form that is no setting
 
@@ -117,7 +124,8 @@ FORM[THIS_PAGE] = Param(
 The grid stands in the form's first section; everything before the private training is done once
 and shared (and is shared with `dp_bert` where the settings agree). **Every private training is a
 release of its own and is charged as such, each seed too**; points that differ in fine-tuning alone
-share one. Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
+share one, and so do, with *Epochs from: checkpoints*, points that differ in epochs alone.
+Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
 fine-tuned and measured alike, and cost nothing: of public text, checkpoints as they are, or trained
 without privacy, for the operator alone. Causal models are compared by perplexity of private text,
 and nothing of them is fine-tuned. A point that fails does not stop the others: the report
@@ -164,6 +172,18 @@ def dp_sweep() -> None:
             if sweep_start(settings, point, launcher.store()).output in found
         ]
 
+    def of_what_is_trained(
+        lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
+    ) -> list[dict[str, Any]]:
+        context = get_current_context()
+        settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
+        points, _, _ = page_of(context["params"])
+        return [
+            point.model_dump()
+            for point in lay_out(points)
+            if sweep_training(settings, point, launcher.store()).output in trained
+        ]
+
     @task(
         retries=0,
         task_display_name=NAMES["fine_tunings"],
@@ -171,16 +191,20 @@ def dp_sweep() -> None:
         doc_md="Lays out what is fine-tuned: each setting, by each seed, on each fold.",
     )
     def fine_tunings() -> list[dict[str, Any]]:
-        context = get_current_context()
-        if "finetuning" not in plan(context["params"], launcher.store(), None):
+        told = get_current_context()["params"]
+        if "finetuning" not in plan(told, launcher.store(), None):
             raise AirflowSkipException("a causal model is not fine-tuned")
-        settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
-        points, _, _ = page_of(context["params"])
-        return [
-            point.model_dump()
-            for point in points
-            if sweep_training(settings, point, launcher.store()).output in trained
-        ]
+        return of_what_is_trained(list)
+
+    @task(
+        retries=0,
+        task_display_name=NAMES["models"],
+        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+        doc_md="Lays out the models that the trainings have left: one each, or one after each of "
+        "several epochs.",
+    )
+    def models() -> list[dict[str, Any]]:
+        return of_what_is_trained(models_of)
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.
     # The budget is asked for every point at once: all of them fit, or nothing is spent.
@@ -220,11 +244,15 @@ def dp_sweep() -> None:
     every_baseline = baseline.expand(coordinates=fronts)
     [private_store, public_store] >> every_baseline
 
-    # Each training, however many points share it: train as the point has it, measure.
+    # Each training, however many points share it: train as the point has it.
     @task_group
     def training_point(coordinates: dict[str, Any]) -> None:
-        named = {"point": coordinates, "map_index_template": BY_POINT}
-        training("pretraining", **named) >> training("exposure", **named)
+        training("pretraining", point=coordinates, map_index_template=BY_POINT)
+
+    # What it remembers: each of its models, where points are checkpoints, covered by one charge.
+    @task_group
+    def model(coordinates: dict[str, Any]) -> None:
+        training("exposure", point=coordinates, map_index_template=BY_POINT)
 
     @task_group
     def point(coordinates: dict[str, Any]) -> None:
@@ -234,8 +262,8 @@ def dp_sweep() -> None:
     starts = [public_pretraining, phrases_pretraining, every_baseline]
     [*starts, entities] >> starting_points
     every_training = training_point.expand(coordinates=starting_points)
-    points = fine_tunings()
-    every_training.get_child_by_label("pretraining") >> points
+    points, trained = fine_tunings(), models()
+    every_training >> [points, trained]
     every_point = point.expand(coordinates=points)
     # What comes last waits for all, failed or not, and would be skipped with a fine-tuning that is.
     fine_tuned = EmptyOperator(
@@ -245,11 +273,12 @@ def dp_sweep() -> None:
         doc_md="Also where there is nothing to fine-tune: of causal models.",
     )
     every_point >> fine_tuned
+    every_model = model.expand(coordinates=trained)
 
     report = launcher.step(
         "report", plan=plan_of_all, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
-    [every_training, fine_tuned] >> report
+    [every_training, every_model, fine_tuned] >> report
 
     @task(
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
@@ -269,7 +298,7 @@ def dp_sweep() -> None:
         }
 
     following = next_page()
-    [every_training, fine_tuned] >> following
+    [every_training, every_model, fine_tuned] >> following
     TriggerDagRunOperator(
         task_id="start_page",
         task_display_name=NAMES["start_page"],
@@ -289,7 +318,8 @@ def dp_sweep() -> None:
     def points_that_failed() -> None:
         raise AirflowFailException("a step or a point failed (red); the report holds the others")
 
-    [*starts, starting_points, every_training, every_point, report] >> points_that_failed()
+    last = [every_training, every_model, every_point, report]
+    [*starts, starting_points, *last] >> points_that_failed()
 
 
 launcher.with_form(dp_sweep(), FORM)

@@ -8,6 +8,8 @@ NAMES = {
     "trainings": "Lay out the trainings",
     "fine_tunings": "Lay out the fine-tunings",
     "fine_tuned": "All fine-tuned",
+    "models": "Lay out the models",
+    "kept_models": "Lay out the kept models",
     "budget": "Reserve the privacy budget",
     "private_corpus": "Read private notes",
     "public_corpus": "Read public text",

@@ -82,6 +82,8 @@ class MechanismEvent:
         assumed: what must have been true of the run for its ε to hold, beside its parts'.
         neighbours: for which its ε holds, where it is not made of others.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
+        every_iterate: whether its ε is of what every step of it released, and not of the last
+            step's result alone, where it is not made of others. Nobody's until it says so.
         has_pld: whether its privacy loss distribution is known.
         claimed_by_rdp: whether it, alone, is claimed at the ε of its Rényi curve.
     """
@@ -92,6 +94,7 @@ class MechanismEvent:
     assumed: ClassVar[tuple[str, ...]] = ()
     neighbours: ClassVar[NeighboringRelation] = ADD_REMOVE
     conversions: ClassVar[frozenset[NeighboringRelation]] = frozenset({REPLACE})
+    every_iterate: ClassVar[bool] = False
     claimed_by_rdp: ClassVar[bool] = False
     unit: PrivacyUnit | None = field(default=None, kw_only=True)
 
@@ -127,6 +130,17 @@ class MechanismEvent:
     def is_unaccounted(self) -> bool:
         """Whether any part has no guarantee."""
         return any(part.is_unaccounted for part in self.parts)
+
+    @property
+    def covers_every_iterate(self) -> bool:
+        """Whether one charge covers the models of several of its updates: all its parts, if any.
+
+        An accounting that hides all iterates but the last (Feldman et al. 2018,
+        arXiv:1808.06651, for one) would not.
+        """
+        if self.parts:
+            return all(part.covers_every_iterate for part in self.parts)
+        return self.every_iterate
 
     def stating(self, unit: PrivacyUnit) -> Self:
         """Return the same event with its unit written into it and into all its parts."""
@@ -482,6 +496,7 @@ class RandomCountSelection(MechanismEvent):
     )
     title = "the best of several DP pre-trainings"
     has_pld = False
+    covers_every_iterate = False  # the best model alone is released
     claimed_by_rdp = True  # at the δ asked for, not at its own
     candidates: tuple[MechanismEvent, ...]
     count: str

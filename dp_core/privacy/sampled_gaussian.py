@@ -35,6 +35,7 @@ class _PhasedGaussian(MechanismEvent):
     """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
     title = "DP training"
+    every_iterate = True  # the composition of its updates, each of which releases its noised sum
     _sampled: ClassVar[str] = "sampling rate"
 
     def _check_phases(self, possible: Callable[[float], bool], impossible: str) -> None:
@@ -251,6 +252,7 @@ class Gaussian(MechanismEvent):
 
     kind = "gaussian"
     title = "Gaussian mechanism"
+    every_iterate = True  # all of them are released
     assumed = ("no unit took part more often than once an epoch", *_TRAINING)
     conversions = frozenset({ZERO_OUT, REPLACE})
     noise_multiplier: float
@@ -288,6 +290,7 @@ class ShuffledGaussian(MechanismEvent):
 
     kind = "shuffled_gaussian"
     title = "DP training"
+    every_iterate = True  # every epoch's sums are released
     assumed = Gaussian.assumed
     neighbours = ZERO_OUT
     noise_multiplier: float

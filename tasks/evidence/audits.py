@@ -161,7 +161,7 @@ def _findings(
             continue
         if subject := subjects.get(str(result.facts.get(SUBJECT) or "-")):
             found.append(Finding(store, uri, result, subject))
-        elif operator and operator_only(result.releases):
+        elif operator and operator_only(result.releases) and not result.facts.get("model_updates"):
             others.append(Finding(store, uri, result, CONTROL))
     probes = {one.result.facts.get(PROBES) for one in found} - {None}
     return found + [one for one in others if one.result.facts.get(PROBES) in probes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from dp_core.config.audit import (
     AuditCanariesConfig,
@@ -68,6 +68,8 @@ from tasks.protocol.specs import (
 )
 from tasks.protocol.sweep import START, SweepPoint, SweepSettings
 
+T = TypeVar("T")
+
 _OF_POINT = " / "  # between the name of a point and of its task
 MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
 ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
@@ -76,8 +78,7 @@ WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
     "noise_floor": 0.0,
     "averaging": "none",
 }
-TRAINING_STEPS = ("pretraining", "exposure")  # of each training of a sweep
-POINT_STEPS = (*TRAINING_STEPS, "finetuning")  # what is not the same at all points
+POINT_STEPS = ("pretraining", "exposure", "finetuning")  # what is not the same at all points
 
 
 def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
@@ -262,12 +263,18 @@ def pretraining(
                 **ALONE | {"examples_per_step": s.examples_per_step},
             ),
             "updates": s.updates if private else s.nonprivate_updates,
+            "kept_updates": s.kept_updates(mode),
         }
     )
 
 
-def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> FinetuneSpec:
-    """Return the fine-tuning of a model; private for the DP model alone, where asked for."""
+def finetuning(
+    s: JobSettings, front: dict[str, StepSpec], model: StepSpec, model_updates: int = 0
+) -> FinetuneSpec:
+    """Return the fine-tuning of a model; private for DP models alone, where asked for.
+
+    `model_updates`: of its training, after which it was kept; 0: the last model.
+    """
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and is_charged(model)
@@ -301,6 +308,7 @@ def finetuning(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> F
         **s.part(SequenceConfig).model_dump(),
         **s.part(TaggingConfig).model_dump(),
         model_uri=model.output,
+        model_updates=model_updates,
         entities_uri=entities.output,
         plan=plan,
         entity_types=_names(s.entity_types) if s.head == "entities" else (),
@@ -321,12 +329,15 @@ def _names(listed: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in listed.split(",")})) if listed else ()
 
 
-def exposure(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> ExposureSpec:
-    """Return the audit of a model."""
+def exposure(
+    s: JobSettings, front: dict[str, StepSpec], model: StepSpec, model_updates: int = 0
+) -> ExposureSpec:
+    """Return the audit of a model; `model_updates` as of its fine-tuning."""
     return ExposureSpec(
         root=model.root,
         made_up=model.made_up,
         model_uri=model.output,
+        model_updates=model_updates,
         canaries_uri=front["canaries"].output,
         private_store_uri=front["private_store"].output,
         extraction=s.part(ExtractionConfig),
@@ -343,14 +354,33 @@ def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
     }
 
 
+def kept_points(settings: JobSettings) -> list[SweepPoint]:
+    """Return the models that a job's own trainings keep before their last."""
+    trainings: list[dict[str, Any]] = [
+        {"noise_multiplier": settings.noise_multiplier, "batch_size": settings.batch_size},
+        {"noise_multiplier": 0, "batch_size": 0, "baseline": "nonprivate-training"},
+    ]
+    left = (*settings.epochs_kept, settings.epochs)
+    return [
+        SweepPoint.model_validate({**told, "epochs": epochs, "of_epochs": left})
+        for told in trainings[: 1 + settings.nonprivate]
+        for epochs in settings.epochs_kept
+    ]
+
+
 def point_and_task(name: str) -> tuple[str, str]:
     """Return the point and the task that a step of `dp_bert_steps` is named after."""
     point, _, task = name.rpartition(_OF_POINT)
     return point, task
 
 
-def steps_of(point: SweepPoint, steps: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
-    """Return the steps of one further training of a job, by task name."""
+def steps_of(point: SweepPoint, steps: Mapping[str, T]) -> dict[str, T]:
+    """Return the steps of one further training of a job, or of a kept model, by task name.
+
+    Args:
+        point: the training, or the model.
+        steps: specs or results of the whole job, by the names that `dp_bert_steps` gives them.
+    """
     first = f"{point.name}{_OF_POINT}"
     return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
 
@@ -392,7 +422,8 @@ def dp_bert_steps(
 ) -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
-    Tasks of further private trainings have the name of their point before it (`point_and_task`).
+    Tasks of further private trainings, and of models that a training kept on its way, have the
+    name of their point before it (`point_and_task`).
 
     A causal model is not fine-tuned: it ends with its perplexity and its exposure.
     """
@@ -406,8 +437,7 @@ def dp_bert_steps(
     )
     trained: dict[str, PretrainSpec] = {}
     for mode in modes:
-        kept = {"kept_updates": settings.kept_updates(mode)}
-        trained[mode] = pretraining(settings, front, mode).model_copy(update=kept)
+        trained[mode] = pretraining(settings, front, mode)
         models[mode] = steps[f"{mode}_pretraining"] = trained[mode]
     for point, job in more_points(settings).items():
         name = f"{point.name}{_OF_POINT}dp"
@@ -418,6 +448,11 @@ def dp_bert_steps(
         steps[f"{name}_exposure"] = exposure(settings, front, model)
         if settings.membership_units:
             steps[f"{name}_membership"] = membership(settings, front, model)
+    for point in kept_points(settings):
+        steps |= {
+            f"{point.name}{_OF_POINT}{task}": spec
+            for task, spec in _measured(settings, front, trained[point.mode], point).items()
+        }
     if settings.audit_canaries:
         steps["dp_audit"] = audit(front, trained["dp"])
     steps["budget"] = budget_of(steps.values())
@@ -545,7 +580,11 @@ def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, Step
     """
     steps: dict[tuple[str, str], tuple[str, str, StepSpec]] = {}
     for point in settings.points():
-        names = dict.fromkeys(TRAINING_STEPS, point.training.name) | {"finetuning": point.name}
+        names = {
+            "pretraining": point.training.name,
+            "exposure": point.model.name,
+            "finetuning": point.name,
+        }
         before = point.front.name if point.has_own_front else ""
         names |= {} if before else {"public_pretraining": START.name}
         for task, spec in _point(settings, point, root).items():
@@ -629,12 +668,28 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
             candidates=tuple(_seeded_training(one, front, seed) for one in jobs),
             selection=settings.part(SelectionConfig),
         )
-    steps = {**front, "pretraining": model, "exposure": exposure(job, front, model)}
-    if "entities" in front:
+    steps = {**front, "pretraining": model, **_measured(job, front, model, point)}
+    if "finetuning" in steps:
         own = {"seed": point.finetune_seed, "fold": point.fold}
         replicate = {name: value for name, value in own.items() if value is not None}
-        steps["finetuning"] = finetuning(job, front, model).model_copy(update=replicate)
+        steps["finetuning"] = steps["finetuning"].model_copy(update=replicate)
     return steps
+
+
+def _measured(
+    job: JobSettings, front: dict[str, StepSpec], training: StepSpec, point: SweepPoint
+) -> dict[str, StepSpec]:
+    """Return what is done with the model that a point has of a training.
+
+    It is audited, and fine-tuned where there are labels.
+    """
+    updates = 0
+    if point.is_on_the_way and point.mode != "public":
+        updates = job.updates_after(point.mode, point.epochs)
+    measured: dict[str, StepSpec] = {"exposure": exposure(job, front, training, updates)}
+    if "entities" in front:
+        measured["finetuning"] = finetuning(job, front, training, updates)
+    return measured
 
 
 def _seeded_training(

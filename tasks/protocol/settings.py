@@ -399,9 +399,10 @@ class JobSettings(
         MORE_TRAINING,
         "Keep the model after these epochs",
         "Epochs below the last, comma-separated: the models after them are kept beside the last "
-        "one, of the trainings with DP and without, and membership attacks are tried on each. "
-        "Those with DP are covered together by the one charge of their training. Empty: the last "
-        "alone. A sweep keeps none.",
+        "one, of the trainings with DP and without, and are measured as it is: fine-tuned, and "
+        "tried for exposure and membership. Those with DP are covered together by the one charge "
+        "of their training. Empty: the last alone. A sweep takes them from sweep_epochs "
+        "(sweep_epochs_from).",
         pattern=NUMBERS_OR_NONE,
     )
     public_model: str = setting(
@@ -487,20 +488,24 @@ class JobSettings(
 
         Audit canaries are declared too, so that a private unit takes part as often as without.
         """
-        return self._updates_of("dp", self.epochs)
+        return self.updates_after("dp", self.epochs)
 
     @property
     def nonprivate_updates(self) -> int:
         """Number of updates of the non-private comparison: the same epochs."""
-        return self._updates_of("nonprivate", self.epochs)
+        return self.updates_after("nonprivate", self.epochs)
 
     def kept_updates(self, mode: Literal["dp", "nonprivate"]) -> tuple[int, ...]:
         """Return after how many updates of a training the model is kept, beside the last."""
-        if not self.kept_epochs:
-            return ()
-        return tuple(self._updates_of(mode, epochs) for epochs in numbers(self.kept_epochs))
+        return tuple(self.updates_after(mode, epochs) for epochs in self.epochs_kept)
 
-    def _updates_of(self, mode: Literal["dp", "nonprivate"], epochs: float) -> int:
+    @property
+    def epochs_kept(self) -> list[float]:
+        """The epochs after which a training's model is kept, beside the last."""
+        return numbers(self.kept_epochs) if self.kept_epochs else []
+
+    def updates_after(self, mode: Literal["dp", "nonprivate"], epochs: float) -> int:
+        """Return after how many updates of a training so many epochs have passed."""
         if mode == "dp":
             units, batch = self.declared_units + self.audit_canaries, self.batch_size
         else:
@@ -514,7 +519,9 @@ class JobSettings(
             ValueError: a point is none, or is the job's own or another's over again.
         """
         jobs: list[JobSettings] = []
-        alone = self.part(JobSettings, more_trainings="") if self.more_trainings else self
+        alone = self
+        if self.more_trainings:  # of which the last models alone are released
+            alone = self.part(JobSettings, more_trainings="", kept_epochs="")
         for told in listed_points(self.more_trainings, MORE, "more_trainings"):
             try:
                 job = JobSettings.model_validate(alone.model_dump() | told)
@@ -593,7 +600,7 @@ class JobSettings(
                 "audit could compare it with"
             )
         trainings = 1 + len(self.more_jobs())
-        self.refuse_large_deltas(trainings, trainings)
+        self.refuse_large_deltas(trainings, trainings + len(self.epochs_kept))
         for name in ("public_learning_rate", "nonprivate_learning_rate"):
             try:
                 self.part(OptimizerConfig, learning_rate=getattr(self, name))
@@ -604,9 +611,9 @@ class JobSettings(
     def _refuse_kept_epochs_out_of_order(self) -> None:
         """Refuse epochs that do not rise, or after which a training has no update of its own."""
         modes: tuple[Literal["dp", "nonprivate"], ...] = ("dp", "nonprivate")
-        told = numbers(self.kept_epochs) if self.kept_epochs else []
+        told = self.epochs_kept
         for mode in modes[: 1 + self.nonprivate] if told else ():
-            every = [*self.kept_updates(mode), self._updates_of(mode, self.epochs)]
+            every = [*self.kept_updates(mode), self.updates_after(mode, self.epochs)]
             if min(told) <= 0 or any(one >= two for one, two in itertools.pairwise(every)):
                 raise ValueError(
                     f"kept_epochs: {self.kept_epochs} must rise, above 0 and below epochs "

@@ -285,6 +285,10 @@ class PrivacyPlan(PrivacyConfig, AuditCanariesConfig):
         return self.declared_units + self.audit_canaries
 
 
+def _without(hashed: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in hashed.items() if name not in names}
+
+
 class TrainingSpec(StepSpec, RunConfig):
     """What pre-training and fine-tuning are both told."""
 
@@ -300,7 +304,7 @@ class TrainingSpec(StepSpec, RunConfig):
     def hashed(self) -> dict[str, Any]:
         """Return what the output depends on; what nobody has searched for is named as ever."""
         hashed = super().hashed()
-        return hashed if self.after else {n: v for n, v in hashed.items() if n != "after"}
+        return hashed if self.after else _without(hashed, "after")
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
@@ -350,7 +354,7 @@ class PretrainSpec(TrainingSpec):
     def hashed(self) -> dict[str, Any]:
         """Return what the output depends on; nobody has asked for an ordinary training."""
         unused = {n for n in ("asked", "kept_updates") if not getattr(self, n)}
-        return {n: v for n, v in super().hashed().items() if n not in unused}
+        return _without(super().hashed(), *unused)
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -409,14 +413,25 @@ class PretrainSpec(TrainingSpec):
             raise ValueError(f"asked: {ALIKE}")
 
 
-class FinetuneSpec(TrainingSpec, SequenceConfig, TaggingConfig):
+class OfModelSpec(StepSpec):
+    """What reads one model of those that a training has left."""
+
+    model_uri: str
+    model_updates: int = Field(default=0, ge=0)  # of its training, where it kept it; 0: the last
+
+    def hashed(self) -> dict[str, Any]:
+        """Return what the output depends on; the last model is named as ever."""
+        hashed = super().hashed()
+        return hashed if self.model_updates else _without(hashed, "model_updates")
+
+
+class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
     """Fine-tune a model with a head, and score it: by strict entity F1, or by accuracy.
 
     Charged where the labels are private and there is a plan.
     """
 
     step: Literal["finetune"] = "finetune"
-    model_uri: str
     entities_uri: str
     updates: int = 0  # with a plan; else epochs say it
     entity_types: tuple[str, ...] = ()  # that are learned and scored; empty: those of the training
@@ -489,11 +504,10 @@ class BudgetSpec(StepSpec):
         return super().hashed() | {"charged": [spec.digest() for spec in self.charged]}
 
 
-class ExposureSpec(StepSpec, RunConfig):
+class ExposureSpec(OfModelSpec, RunConfig):
     """Measure how well a model remembers the canaries, and what comes out of a causal one."""
 
     step: Literal["exposure"] = "exposure"
-    model_uri: str
     canaries_uri: str
     private_store_uri: str
     extraction: ExtractionConfig = ExtractionConfig()

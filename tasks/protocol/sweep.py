@@ -72,8 +72,9 @@ _ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they are not th
 class SweepPoint(Config):
     """One fine-tuning of a sweep, and the training that it starts from.
 
-    What is None is as the job's settings have it. Points that differ in their fine-tuning alone
-    share one training: a private one is one release, charged once. σ, batch size and epochs of
+    What is None is as the job's settings have it. Points that differ in their fine-tuning alone,
+    or that are models which one training left after several of its epochs, share one training: a
+    private one is one release, charged once. σ, batch size and epochs of
     pre-training are all zero where it is the best of a random number of trainings, and where a
     baseline has no such training.
     """
@@ -91,12 +92,29 @@ class SweepPoint(Config):
     baseline: Baseline | None = None  # to compare with: nothing is charged for its training
     checkpoint: str = ""  # folder of the baseline's public model
     private_start: Literal["public", "fresh"] | None = None  # what the private training begins with
+    # Epochs after which its training leaves a model, the last among them; empty: it leaves one.
+    of_epochs: tuple[float, ...] = ()
 
     @property
     def training(self) -> SweepPoint:
         """The training that the point starts from, which it may share with others."""
-        own = {name: getattr(self, name) for name in (*TRAINING_AXES, "seed", *_OF_A_FRONT)}
-        return SweepPoint.model_validate(own)
+        return self.model.model_copy(update={"epochs": self.training_epochs})
+
+    @property
+    def model(self) -> SweepPoint:
+        """The model that is fine-tuned, which the point may share with others."""
+        own = (*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs")
+        return SweepPoint.model_validate({name: getattr(self, name) for name in own})
+
+    @property
+    def training_epochs(self) -> float:
+        """Epochs of the whole training."""
+        return self.of_epochs[-1] if self.of_epochs else self.epochs
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """Whether its training goes on to more epochs, and released later models too."""
+        return self.epochs < self.training_epochs
 
     @property
     def front(self) -> SweepPoint:
@@ -129,14 +147,16 @@ class SweepPoint(Config):
     @property
     def name(self) -> str:
         """What people see: the mapped task and the child run carry this name."""
-        parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", f"epochs={self.epochs:g}"]
+        epochs = f"epochs={self.epochs:g}"
+        epochs += f" of {self.training_epochs:g}" if self.is_on_the_way else ""
+        parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", epochs]
         if self.is_chosen:
             parts = ["the best of a random number"]
         if self.baseline is not None:
             parts = [
                 f"{BASELINE_NAMES[self.baseline]} {PurePosixPath(self.checkpoint).name}".strip()
             ]
-            parts += [f"epochs={self.epochs:g}"] if self.epochs else []
+            parts += [epochs] if self.epochs else []
         parts += ["from random weights"] if self.private_start == "fresh" else []
         for words, value in (
             ("seed", self.seed),
@@ -180,6 +200,15 @@ class SweepSettings(SelectionConfig, JobSettings):
         "Epochs",
         "The grid's passes over the declared units, with commas between them.",
         pattern=NUMBERS,
+    )
+    sweep_epochs_from: Literal["trainings", "checkpoints"] = setting(
+        "trainings",
+        GRID,
+        "Epochs from",
+        "trainings: each number of epochs is a training that ends there, charged by itself. "
+        "checkpoints: where points differ in epochs alone, one training to the last of them, "
+        "charged once, leaves its model after each: all have its ε, and its learning rate, which "
+        "goes by the whole training.",
     )
     sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
         "none",
@@ -297,7 +326,8 @@ class SweepSettings(SelectionConfig, JobSettings):
     def grid(self) -> list[SweepPoint]:
         """Return the settings that are declared, in reading order, without seeds and folds."""
         if self.sweep_points:
-            return _unique(self._listed(point) for point in self.sweep_points.split(";"))
+            listed = (self._listed(point) for point in self.sweep_points.split(";"))
+            return self._sharing_trainings(_unique(listed))
         axes = {name: self._values(name) for name in AXES}
         points: list[dict[str, Any]] = [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
@@ -306,7 +336,25 @@ class SweepSettings(SelectionConfig, JobSettings):
             first = points[0]["batch_size"]
             for point in points:
                 point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
-        return _unique(SweepPoint.model_validate(point) for point in points)
+        return self._sharing_trainings(
+            _unique(SweepPoint.model_validate(point) for point in points)
+        )
+
+    def _sharing_trainings(self, points: list[SweepPoint]) -> list[SweepPoint]:
+        """Return the points, where they are checkpoints those of one training as such.
+
+        They differ in epochs, and in what fine-tunes them: their training goes on to the most.
+        """
+        if self.sweep_epochs_from == "trainings":
+            return points
+        epochs: dict[tuple[float, int], set[float]] = {}
+        for point in points:
+            epochs.setdefault((point.noise_multiplier, point.batch_size), set()).add(point.epochs)
+        left = {key: tuple(sorted(own)) for key, own in epochs.items() if len(own) > 1}
+        return [
+            p.model_copy(update={"of_epochs": left.get((p.noise_multiplier, p.batch_size), ())})
+            for p in points
+        ]
 
     @property
     def is_asked(self) -> bool:
@@ -403,7 +451,9 @@ class SweepSettings(SelectionConfig, JobSettings):
             told |= {"phrases_epsilon": 0.0} | dict(_ITS_SETTINGS.get(point.baseline, {}))
         if point.checkpoint:
             told["public_model"] = point.checkpoint
-        return self.part(JobSettings, **told, audit_canaries=0, kept_epochs="")
+        told |= {"epochs": point.training_epochs} if point.of_epochs else {}
+        kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])
+        return self.part(JobSettings, **told, audit_canaries=0, kept_epochs=kept)
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return what the grid lists for a setting; None: the job's own."""
@@ -485,6 +535,8 @@ class SweepSettings(SelectionConfig, JobSettings):
         self.refuse_large_deltas(trainings, len(private))
         if self.is_asked:
             self._refuse_to_ask()
+        if self.selection == "random-count" and self.sweep_epochs_from == "checkpoints":
+            raise ValueError("sweep_epochs_from: of a selection the best model alone is released")
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
         if self.selection == "random-count" and self.time_box_minutes:
@@ -517,6 +569,11 @@ class SweepSettings(SelectionConfig, JobSettings):
             raise ValueError(
                 "selection: random-count chooses by accuracy under masks, which a causal model "
                 "does not have: choose publish-all"
+            )
+        if self.sweep_epochs_from == "checkpoints":
+            raise ValueError(
+                "sweep_epochs_from: causal models are compared by perplexity, which is measured of "
+                "the last model of a training alone: choose trainings"
             )
         if self.is_asked:
             raise ValueError(
@@ -566,6 +623,7 @@ class SweepSettings(SelectionConfig, JobSettings):
             raise ValueError("sweep_search: behind exact private counts all is the operator's")
         single = {
             "sweep_points": not self.sweep_points,
+            "sweep_epochs_from": self.sweep_epochs_from == "trainings",
             "sweep_batch_sizes": len(numbers(self.sweep_batch_sizes)) == 1,
             "sweep_seeds": self.sweep_seeds == 1,
             "sweep_finetune_seeds": self.sweep_finetune_seeds == 1,
@@ -600,6 +658,11 @@ def trainings_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
     return _unique(point.training for point in points)
 
 
+def models_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    """Return the models that are fine-tuned, each once: of a training one, or several."""
+    return _unique(point.model for point in points)
+
+
 def fronts_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
     """Return what comes before the trainings of baselines of other vocabularies, each once."""
     return _unique(point.front for point in points if point.has_own_front)
@@ -611,10 +674,11 @@ def _its(baseline: Baseline, checkpoint: str) -> dict[str, Any]:
 
 def _compared(point: SweepPoint, its: Mapping[str, Any]) -> SweepPoint:
     """Return the point of a baseline that is fine-tuned as this one is, and never privately."""
-    own = _NO_TRAINING | {"finetune_noise_multiplier": None} | dict(its)
+    own = _NO_TRAINING | {"finetune_noise_multiplier": None, "of_epochs": ()} | dict(its)
     compared = point.model_copy(update=own)
     if compared.mode == "nonprivate":  # as many passes over the rows
-        return compared.model_copy(update={"epochs": point.epochs})
+        passes = {"epochs": point.epochs, "of_epochs": point.of_epochs}
+        return compared.model_copy(update=passes)
     return compared
 
 

@@ -60,8 +60,9 @@ def planned_release(
     """Return what a step with this spec charges.
 
     Raises:
-        BadInput: a plan that contradicts itself, a target that no noise reaches, or a δ that is
-            not below one in the declared number of units.
+        BadInput: a plan that contradicts itself, a target that no noise reaches, a δ that is not
+            below one in the declared number of units, or models to be kept that its one charge
+            does not cover.
     """
     planned = _planned(spec)
     refuse_large_deltas([planned])
@@ -84,8 +85,24 @@ def _planned(
     if spec.plan is not None:
         made = training_plan(spec.charged_as if isinstance(spec, PretrainSpec) else spec)
         event, delta = made.event(), made.delta
+        if isinstance(spec, PretrainSpec) and spec.kept_updates:
+            _refuse_uncovered_models(event)
         return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
     raise AssertionError("the step charges nothing")
+
+
+def _refuse_uncovered_models(event: MechanismEvent) -> None:
+    """Refuse to keep models of several updates under a charge that may be of the last one alone.
+
+    Raises:
+        BadInput: the mechanism does not say that its ε is of every iterate.
+    """
+    if not event.covers_every_iterate:
+        raise BadInput(
+            f"one charge of {event.kind} covers the last model alone, and not those before it",
+            where="kept_updates",
+            fix="Keep the last model alone, or train for fewer epochs, charged by itself.",
+        )
 
 
 def _of_units(

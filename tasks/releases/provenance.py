@@ -10,7 +10,7 @@ gathers the releases of everything that is opened, so that no step can leave one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.statements import kept_folder
 from tasks.runtime.context import Input, StepContext, read_result
-from tasks.storage import Store
+from tasks.storage import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
@@ -147,13 +147,36 @@ def model_at(
     field: str,
     steps: Sequence[str] = MODELS,
     vocabulary: Input | None = None,
+    updates: int = 0,
 ) -> Input:
     """Return a model, of the vocabulary where one is given.
 
+    Args:
+        context, uri, field, steps, vocabulary: as of every input.
+        updates: of its training, after which it was kept; 0: the last model. All of them descend
+            from the same releases: the training's one charge is of all together.
+
     Raises:
-        BadInput: it is none, or of another vocabulary.
+        BadInput: it is none, of another vocabulary, or no such model was kept.
     """
-    return _opened(context, uri, steps, field, vocabulary=vocabulary)
+    opened = _opened(context, uri, steps, field, vocabulary=vocabulary)
+    return _kept_model(opened, updates) if updates else opened
+
+
+def _kept_model(training: Input, updates: int) -> Input:
+    kept = models_by_updates(training)
+    if updates not in kept:
+        raise BadInput(
+            f"no model was kept after {updates} updates",
+            where="model_updates",
+            fix=f"There are those after {', '.join(str(one) for one in kept)}.",
+        )
+    folder, known = kept[updates], training.facts.get("weights_digest")
+    own = {"weights_digest": sha256_of(folder / "model.safetensors") if known else ""}
+    facts = training.facts | own
+    return replace(
+        training, folder=folder, result=training.result.model_copy(update={"facts": facts})
+    )
 
 
 def models_by_updates(model: Input) -> dict[int, Path]:

@@ -35,9 +35,14 @@ def kept_folder(updates: int) -> str:
 
 
 def released_after(result: StepResult) -> tuple[int, ...]:
-    """Return after how many updates a training released a model; empty: the last one alone."""
+    """Return after how many updates a pre-training released a model; empty: the last one alone.
+
+    Args:
+        result: of the pre-training, or of a fine-tuning of a model of it.
+    """
     kept = result.facts.get("kept_updates") or ()
-    return (*kept, result.facts["updates"]) if kept else ()
+    own = (*kept, result.facts["updates"]) if kept else ()
+    return tuple(result.facts.get("released_after", own))
 
 
 def of_last_model(names: Iterable[str]) -> list[str]:
@@ -63,7 +68,7 @@ def write_statement(
         folder: of the model.
         releases: behind it.
         made_up: the private text is made up, or public.
-        released_after: numbers of updates after which the same training released a model, the
+        released_after: numbers of updates after which its pre-training released a model, the
             last among them; empty where it released that one alone.
     """
     words, data = _statements(releases, made_up, released_after)
@@ -162,7 +167,7 @@ def _several_models(after: Sequence[int]) -> str:
     """Return what is to be said where a training leaves its models of several epochs."""
     *earlier, last = after
     return (
-        f"Of this training {len(after)} models are released: after "
+        f"Of its pre-training {len(after)} models are released: after "
         f"{', '.join(str(one) for one in earlier)} and {last} updates. The guarantee above covers "
         "all of them together, and none is charged by itself: it is of the noised sums of all "
         "updates, and each of these models is computed from those up to its own update.\n"

@@ -17,15 +17,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
-from dp_core.audit.exposure import EMBEDDED, ExposureRow
+from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import BASELINE_NAMES, Baseline
 from tasks.report.model import (
     F1,
     Curve,
+    EpochsRow,
     Exposures,
     Kind,
     Measure,
+    ModelAt,
     ModelRow,
     SweepRow,
     compared_by,
@@ -395,7 +397,8 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
         "training",
         "Training, and the privacy it spends",
         "Each model's progress by update; the dashed red line is the privacy loss ε of the job's "
-        "DP training so far (right axis), a function of the settings alone.",
+        "DP training so far (right axis), a function of the settings alone; of a model that is "
+        "kept on the way, what counts is the ε at its end.",
     )
 
 
@@ -408,6 +411,69 @@ def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
     right.tick_params(axis="y", colors=EPSILON_RED)
     right.set_ylim(bottom=0)
     return line
+
+
+def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing | None:
+    """Return scores and mean exposures by epoch, a line a training; None if none may be shown."""
+    scores = [_known(row, lambda one: number_of(one.score)) for row in rows]
+    exposures = [_known(row, _mean_exposure) for row in rows]
+    shown = [
+        (title, found)
+        for title, found in ((measure.axis, scores), ("Exposure, mean, bits", exposures))
+        if any(found)
+    ]
+    if not shown:
+        return None
+    figure, panels = canvas(len(shown), 2, 3.9)
+    handles: dict[str, Artist] = {}
+    for axes, (title, found) in zip(panels, shown, strict=True):
+        for row, line in zip(rows, found, strict=True):
+            if line:
+                (handles[row.name],) = axes.plot(
+                    *_columns(line), color=COLOURS[row.kind], marker=MARKERS[row.kind]
+                )
+        axes.set_xlabel("Epochs")
+        axes.set_xticks(sorted({epochs for line in found for epochs, _ in line}))
+        axes.set_title(title, loc="left")
+        if found is scores:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+            _frame_scores(axes, [score for line in found for _, score in line], measure)
+        else:
+            chance = _highest_by_chance(rows)
+            axes.axhspan(0, chance, color=PALE, zorder=0)
+            highest = max(chance, *(value for line in found for _, value in line))
+            axes.set_ylim(0, 1.1 * highest)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        frameon=False,
+        ncols=_legend_columns(list(handles)),
+    )
+    return finish(
+        figure,
+        "epochs",
+        "Usefulness and memory by epoch",
+        f"{measure.axis} after fine-tuning, and exposure of the canaries (in the band: what 97.5% "
+        "of models that remember nothing stay below), of the models that one training had after "
+        "several of its epochs. One charge covers all models of a training: each has the ε of all.",
+    )
+
+
+def _known(row: EpochsRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
+    """Return (epochs, value) of a training's models, where it was measured and may be seen."""
+    return [(one.epochs, v) for one in row.at if (v := value(one)) is not None]
+
+
+def _mean_exposure(one: ModelAt) -> float | None:
+    if not isinstance(one.exposures, Exposures):
+        return None
+    return summarise(one.exposures.rows).mean
+
+
+def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
+    seen = [one.exposures for row in rows for one in row.at]
+    return max(summarise(one.rows).mean_null_high for one in seen if isinstance(one, Exposures))
 
 
 def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
@@ -497,6 +563,12 @@ def _coordinates(point: SweepRow) -> Coordinates:
     return *own, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
 
 
+_ON_THE_WAY = (
+    " Where points differ in epochs alone, they are models on the way of one training, on its "
+    "course of the learning rate; its one charge covers them together, so all have its ε."
+)
+
+
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
 
@@ -511,6 +583,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     if not grid:
         return None
     middle = _middle(list(grid))
+    on_the_way = any(point.training_epochs for point in points)
     varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
     # A sweep of pre-training shows the paper's three panels.
     of_training = not varied or min(varied) < _OF_TRAINING
@@ -545,7 +618,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
             list(handles),
             loc="outside lower center",
             frameon=False,
-            ncols=min(3, len(handles)),
+            ncols=min(3, _legend_columns(list(handles))),
         )
     over = "documents and seeds" if measure.is_share else "seeds"
     scores = (
@@ -560,7 +633,8 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         "each setting. Strong lines hold the other settings at the middle of the points, given "
         "above each panel; pale lines are the rest"
         f"{'; level ones, the models that are compared with' if baselines else ''}. After Hoory "
-        "et al. 2021, Fig. 1, which shows the ε of training alone.",
+        "et al. 2021, Fig. 1, which shows the ε of training alone."
+        f"{_ON_THE_WAY if on_the_way else ''}",
     )
 
 
@@ -655,21 +729,25 @@ def _epsilon(point: SweepRow) -> float | None:
 
 
 def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> None:
+    scores = [score for p in points if (score := number_of(p.compared)) is not None]
+    if scores:
+        _frame_scores(right, scores, measure)
+    else:
+        right.set_yticks([])
+        right.spines["right"].set_visible(False)
+
+
+def _frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:
     """Frame scores with some air, at least five points high: noise must not look like a law.
 
     Perplexities stand above 0, or on a logarithmic scale where they are far apart.
     """
-    scores = [score for p in points if (score := number_of(p.compared)) is not None]
-    if not scores:
-        right.set_yticks([])
-        right.spines["right"].set_visible(False)
-        return
     low, high = min(scores), max(scores)
     if not measure.is_share:
         if high > _FAR_APART * low:
-            right.set_yscale("log")
+            axes.set_yscale("log")
         else:
-            right.set_ylim(0, 1.2 * high)
+            axes.set_ylim(0, 1.2 * high)
         return
     air = max(0.1 * (high - low), (0.05 - (high - low)) / 2)
-    right.set_ylim(max(0.0, low - air), min(1.0, high + air))
+    axes.set_ylim(max(0.0, low - air), min(1.0, high + air))

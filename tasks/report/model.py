@@ -208,6 +208,26 @@ class ModelRow(Row):
     samples: Samples | None = None
 
 
+@dataclass(frozen=True)
+class ModelAt:
+    """What a training's model was worth after some epochs, and what it remembered."""
+
+    epochs: float
+    score: Value
+    exposures: Exposures | Withheld | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsRow(Row):
+    """One training that left its models after several epochs: its score is the last one's.
+
+    The cost is that of all of them together: none of them has a smaller one.
+    """
+
+    kind: Kind
+    at: tuple[ModelAt, ...]  # the last among them
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepRow(Row):
     """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
@@ -221,7 +241,8 @@ class SweepRow(Row):
     epochs: float
     baseline: Baseline | None = None
     is_causal: bool = False
-    updates: int = 0  # of one training on private rows
+    training_epochs: float = 0.0  # to which its training went on; 0: it ended with this model
+    updates: int = 0  # of one training on private rows, up to this model
     trainings: int = 1  # seeds of it
     finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
     spread: MeanF1 | Withheld | None = None  # of what is compared
@@ -329,6 +350,7 @@ class JobReport(Report):
     against: str = ""  # the gate's sentence on a model that an audit, of any run, contradicts
     # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
+    by_epoch: tuple[EpochsRow, ...] = ()  # of trainings that left several models
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
@@ -347,7 +369,7 @@ class SweepReport(Report):
 
 
 R = TypeVar("R", JobReport, SweepReport)
-T = TypeVar("T", ModelRow, SweepRow)
+T = TypeVar("T", ModelRow, EpochsRow, SweepRow)
 Labels = frozenset[Label]
 _DAY = len("2026-01-01")
 
@@ -366,6 +388,7 @@ def edition_of(report: R, edition: Edition) -> R:
             "audit": None if audit is None or audit.label in hidden else audit,
             "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
             "models": tuple(_model(row, hidden, types) for row in report.models),
+            "by_epoch": tuple(_epochs(row, hidden) for row in report.by_epoch),
             "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
             "training": tuple(_fact(fact, hidden) for fact in report.training),
             "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
@@ -431,14 +454,31 @@ def _point(row: SweepRow, hidden: Labels) -> SweepRow:
     )
 
 
+def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
+    at = [
+        replace(
+            one,
+            score=_value(one.score, hidden),
+            exposures=_shown_exposures(one.exposures, hidden),
+        )
+        for one in row.at
+    ]
+    return replace(_row(row, hidden), at=tuple(at))
+
+
+def _shown_exposures(
+    exposures: Exposures | Withheld | None, hidden: Labels
+) -> Exposures | Withheld | None:
+    return Withheld() if exposures is not None and exposures.label in hidden else exposures
+
+
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
-    exposures, membership = row.exposures, row.membership
-    shown = _row(row, hidden)
+    membership, shown = row.membership, _row(row, hidden)
     return replace(
         shown,
         interval=Withheld() if row.interval and isinstance(shown.score, Withheld) else row.interval,
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
-        exposures=Withheld() if exposures is not None and exposures.label in hidden else exposures,
+        exposures=_shown_exposures(row.exposures, hidden),
         exposures_in_rows=None,
         membership=None if membership is None else Withheld(),
         extractions=tuple(one for one in row.extractions if one.label not in hidden),

@@ -17,6 +17,7 @@ from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     Drawing,
     entity_figure,
+    epochs_figure,
     exposure_figure,
     sweep_exposure_figure,
     sweep_figure,
@@ -183,6 +184,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
         _job_marks(shown),
         (
             exposure_figure(shown.models),
+            epochs_figure(shown.by_epoch, measure_of(shown.models)),
             training_figure(shown.curves, shown.models),
             entity_figure(shown.models),
         ),
@@ -192,6 +194,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             "samples": tables.samples_table(shown.models),
             "extraction": tables.extraction_table(shown.models),
             "membership": tables.membership_table(shown.models),
+            "by_epoch": tables.by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
             "loss_by_epoch": tables.loss_by_epoch_table(shown.models),
             "leakage_by_epoch": tables.leakage_by_epoch_table(shown.models),
             "entities": tables.entity_table(shown.models),

@@ -33,7 +33,9 @@ from tasks.protocol import (
     SweepPoint,
     SweepReportSpec,
     SweepSettings,
+    kept_points,
     point_and_task,
+    steps_of,
 )
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
@@ -43,6 +45,7 @@ from tasks.releases.statements import released_after, statement_of, totals
 from tasks.report.model import (
     Cost,
     Curve,
+    EpochsRow,
     Exposures,
     Extraction,
     Fact,
@@ -52,6 +55,7 @@ from tasks.report.model import (
     LedgerView,
     Membership,
     MembershipAt,
+    ModelAt,
     ModelRow,
     Samples,
     SweepReport,
@@ -127,6 +131,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
             )
             for tasks in own
         ),
+        by_epoch=tuple(_by_epoch(spec, results)),
         curves=tuple(
             curve
             for tasks in own
@@ -178,15 +183,20 @@ def _name_of(tasks: str) -> str:
 def released_by_job(results: Results) -> list[ReleaseRecord]:
     """Return the releases behind a job's models that may leave: what all of them cost together.
 
-    Also of the model of phrases, which no private training may have begun with.
+    Also of the model of phrases, which no private training may have begun with. Models that a
+    training kept on its way share its release; a fine-tuning of one may be another.
     """
+    kept = [one for name, one in results.items() if point_and_task(name)[1] == "finetuning"]
     return merged(
-        release
-        for tasks, kind in models_of(results).items()
-        if kind != "nonprivate"
-        for release in released_by(
-            results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
-        )
+        [
+            release
+            for tasks, kind in models_of(results).items()
+            if kind != "nonprivate"
+            for release in released_by(
+                results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
+            )
+        ]
+        + _releases(one for one in kept if not operator_only(one.result.releases))
     )
 
 
@@ -247,6 +257,36 @@ def model_row(
     )
 
 
+def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
+    """Yield each training that left its models after several epochs, and what they are worth."""
+    settings, vocabulary = JobSettings.model_validate(spec.settings), results["vocabulary"]
+    kept, dataset = kept_points(settings), vocabulary.facts["dataset"]
+    for tasks, kind in models_of(results).items():
+        own = [(point.epochs, steps_of(point, results)) for point in kept if point.mode == tasks]
+        if not own:
+            continue
+        measured = [of_point for _, of_point in own]
+        tuned = [one.get("finetuning") for one in measured] + [results.get(f"{tasks}_finetuning")]
+        audited = [one.get("exposure") for one in measured] + [results.get(f"{tasks}_exposure")]
+        model, epochs = results[f"{tasks}{_TRAINING}"], [epochs for epochs, _ in own]
+        scores = [None if one is None else _score(one) for one in tuned]
+        accuracies = settings.head != "entities"
+        yield EpochsRow(
+            **_costs(dataset, model, [model, *audited], tuned),
+            f1=None if accuracies else scores[-1],
+            accuracy=scores[-1] if accuracies else None,
+            kind=kind,
+            name=_name_of(tasks),
+            epsilon_vocabulary=_epsilon_of(vocabulary),
+            at=tuple(
+                ModelAt(after, score, _exposures(seen))
+                for after, score, seen in zip(
+                    [*epochs, settings.epochs], scores, audited, strict=True
+                )
+            ),
+        )
+
+
 def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | None:
     """Return the interval of the score, if the fine-tuning has measured one."""
     for name in SCORES:
@@ -293,7 +333,10 @@ def _header(
         "declared_units": vocabulary.facts["declared_units"],
         "model_size": _model_size(model),
         "statement": statement_of(
-            releases, made_up=spec.made_up, released_after=released_after(model.result)
+            releases,
+            made_up=spec.made_up,
+            # A sweep has several trainings, whose models on the way its table tells.
+            released_after=() if of_sweep else released_after(model.result),
         ),
         "ledger": _ledger_view(context, dataset, unit),
         "settings": spec.settings,
@@ -357,13 +400,18 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
     audited = {point.seed: results["exposure"] for point, results in own}
     tuned = [results["finetuning"] for _, results in own if "finetuning" in results]
     model, varied = first["pretraining"], spec.points.values()
+    # What a training says of accuracy is of its last model.
+    scored = () if setting.is_on_the_way else models.values()
     # Of a selection: which one won.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
     batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
-    if setting.mode == "nonprivate":
+    if setting.mode == "nonprivate" or setting.is_on_the_way:
         job = SweepSettings.model_validate(spec.settings).job(setting)
-        batch_size, updates = job.nonprivate_batch_size, job.nonprivate_updates
+        assert setting.mode != "public"  # noqa: S101 - narrows the type: its training has no epochs
+        updates = job.updates_after(setting.mode, setting.epochs)
+        if setting.mode == "nonprivate":
+            batch_size = job.nonprivate_batch_size
     return SweepRow(
         **_costs(
             first["vocabulary"].facts["dataset"],
@@ -378,6 +426,7 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         noise_multiplier=training["noise_multiplier"],
         batch_size=int(batch_size),
         epochs=training["epochs"],
+        training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
         updates=updates,
         trainings=len(models),
         finetuning={
@@ -387,12 +436,12 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         },
         f1=_mean(tuned, "f1"),
         accuracy=_mean(tuned, "accuracy"),
-        spread=_spread(own) if tuned else _spread_of_perplexity(models.values()),
+        spread=_spread(own) if tuned else _spread_of_perplexity(scored),
         best_three=_best_three(own) if tuned else None,
-        mlm_public=_mean(models.values(), "mlm_accuracy_public"),
-        mlm_private=_mean(models.values(), "mlm_accuracy_private"),
-        perplexity_public=_mean(models.values(), "perplexity_public"),
-        perplexity_private=_mean(models.values(), "perplexity_private"),
+        mlm_public=_mean(scored, "mlm_accuracy_public"),
+        mlm_private=_mean(scored, "mlm_accuracy_private"),
+        perplexity_public=_mean(scored, "perplexity_public"),
+        perplexity_private=_mean(scored, "perplexity_private"),
         exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
     )
 
@@ -588,8 +637,8 @@ def audit_time(results: Results) -> Operator | None:
     def took(*steps: str) -> float:
         return sum(r.result.seconds for name, r in results.items() if name.endswith(steps))
 
-    trained = took("_pretraining", "_finetuning")
-    audited = took("_exposure", "_membership", "_audit")
+    trained = took("pretraining", "finetuning")
+    audited = took("exposure", "membership", "_audit")
     return Operator(audited / trained) if trained and audited else None
 
 

@@ -28,11 +28,14 @@ from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     ACCURACY,
+    F1,
+    EpochsRow,
     Exposures,
     Extraction,
     Fact,
     JobReport,
     LedgerView,
+    Measure,
     Membership,
     ModelRow,
     Row,
@@ -579,6 +582,50 @@ def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
+_OF_ONE_TRAINING = (
+    "These are models on the way of one training: its learning rate follows the whole of it, so "
+    "that a training that ended after as many epochs would give another model."
+)
+_ONE_CHARGE = (
+    "One charge covers all of them together: each has the ε of all, also the first, for whoever "
+    "holds one could have the others too."
+)
+
+
+def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
+    """Return scores and exposures by epoch: Jagannatha et al. 2021, Table 5, in shape."""
+    cost_headers, cost_cells = _cost_columns(rows, unit)
+    epochs = sorted({one.epochs for row in rows for one in row.at})
+    found = []
+    for row in rows:
+        at = {one.epochs: one for one in row.at}
+        shown = [at.get(one) for one in epochs]
+        scores = [percentage(one.score) if one else Cell(NOT_MEASURED) for one in shown]
+        exposures = [_exposure_cells(one.exposures if one else None) for one in shown]
+        figures = [
+            (name(measure.column, measure.unit), scores),
+            (name("Exposure", "mean, bits"), [mean for mean, _ in exposures]),
+            (name("Exposure", "largest, bits"), [largest for _, largest in exposures]),
+        ]
+        found += [
+            (name(row.name), figure, *cost_cells(row), *cells)
+            for figure, cells in figures
+            if any(cell.text != NOT_MEASURED for cell in cells)
+        ]
+    return Table(
+        key="by_epoch",
+        caption="Usefulness and memory, by epoch",
+        headers=(
+            Header("Model", numeric=False),
+            Header("Figure", numeric=False),
+            *cost_headers,
+            *(Header(f"Epoch {one:g}") for one in epochs),
+        ),
+        rows=tuple(found),
+        notes=(_ONE_CHARGE, _OF_ONE_TRAINING) if rows else (),
+    )
+
+
 _WHAT = {"targeted": "secrets of planted canaries", "discoverable": "rows that trained"}
 _CONTROL = {"targeted": "never planted", "discoverable": "held out"}
 
@@ -803,6 +850,7 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
         notes=(
             *_spread_notes(points),
             *_exposure_notes([e for p in points for e in _audits(p)]),
+            *((_ONE_CHARGE, _OF_ONE_TRAINING) if any(p.training_epochs for p in points) else ()),
             *((_OF_BASELINES,) if named else ()),
             *((_OF_OTHER_TOKENS,) if named and not measure.is_share else ()),
         ),
@@ -831,7 +879,11 @@ def _model_of(point: SweepRow) -> str:
 def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
     """Return what the training on private rows was told; a public model had none, and no σ."""
     told = point.noise_multiplier, point.batch_size, point.epochs
-    return tuple(number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in told)
+    *others, epochs = (
+        number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in told
+    )
+    whole = point.training_epochs
+    return *others, replace(epochs, detail=f"of {significant(whole)} trained" if whole else "")
 
 
 def _spread_columns(

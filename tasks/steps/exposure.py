@@ -70,7 +70,13 @@ CONTEXTS_PER_CANARY = 8
 
 def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
-    model_input = model_at(context, spec.model_uri, field="model_uri", steps=PRETRAINED)
+    model_input = model_at(
+        context,
+        spec.model_uri,
+        field="model_uri",
+        steps=PRETRAINED,
+        updates=spec.model_updates,
+    )
     planted = canaries_at(context, spec.canaries_uri, model_input)
     store = rows_at(
         context, spec.private_store_uri, "private", model_input, field="private_store_uri"
@@ -125,6 +131,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
         facts={
             SUBJECT: fact(model_input, "weights_digest"),
             PROBES: fact(planted, "digest"),
+            "model_updates": spec.model_updates,
         },
         artifacts=[Artifact(f"{key}.json", shown) for key, shown in artifacts.items()],
     )

@@ -28,6 +28,7 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
+from tasks.releases.statements import released_after
 from tasks.report.results import DOCUMENTS_FILE
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.heads import Scores, head_of
@@ -54,7 +55,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     training was private. Its score is `dp` on public labels only: on private ones it is a function
     of private texts without noise, whatever the model is.
     """
-    model = model_at(context, spec.model_uri, field="model_uri")
+    model = model_at(context, spec.model_uri, field="model_uri", updates=spec.model_updates)
     if is_causal(model.facts.get("shape", {}).get("kind", "")):
         raise BadInput(
             "fine-tuning needs a model that reads both sides of a word, and this one is causal",
@@ -78,7 +79,8 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     predicted = head.predict(tuned.model, test, wordpiece.load(model.folder))
     scores = head.scores(test, predicted)
     _measure(context, scores, label)
-    write_model(context, tuned.model, model)
+    after = released_after(model.result)
+    write_model(context, tuned.model, model, released_after=after)
     told = {"spec": spec.model_dump(mode="json"), **head.errors(test, predicted)}
     (context.out / ERRORS).write_text(json.dumps(told))
     kept = [ERRORS]
@@ -96,6 +98,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
+            "released_after": list(after),
         },
         artifacts=[Artifact(file, Label.OPERATOR) for file in kept],
     )

@@ -116,7 +116,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         model,
         inputs.vocabulary,
         earlier={update: Model(model.config, weights) for update, weights in earlier.items()},
-        updates=spec.updates,
+        released_after=(*earlier, spec.updates) if earlier else (),
     )
     without_charge = None if spec.mode == "nonprivate" else 0.0
     epsilon = record.epsilon if record else without_charge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dp_core.config.training import TrainingConfig
@@ -69,7 +69,7 @@ def write_model(
     model: AnyModel,
     vocabulary: Input,
     earlier: Mapping[int, AnyModel] | None = None,
-    updates: int = 0,
+    released_after: Sequence[int] = (),
 ) -> None:
     """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
 
@@ -80,16 +80,17 @@ def write_model(
         model: of all updates.
         vocabulary: an output whose folder holds the model's vocabulary.
         earlier: models of the same training that are kept, by updates done.
-        updates: of the whole training.
+        released_after: as `statements.write_statement` takes it.
     """
     folders = {kept_folder(done): one for done, one in (earlier or {}).items()}
-    after = (*earlier, updates) if earlier else ()
     for name, one in {"": model, **folders}.items():
         folder = context.out / name
         save(merged(one), folder, vocabulary.folder)
         if adapters_of(one.parameters):
             save_adapter(one, folder / ADAPTER_FOLDER)
-        write_statement(folder, context.releases, made_up=context.made_up, released_after=after)
+        write_statement(
+            folder, context.releases, made_up=context.made_up, released_after=released_after
+        )
     context.measure_cost(context.releases)
 
 

@@ -64,7 +64,9 @@ def test_the_folder_holds_these_dags(dags):
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
     steps = dp_bert_steps(KEPT, "file:///store")
     more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
-    assert {task.task_id for task in dags["dp_bert"].tasks} == {"settings", *steps, *more}
+    kept = {"kept_models", *(f"kept.{task}" for task in ("finetuning", "exposure"))}
+    own = {"settings", *steps, *more, *kept}
+    assert {task.task_id for task in dags["dp_bert"].tasks} == own
 
 
 def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
@@ -97,7 +99,7 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0], "file:///store")
     own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
-    own |= {"points_that_failed", "fine_tuned"}
+    own |= {"points_that_failed", "fine_tuned", "models"}
     found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
     assert {own_name(name) for name in found} == {*own, *steps}
 
@@ -129,7 +131,7 @@ def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
     for settings in (JobSettings(), KEPT):
         for task, inputs in inputs_of(dp_bert_steps(settings, "file:///store")).items():
             assert inputs <= upstream[task], task
-    first = set(upstream) - {"settings", "budget"}
+    first = set(upstream) - {"settings", "budget", "kept_models"}
     assert all("budget" in upstream[task] for task in first)
 
 
@@ -175,7 +177,7 @@ def test_a_form_is_the_dags_and_no_copy_of_it_is_in_any_task(dags, name):
 
 
 def test_mapped_tasks_are_named_by_their_point(dags):
-    groups = ("point.", "baseline.")
+    groups = ("point.", "model.", "baseline.")
     mapped = [task for task in dags["dp_sweep"].tasks if any(g in task.task_id for g in groups)]
     assert len(mapped) == 3 + 6
     for task in mapped:

@@ -29,8 +29,17 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.export import command as export
 from tasks.demo_data.notes import notes
-from tasks.protocol import JobSettings, RunContext, StepResult, StepSpec, dp_bert_steps
-from tasks.releases.statements import DATA
+from tasks.protocol import (
+    JobSettings,
+    RunContext,
+    StepResult,
+    StepSpec,
+    dp_bert_steps,
+    kept_points,
+    point_and_task,
+    steps_of,
+)
+from tasks.releases.statements import DATA, kept_folder
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
@@ -113,6 +122,7 @@ def _settings(folder: Path) -> JobSettings:
         entities_declared_units=40, entity_types="problem", finetune_batch_size=20,
         declared_units=100, words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400,
         layers=1, hidden=64, sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
+        kept_epochs="0.2", nonprivate_batch_size=20,
         public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
         canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
         phrases_epsilon=60.0, phrases_lengths="2,3", phrases_per_unit=40, phrases_steps=3,
@@ -121,10 +131,13 @@ def _settings(folder: Path) -> JobSettings:
 
 
 def _run(finished: Finished, task: str, capture: pytest.CaptureFixture[str]) -> int:
-    file = finished.deployment.home / f"{task}.spec.json"
+    point, own = point_and_task(task)
+    file = finished.deployment.home / f"{point}{own}.spec.json"
     file.write_text(finished.steps[task].model_dump_json())
     started = f"2026-11-22 {finished.started}"
-    context = RunContext(run_key=f"e2e/{started}", run_name=f"dp_bert {started}", task=task)
+    context = RunContext(
+        run_key=f"e2e/{started}", run_name=f"dp_bert {started}", task=own, point=point
+    )
     code = contract.main(finished.steps[task].step, str(file), context=context.model_dump_json())
     finished.said[task] = "".join(capture.readouterr())
     return code
@@ -279,7 +292,11 @@ def test_a_registered_model_is_the_model_and_nothing_else(
         "tokenizer.json", "tokenizer_config.json", "vocab.txt",
     }  # fmt: skip
     output = finished.output("dp_pretraining")
-    assert {f.name for f in output.iterdir()} - set(files) == {"result.json", "checksums.json"}
+    assert {f.name for f in output.iterdir()} - set(files) == {
+        "result.json",
+        "checksums.json",
+        "after",
+    }
     assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
     for task in ("dp_pretraining", "dp_finetuning"):  # and so is what is exported
         folder = tmp_path / task
@@ -346,17 +363,76 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
         ("settled", False),
     ]
     assert [e.whole_plan for e in ledger.history("notes")] == [True, True, True, False]
-    # of the labels: one private fine-tuning, and three of the operator's own
+    # of the labels: a private fine-tuning of each DP model, and four of the operator's own
     labels = ledger.history("labels")
     assert [(e.state, e.accounted) for e in labels] == [
-        ("settled", True),
-        *[("settled", False)] * 3,
+        *[("settled", True)] * 2,
+        *[("settled", False)] * 4,
     ]
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
     for task in ("budget", "vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.said[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
+
+
+def test_a_model_of_an_earlier_epoch_has_the_epsilon_of_all_of_them_in_every_room(
+    finished: Finished,
+) -> None:
+    """What the ledger was charged is what statements, MLflow and the report say of each model."""
+    ledger = Ledger.open(finished.deployment.ledger)
+    charged = [entry for entry in ledger.history("notes") if entry.accounted]
+    training = charged[-1].event.to_json()
+    assert sum(steps for _, _, steps in training["phases"]) == 3  # to the last update, and once
+    total = pytest.approx(
+        epsilon_pld(compose(*(e.event for e in charged)), sum(e.delta for e in charged))
+    )
+    earlier, red = kept_points(finished.settings)
+    own = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
+    assert set(own) == {"finetuning", "exposure"}
+
+    folder = finished.output("dp_pretraining")
+    tuned = Path(own["finetuning"].removeprefix("file://"))
+    for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
+        said = json.loads((model / DATA).read_text())
+        assert said["epsilon"] == total and said["dataset"] == "notes"
+        assert said["released_after_updates"] == [1, 3]
+        assert "1 and 3 updates" in (model / "PRIVACY.md").read_text()
+
+    client = MlflowClient(finished.deployment.tracking)
+    told: dict[str, dict[str, float]] = {}
+    for name in ("confide", "confide-operator"):
+        experiment = client.get_experiment_by_name(name)
+        for run in client.search_runs([experiment.experiment_id]):
+            told[f"{run.info.run_name} in {name}"] = run.data.metrics
+    for experiment in ("confide", "confide-operator"):
+        found = told[f"{earlier.name} in {experiment}"]
+        assert found["epsilon"] == found["epsilon/notes"] == total
+        told_of = {n for n in found if n.startswith("epsilon")} - {"epsilon_training"}
+        assert told_of == {"epsilon", "epsilon/notes", "epsilon/labels"}
+        assert found["delta"] == pytest.approx(sum(entry.delta for entry in charged))
+    # Nothing else of ε stands there but what its private fine-tuning spent of the labels.
+    shown = told[f"{earlier.name} in confide"]
+    assert shown["epsilon_training"] == pytest.approx(shown["epsilon/labels"])
+    assert "exposure" in shown
+    assert "f1" in told[f"{earlier.name} in confide-operator"]  # the labels are private
+    assert "f1" not in told[f"{earlier.name} in confide"]
+    assert not told.get(f"{red.name} in confide", {}).keys() & {"epsilon", "exposure", "f1"}
+
+    report = finished.output("report")
+    kept, published = (
+        json.loads((report / edition / "tables.json").read_text())["by_epoch"]
+        for edition in ("operator_report", "report")
+    )
+    titles = [column["name"] for column in kept["columns"]]
+    assert titles[-2:] == ["Epoch 0.2", "Epoch 0.6"]
+    mine = [row for row in kept["rows"] if row[0]["text"] == "With DP"]
+    assert [row[1]["text"] for row in mine] == ["Entity F1", "Exposure", "Exposure"]
+    assert all(row[titles.index("ε")]["value"] == total for row in mine)
+    assert all(isinstance(cell["value"], float) for row in mine for cell in row[-2:])
+    for row in published["rows"]:
+        hidden = row[1]["text"] == "Entity F1" or row[0]["text"] == "Without privacy"
+        assert [bool(cell.get("withheld")) for cell in row[-2:]] == [hidden] * 2, row[:2]
 
 
 def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None:
@@ -402,7 +478,9 @@ def test_an_error_does_not_quote_what_it_read(
     unreadable = _refused(finished, {"private_path": str(broken)}, "private_corpus", capfd)
     as_text: dict[str, object] = {"private_format": "text", "private_path": str(named)}
     not_text = _refused(finished, as_text, "private_corpus", capfd)
-    few: dict[str, object] = {"declared_units": 20, "vocabulary_epsilon": 49.0}
+    few: dict[str, object] = {
+        "declared_units": 20, "vocabulary_epsilon": 49.0, "kept_epochs": ""
+    }  # fmt: skip
     too_many = _refused(finished, few, "vocabulary", capfd)
     for said in (unreadable, not_text, too_many):
         assert len(said.strip().splitlines()) == 1

@@ -34,6 +34,7 @@ pytestmark = on_the_stack("compose is NOT tried")
 COURIER = 60  # seconds between its rounds
 PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
 MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
+KEPT = {"kept.exposure", "kept.finetuning"}
 FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning", "membership")}
 
 
@@ -144,10 +145,14 @@ def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
         *PHRASES,
         *MEMBERSHIP,
         *FURTHER,
+        *KEPT,
         "dp_audit",
     }
     assert {t["state"] for name, t in tasks.items() if name not in unasked} == {"success"}
-    assert tasks.keys() - unasked - stack.steps("dp_bert", run).keys() == {"settings"}
+    assert tasks.keys() - unasked - stack.steps("dp_bert", run).keys() == {
+        "settings",
+        "kept_models",
+    }
     assert step_containers(run) == []
 
 

@@ -13,10 +13,12 @@ from spec_examples import spec_of
 
 from dp_core.audit.canaries import Canary
 from dp_core.data.corpus import Document, write_corpus
+from dp_core.data.ner import Sentence
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import (
+    FinetuneSpec,
     MetricRecord,
     PretrainSpec,
     ReleaseRecord,
@@ -28,6 +30,7 @@ from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.steps import (
     canaries,
+    entities,
     token_store,
     vocabulary,
 )
@@ -158,3 +161,29 @@ class Chain:
 def with_facts(source: Input, **facts: Any) -> Input:
     """Return an input that says something else of itself."""
     return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
+
+
+def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
+    """Return the context of a private fine-tuning on twelve documents, and its spec."""
+    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
+    for part in entities.PARTS:
+        sentences = [
+            Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
+        ]
+        entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
+    facts = {
+        "head": "entities", "public": False, "dataset": "labels", "unit": "document",
+        "all_name_a_patient": False,
+    }  # fmt: skip
+    facts["digest"] = labelled.content_digest(labelled.out)
+    context.inputs = chain.inputs | {"model": model}
+    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
+    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
+    spec = spec_of(
+        FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
+        **{
+            "plan": PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
+            "entity_types": ("sign",), "epochs": 0, "batches": {"batch_size": 4}, **changes,
+        },
+    )  # fmt: skip
+    return context, spec

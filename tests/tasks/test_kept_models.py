@@ -8,19 +8,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_bench import Bench, Chain, answered
+from release_examples import record
+from spec_examples import spec_of
+from step_bench import Bench, Chain, answered, tuning
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import Arrays
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import EvaluationHook
-from tasks.protocol import JobSettings, PretrainSpec, SelectSpec, dp_bert_steps
-from tasks.releases.provenance import models_by_updates
+from tasks.evidence.audits import SUBJECT
+from tasks.protocol import (
+    ExposureSpec,
+    FinetuneSpec,
+    JobSettings,
+    PretrainSpec,
+    ReleaseRecord,
+    SelectSpec,
+    StepResult,
+    budget_of_run,
+    dp_bert_steps,
+)
+from tasks.releases.plans import planned_release
+from tasks.releases.provenance import model_at, models_by_updates
 from tasks.releases.statements import DATA, WORDS
+from tasks.report.results import released_by_job
 from tasks.runtime.context import Input
-from tasks.steps import pretrain
+from tasks.steps import exposure, finetune, pretrain
 from tasks.steps.kept_models import KeptModels
+from tasks.storage import sha256_of
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +211,128 @@ def test_epochs_become_updates_of_each_training() -> None:
     }
     for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
         assert vars(steps[name])["model_uri"] == steps["dp_pretraining"].output
+    # What is measured of the last model is measured of each before it, under a name of its own.
+    measured = {
+        name: (spec.model_uri, spec.model_updates)
+        for name, spec in steps.items()
+        if isinstance(spec, ExposureSpec | FinetuneSpec) and spec.model_updates
+    }
+    dp, red = (steps[f"{mode}_pretraining"].output for mode in ("dp", "nonprivate"))
+    assert measured == {
+        f"{point} · epochs={epochs} of 4 / {task}": (model, updates)
+        for point, model, every in (
+            ("σ=0.875 · B=64", dp, {"1": 18, "2.5": 43}),
+            ("training without privacy", red, {"1": 10, "2.5": 25}),
+        )
+        for epochs, updates in every.items()
+        for task in ("finetuning", "exposure")
+    }
+    outputs = {spec.output for spec in steps.values() if isinstance(spec, FinetuneSpec)}
+    assert len(outputs) == 4 + 4  # of each model its own
+    assert steps["budget"].model_dump()["charged"] == tuple(
+        steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
+    )
+    causal = dp_bert_steps(settings.model_copy(update={"model_kind": "gpt2"}), "/store")
+    tasks = [name for name in causal if " / " in name]
+    assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
+
+
+def test_private_fine_tunings_of_earlier_models_are_charged_each() -> None:
+    """Of the labels each is a release of its own; δ counts them before anything is read."""
+    told: dict[str, Any] = {
+        "private_format": "text", "private_path": "/a", "private_dataset": "notes",
+        "entities_format": "columns", "entities_train": "/l", "entities_test": "/t",
+        "entities_dataset": "labels", "finetune_privacy": "dp", "entity_types": "problem",
+        "entities_unit": "document", "entities_declared_units": 1000, "nonprivate": False,
+    }  # fmt: skip
+    alone, kept = JobSettings(**told), JobSettings(**told, kept_epochs="1,2,3")
+    charged = [
+        [spec.step for spec in budget_of_run(settings, "/store").charged]
+        for settings in (alone, kept)
+    ]
+    assert [one.count("finetune") for one in charged] == [1, 4]
+    assert [one.count("pretrain") for one in charged] == [1, 1]
+    delta = {"finetune_delta": 4e-4}  # twice is below one in 1000, four times is not
+    JobSettings(**told, **delta, kept_epochs="1")
+    with pytest.raises(ValueError, match="finetune_delta, entities_declared_units"):
+        JobSettings(**told, **delta, kept_epochs="1,2,3")
+
+
+def test_the_total_of_a_job_counts_the_fine_tunings_of_earlier_models() -> None:
+    """And leaves out those that stay with the operator."""
+    event = PoissonGaussian.single(0.1, 2.0, 5, unit=PrivacyUnit.PATIENT)
+    training, last, earlier = (record(name, event) for name in ("training", "last", "earlier"))
+    own = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
+
+    def output(step: str, *releases: ReleaseRecord) -> Input:
+        told: dict[str, Any] = {"outputs": {}, "metrics": [], "facts": {}, "spec_hash": ""}
+        return Input(StepResult(step=step, releases=[training, *releases], **told), Path())
+
+    results = {
+        "dp_pretraining": output("pretrain"),
+        "dp_finetuning": output("finetune", last),
+        "σ=1 · B=64 · epochs=1 of 4 / finetuning": output("finetune", earlier),
+        "training without privacy · epochs=1 of 4 / finetuning": output("finetune", own),
+    }
+    assert released_by_job(results) == [training, last, earlier]
+
+
+def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
+    chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = released
+    tuned: dict[str, Arrays] = {}
+    ranked: list[Path] = []
+
+    def looked_at(folder: Path) -> Any:
+        ranked.append(folder)
+        return load_model(folder)
+
+    monkeypatch.setattr(exposure, "load_model", looked_at)
+    for updates in (1, 3, 0):
+        context, spec = tuning(chain, model, f"tuned after {updates}", model_updates=updates)
+        opened = model_at(context, "model", field="model_uri", updates=updates)
+        assert opened.folder == models_by_updates(model)[updates or 4]
+        weights = sha256_of(opened.folder / "model.safetensors")
+        answer = finetune.run(spec, context)
+        assert answer.facts["began_with"] == opened.facts["weights_digest"] == weights
+        assert answer.facts["released_after"] == [1, 3, 4]
+        said = json.loads((context.out / DATA).read_text())
+        assert said["released_after_updates"] == [1, 3, 4]
+        assert said["epsilon"] == json.loads((model.folder / DATA).read_text())["epsilon"]
+        tuned[weights] = load_model(context.out).parameters
+        audited = chain.context(f"exposure after {updates}")
+        audited.inputs = chain.inputs | {"model": model}
+        inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
+        told = spec_of(ExposureSpec, chain.home.store, **inputs, model_updates=updates)
+        found = exposure.run(told, audited)
+        assert found.facts[SUBJECT] == weights
+        (epsilon,) = (n.value for n in audited.numbers if n.name == "epsilon")
+        assert epsilon == pytest.approx(said["epsilon"])
+        assert ranked.pop() == opened.folder and not ranked
+    assert len(tuned) == 3
+    one, two, three = tuned.values()
+    assert differ(one, two) and differ(two, three)
+    context = chain.context("no such model")
+    context.inputs = chain.inputs | {"model": model}
+    with pytest.raises(BadInput, match=r"no model was kept after 2 updates.*those after 1, 3, 4"):
+        model_at(context, "model", field="model_uri", updates=2)
+
+
+def test_nothing_is_kept_under_a_charge_of_the_last_model_alone(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an accounting that hides the other iterates would have it: before anything is charged."""
+    spec = chain.training(updates=4, kept_updates=(2,))
+    planned_release(spec)
+    monkeypatch.setattr(PoissonGaussian, "every_iterate", False)
+    before = chain.ledger.history("notes")
+    with pytest.raises(BadInput, match="covers the last model alone"):
+        pretrain.run(spec, chain.context("hidden"))
+    with pytest.raises(BadInput, match="kept_updates"):
+        planned_release(spec)
+    planned_release(chain.training(updates=4))
+    assert chain.ledger.history("notes") == before
 
 
 @pytest.mark.parametrize("epochs", ["2,1", "0,1", "4", "1,5", "1,1", "1,1.001"])

@@ -23,6 +23,7 @@ from step_bench import (
     answered,
     corpus_of,
     notes_of,
+    tuning,
     with_facts,
 )
 
@@ -35,7 +36,6 @@ from dp_core.config.privacy import (
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
@@ -367,32 +367,6 @@ def test_a_protocol_that_was_chosen_after_the_training_is_told_from_one_that_was
     told = json.loads((context.out / f"{TARGETED}.json").read_text())
     assert told["fixed_before_training"] is False
     assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED}  # no row was asked for
-
-
-def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
-    """Return the context of a private fine-tuning on twelve documents, and its spec."""
-    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
-    for part in entities.PARTS:
-        sentences = [
-            Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
-        ]
-        entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
-    facts = {
-        "head": "entities", "public": False, "dataset": "labels", "unit": "document",
-        "all_name_a_patient": False,
-    }  # fmt: skip
-    facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs = chain.inputs | {"model": model}
-    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
-    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
-    spec = spec_of(
-        FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
-        **{
-            "plan": PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
-            "entity_types": ("sign",), "epochs": 0, "batches": {"batch_size": 4}, **changes,
-        },
-    )  # fmt: skip
-    return context, spec
 
 
 def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(

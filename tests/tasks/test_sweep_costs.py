@@ -28,7 +28,7 @@ from tasks.protocol import (
     sweep_steps,
 )
 from tasks.protocol.job import budget_of_run
-from tasks.protocol.sweep import PAGE, trainings_of
+from tasks.protocol.sweep import PAGE, models_of, trainings_of
 from tasks.releases.charge import charge
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import PrivateUnits
@@ -145,6 +145,7 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
             "sweep_points: a causal model is not fine-tuned",
         ),
         ({"holdout": 0}, "holdout: causal models are compared by"),
+        ({"sweep_epochs_from": "checkpoints"}, "sweep_epochs_from: causal models are compared by"),
         ({"selection": "random-count"}, "selection: random-count chooses by accuracy under masks"),
         (
             {"sweep_search": "optuna", "sweep_epochs": "1,2"},
@@ -393,6 +394,60 @@ def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> No
     assert own["finetuning"].output == job["public_finetuning"].output
 
 
+def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
+    ledger: Ledger, deployment: Deployment
+) -> None:
+    """Points that differ in epochs alone; another σ with one number of epochs is its own."""
+    told = PUBLIC_LABELS | {
+        "sweep_points": "epochs=1;epochs=4;epochs=2,finetune_epochs=7;"
+        "noise_multiplier=3,epochs=2",
+        "sweep_baselines": "nonprivate-training", "entities_folds": 2, "entities_test": "",
+        "noise_multiplier": 2, "batch_size": 60,
+    }  # fmt: skip
+    settings = SweepSettings.model_validate(told | {"sweep_epochs_from": "checkpoints"})
+    points = [point for point in settings.points() if not point.fold]
+    names = [f"{point.name} " for point in points]
+    assert [name.partition(" · fold=")[0] for name in names] == [
+        "σ=2 · B=60 · epochs=1 of 4", "σ=2 · B=60 · epochs=4",
+        "σ=2 · B=60 · epochs=2 of 4 · tuning epochs=7", "σ=3 · B=60 · epochs=2",
+        "training without privacy · epochs=1 of 4", "training without privacy · epochs=4",
+        "training without privacy · epochs=2 of 4 · tuning epochs=7",
+        "training without privacy · epochs=2",
+    ]  # fmt: skip
+    specs_of = {p: sweep_point_steps(settings, p, ROOT) for p in points}
+    first, last, tuned, other = (specs_of[point] for point in points[:4])
+    training = first["pretraining"]
+    assert isinstance(training, PretrainSpec)
+    assert (training.updates, training.kept_updates) == (400, (100, 200))
+    assert training == last["pretraining"] == tuned["pretraining"] != other["pretraining"]
+    for steps, updates in ((first, 100), (last, 0), (tuned, 200), (other, 0)):
+        for task in ("finetuning", "exposure"):
+            found = steps[task].model_dump()
+            assert found["model_uri"] == steps["pretraining"].output
+            assert found["model_updates"] == updates
+    red = specs_of[points[4]]
+    assert red["finetuning"].model_dump()["model_updates"] == settings.job(points[4]).updates_after(
+        "nonprivate", 1
+    )
+    assert red["pretraining"] == specs_of[points[5]]["pretraining"]
+    # One entry for all three, of the mechanism of the longest.
+    planned(deployment, **settings.model_dump())
+    longest, shorter = (
+        PoissonGaussian.single(0.01, sigma, updates, unit=PrivacyUnit.PATIENT)
+        for sigma, updates in ((2.0, 400), (3.0, 200))
+    )
+    assert {entry.event for entry in ledger.history("notes")} == {longest, shorter}
+    assert len(ledger.history("notes")) == len(settings.trainings()) == 2
+    assert len(models_of(p for p in settings.points() if p.mode == "dp")) == 4
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(settings, ROOT)}
+    assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
+    assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
+    # Each a training that ends there, as ever.
+    apart = SweepSettings.model_validate(told)
+    assert len(apart.trainings()) == 4
+    assert all(not point.is_on_the_way for point in apart.points())
+
+
 WRONG_BASELINES: list[tuple[dict[str, Any], str]] = [
     ({"sweep_baselines": "checkpoint"}, "none of public, .*: name its folder in sweep_checkpoints"),
     ({"sweep_baselines": "publik"}, "sweep_baselines: publik is none of public, public-training"),
@@ -439,6 +494,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_finetune_epochs": "0"}, "sweep_finetune_epochs: 0 should be greater"),
     ({"sweep_finetune_noise_multipliers": "1"}, "fine-tuning is not private here"),
     ({"sweep_noise_multipliers": "1.00000001,1.00000002"}, "too little to be told apart"),
+    (
+        {"sweep_epochs_from": "checkpoints", "selection": "random-count"},
+        "sweep_epochs_from: of a selection the best model alone is released",
+    ),
+    (
+        {"sweep_epochs_from": "checkpoints", "sweep_search": "optuna", "all_public": True},
+        "sweep_epochs_from: points that an optimiser asks for",
+    ),
+    (
+        {"sweep_epochs_from": "checkpoints", "sweep_epochs": "1,1.001"},
+        "kept_epochs: .* each with an update of its own",
+    ),
     ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
     (
         {"phrases_epsilon": 3.0, "private_start": "fresh"},

@@ -335,3 +335,49 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
         assert any("chosen by the test itself" in note for note in table["notes"])
     else:
         assert best is None
+
+
+def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
+    tracked: Deployment,
+) -> None:
+    """Two seeds, after 1 and after 4 epochs: two charges, and every row has the ε of both."""
+    Ledger.open(tracked.ledger).register_made_up("notes")
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_epochs": "1,4", "sweep_seeds": 2}
+        | {"sweep_epochs_from": "checkpoints"}
+    )
+    for _, task, spec in sweep_steps(settings, tracked.store):
+        on_the_way = bool(spec.model_dump().get("model_updates"))
+        if isinstance(spec, FinetuneSpec):
+            _done(tracked, task, spec, 0.3 if on_the_way else 0.7)
+        elif isinstance(spec, PretrainSpec) and spec.mode == "dp":
+            assert (spec.updates, spec.kept_updates) == (12, (3,))
+            plan = {"schedule": [{"steps": spec.updates, "expected_batch": 20}]}
+            _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
+        elif task in ("vocabulary", "exposure"):
+            _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
+    report = sweep_report(settings, tracked.store)
+    done = contract.run_step(report, tracked, WHO)
+    table = done.facts["table"]
+    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
+    first, last = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    assert (first["Epochs "]["text"], first["Epochs "]["detail"]) == ("1", "of 4 trained")
+    assert (last["Epochs "]["text"], "detail" in last["Epochs "]) == ("4", False)
+    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
+    both = total_epsilon([event.stating(PrivacyUnit.PATIENT)] * 2, 2e-5)
+    for row, f1, exposure in ((first, 0.3, 1.0), (last, 0.7, 3.0)):
+        assert row["ε in total, per patient"]["value"] == pytest.approx(both)
+        assert row["Entity F1 strict, micro, %"]["value"] == pytest.approx(f1)
+        assert row["Exposure mean, bits"]["value"] == pytest.approx(exposure)
+    (epsilon,) = (m.value for m in done.metrics if m.name == "epsilon")
+    assert epsilon == pytest.approx(both)
+    accuracies = [row["MLM accuracy public text, %"]["text"] for row in (first, last)]
+    assert accuracies == ["–", "40.0"]  # it was measured on the last model alone
+    assert any("has the ε of all" in note for note in table["notes"])
+    assert any("would give another model" in note for note in table["notes"])
+    folder = Path(report.output.removeprefix("file://")) / "report"
+    drawn = (folder / "sweep-exposure.svg").read_text()
+    assert "bs=20 step=3 σ=1" in drawn and "bs=20 step=12 σ=1" in drawn
+    assert "models on the way of one training" in (folder / "report.html").read_text()
+    assert len(done.facts["models"]) == 2  # a training each: the last models alone are registered

@@ -226,3 +226,19 @@ def test_each_kind_has_its_neighbours() -> None:
     assert relations.pop("fixed_size_gaussian") is NeighboringRelation.REPLACE
     assert relations.pop("shuffled_gaussian") is NeighboringRelation.ZERO_OUT
     assert set(relations.values()) == {NeighboringRelation.ADD_REMOVE}
+
+
+def test_one_charge_covers_several_models_only_where_every_iterate_is_released() -> None:
+    """What is made of others covers them if all its parts do; a selection shows its best alone."""
+    covering = {event.kind for event in EXAMPLES if not event.parts and event.covers_every_iterate}
+    assert covering == {
+        "poisson_gaussian", "truncated_poisson_gaussian", "cyclic_poisson_gaussian",
+        "fixed_size_gaussian", "gaussian", "shuffled_gaussian",
+    }  # fmt: skip
+    assert compose(POISSON, POISSON).covers_every_iterate
+    assert not compose(POISSON, HISTOGRAM).covers_every_iterate
+    converted = under(POISSON, NeighboringRelation.REPLACE, 1e-6)
+    assert converted is not None and converted.covers_every_iterate
+    (selection,) = (event for event in EXAMPLES if isinstance(event, RandomCountSelection))
+    assert all(one.covers_every_iterate for one in selection.candidates)
+    assert not selection.covers_every_iterate

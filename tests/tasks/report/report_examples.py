@@ -24,6 +24,7 @@ from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     Cost,
     Curve,
+    EpochsRow,
     Exposures,
     Extraction,
     Fact,
@@ -32,6 +33,7 @@ from tasks.report.model import (
     LedgerLine,
     LedgerView,
     Membership,
+    ModelAt,
     ModelRow,
     Statement,
     SweepReport,
@@ -169,6 +171,28 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
     )  # fmt: skip
 
 
+def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
+    """Two trainings, of which one is the operator's, after 2, 4 and 6 epochs."""
+    told = (
+        ("dp", "DP", 6.27, cost(6.61, 1.1e-6), Label.DP, (0.6413, 0.6631, 0.6827), (1.0, 0.9, 0.8)),
+        (
+            "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0), Label.OPERATOR,
+            (0.7019, 0.7211, 0.7417), (0.1, 0.01, 0.0008),
+        ),
+    )  # fmt: skip
+    return tuple(
+        EpochsRow(
+            kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
+            f1=Operator(scores[-1]),
+            at=tuple(
+                ModelAt(epochs, Operator(score), Exposures(label, exposure_rows({0.02: m}, seed)))
+                for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
+            ),
+        )
+        for kind, name, training, of_all, label, scores, memory in told
+    )  # fmt: skip
+
+
 def ledger() -> LedgerView:
     return LedgerView(
         dataset="synthetic-notes",
@@ -242,6 +266,7 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
         **_COMMON,
         statement=_STATEMENT,
         models=_models(seed),
+        by_epoch=by_epoch(seed),
         occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
         training=(

@@ -26,6 +26,7 @@ def _all() -> dict[str, Drawing]:
         figures.exposure_figure(REPORT.models),
         figures.training_figure(REPORT.curves, REPORT.models),
         figures.entity_figure(REPORT.models),
+        figures.epochs_figure(REPORT.by_epoch),
         sweep_figure.sweep_figure(sweep_report().points),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -40,8 +41,8 @@ def _texts(drawing: Drawing) -> list[str]:
     return ["".join(text.itertext()).strip() for text in found]
 
 
-def test_there_are_four_figures_as_svg_and_png() -> None:
-    assert set(DRAWN) == {"exposure", "training", "entities", "sweep"}
+def test_there_are_five_figures_as_svg_and_png() -> None:
+    assert set(DRAWN) == {"exposure", "training", "entities", "epochs", "sweep"}
     for drawing in DRAWN.values():
         height, width, _ = imread(io.BytesIO(drawing.png)).shape
         assert width == 1536

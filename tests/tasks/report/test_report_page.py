@@ -150,6 +150,8 @@ def _operator_values(report: JobReport) -> Iterator[float]:
         for protocol in model.extractions:
             if protocol.label is Label.OPERATOR:
                 yield from (100 * row.share.value for row in protocol.rows)
+    for row in report.by_epoch:
+        yield from (100 * one.score.value for one in row.at if isinstance(one.score, Operator))
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
@@ -339,13 +341,15 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
     names = {path.name for path in page.parent.iterdir()}
     figures = {
-        f"{key}.{kind}" for key in ("exposure", "training", "entities") for kind in ("svg", "png")
+        f"{key}.{kind}"
+        for key in ("exposure", "epochs", "training", "entities")
+        for kind in ("svg", "png")
     }
     assert names == figures | {"report.html", "tables.json", "figures.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {
-        "closing", "exposure", "extraction", "membership", "entities", "training", "vocabulary",
-        "ledger",
+        "closing", "exposure", "extraction", "membership", "by_epoch", "entities", "training",
+        "vocabulary", "ledger",
     }  # fmt: skip
     assert record["closing"]["rows"][1][3]["value"] == 6.61
 

@@ -457,3 +457,26 @@ def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> N
     }
     assert audit_time(results) == Operator(9 / 100)
     assert audit_time({"dp_pretraining": results["dp_pretraining"]}) is None
+
+
+def test_every_epoch_has_the_epsilon_of_all_and_what_may_not_be_shown_is_withheld() -> None:
+    report = job_report(made_up=False)
+    table = tables.by_epoch_table(report.by_epoch, report.unit)
+    titles = [f"{header.name} {header.unit}".strip() for header in table.headers]
+    assert titles[2:4] == ["ε in total, per patient", "δ in total"]
+    assert titles[4:] == ["Epoch 2", "Epoch 4", "Epoch 6"]
+    assert [(row[0].text, row[1].text, row[1].detail) for row in table.rows[:3]] == [
+        ("DP", "Entity F1", "strict, micro, %"),
+        ("DP", "Exposure", "mean, bits"),
+        ("DP", "Exposure", "largest, bits"),
+    ]
+    assert {row[2].value for row in table.rows[:3]} == {6.61}  # one figure for all three epochs
+    assert [cell.text for cell in table.rows[0][4:]] == ["64.1", "66.3", "68.3"]
+    assert any("has the ε of all" in note for note in table.notes)
+    assert any("would give another model" in note for note in table.notes)
+    shown = edition_of(report, Edition.PUBLISHABLE)
+    public = tables.by_epoch_table(shown.by_epoch, shown.unit)
+    hidden = [all(cell.withheld for cell in row[4:]) for row in public.rows]
+    assert hidden == [True, False, False, True, True, True]  # F1, and all without privacy
+    assert not any(cell.withheld for row in public.rows[1:3] for cell in row)
+    assert tables.by_epoch_table((), report.unit).rows == ()
