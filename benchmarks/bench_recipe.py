@@ -87,7 +87,17 @@ class Recipe:
 BEFORE = Recipe(256, 282, 1, training={"learning_rate": 2e-3})
 BASE = Recipe()
 MANY = BASE.but(patients=60_000)
-RECIPES = {
+# Batches of the same share of the units, so that updates, σ and ε are alike: what differs is σ/B.
+BATCHES = {6_000: 256, 20_000: 853, 60_000: 2_560}
+RATES = (2e-3, 6e-3, 12e-3, 24e-3)
+BY_NOISE = {
+    f"{patients:,} patients, batches of {batch:,}, learning rate {rate:g}": Recipe(
+        batch, patients=patients, training={"learning_rate": rate}
+    )
+    for patients, batch in BATCHES.items()
+    for rate in RATES
+}
+RECIPES = BY_NOISE | {
     "before": BEFORE,
     "before, four rows": BEFORE.but(rows=4),
     "base": BASE,

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
-_PUBLIC, _RELEASED = "public", "released"
-_COUNTS = TypeAdapter(dict[str, dict[str, int]])
+RELEASED = "released.json"  # those of them that are private words, with their noised counts
+_COUNTS = TypeAdapter(dict[str, int])
 
 
 @dataclass
@@ -85,7 +86,9 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         _count_private_exactly(spec, context, words)
     tokenizer = _tokenizer(spec, words)
     kind.save(tokenizer, context.out)
-    (context.out / WORDS).write_text(json.dumps(_counted(spec, words), indent=0) + "\n")
+    for file, counts in ((WORDS, _kept(words) | words.joined), (RELEASED, words.released)):
+        told = json.dumps(_in_bert_words(spec, counts), indent=0)
+        (context.out / file).write_text(told + "\n")
     context.measure_cost(context.releases)  # 0 where no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(
@@ -218,22 +221,20 @@ def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
     return hmac.new(context.content_key(), plain.encode(), hashlib.sha256).hexdigest()
 
 
-def _counted(spec: VocabularySpec, words: _Words) -> dict[str, dict[str, int]]:
-    """Return what is known of words, as BERT splits them: `_PUBLIC` and `_RELEASED` counts.
-
-    A checkpoint's token has no count of its own, and 0.
-    """
-    kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
-    kept = {token: 0 for token in kept if token not in SPECIAL_TOKENS}
+def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts of words as BERT splits them, the largest where several become one."""
     spelt = KINDS[spec.subwords].spelt
-    out: dict[str, dict[str, int]] = {}
-    for of, counts in ((_PUBLIC, kept | words.counts), (_RELEASED, words.released)):
-        out[of] = {}
-        for token, count in counts.items():
-            for word in split_words(spelt(token)):
-                out[of][word] = max(out[of].get(word, 0), count)
-        out[of] = dict(sorted(out[of].items()))
-    return out
+    out: dict[str, int] = {}
+    for token, count in counts.items():
+        for word in split_words(spelt(token)):
+            out[word] = max(out.get(word, 0), count)
+    return dict(sorted(out.items()))
+
+
+def _kept(words: _Words) -> dict[str, int]:
+    """Return a checkpoint's own words, which have no count here: 0."""
+    kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
+    return {token: 0 for token in kept if token not in SPECIAL_TOKENS}
 
 
 def known_words(folder: Path) -> frozenset[str]:
@@ -242,22 +243,25 @@ def known_words(folder: Path) -> frozenset[str]:
     Raises:
         BadInput: the vocabulary has none.
     """
-    return frozenset().union(*_read_words(folder).values())
+    return frozenset(_read(folder / WORDS))
 
 
 def released_words(folder: Path) -> dict[str, int]:
     """Return the private words that were released for a vocabulary, with their noised counts.
 
+    None, of one that was made before they were written by themselves.
+
     Raises:
-        BadInput: as `known_words`.
+        BadInput: they cannot be read.
     """
-    return _read_words(folder)[_RELEASED]
+    file = folder / RELEASED
+    return _read(file) if file.exists() else {}
 
 
-def _read_words(folder: Path) -> dict[str, dict[str, int]]:
+def _read(file: Path) -> dict[str, int]:
     try:
-        return _COUNTS.validate_json((folder / WORDS).read_bytes())
+        return _COUNTS.validate_json(file.read_bytes())
     except (OSError, ValueError):
         raise BadInput(
-            "no counted words", where=str(folder / WORDS), fix="Run the vocabulary step again."
+            "no counted words", where=str(file), fix="Run the vocabulary step again."
         ) from None

@@ -675,9 +675,9 @@ def test_a_released_word_that_no_phrase_holds_is_written_too(
 ) -> None:
     folder = tmp_path / "vocabulary"
     shutil.copytree(chain.inputs["vocabulary"].folder, folder)
-    words = json.loads((folder / vocabulary.WORDS).read_text())
-    words["released"]["elsewhere"], words["public"]["unwritten"] = 40, 40
-    (folder / vocabulary.WORDS).write_text(json.dumps(words))
+    for file, word in ((vocabulary.WORDS, "unwritten"), (vocabulary.RELEASED, "elsewhere")):
+        words = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(words | {word: 40}))
     context = chain.context("a word by itself")
     more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
     context.inputs = chain.inputs | {"vocabulary": more}
