@@ -7,7 +7,8 @@ Releases a vocabulary (from public text, with private words) and phrases, writes
 the public model on it, and measures MLM accuracy on private units that were held out of everything;
 with `--updates ""` it only releases. `--epsilon` and `--lengths` may be several, the latter between
 slashes (2,3,5/3,5), then too. `--nonprivate` trains on the private rows without privacy instead,
-for the same number of updates: the whole gain. Writes a line of benchmarks/results/phrases.json.
+for the same number of updates: the whole gain. `--epsilon-words` is what the vocabulary has of ε.
+Writes a line of benchmarks/results/phrases.json.
 The noise has a known seed: for measuring only. `noteevents` reads real text through CONFIDE_DATA
 (noteevents_format, wikitext-2).
 
@@ -52,7 +53,7 @@ from dp_core.training.loop import OrdinaryUpdates, pretrain
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import item_sets
 from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.subwords import document_counts, whole_words
+from dp_core.vocabulary.subwords import document_counts, in_turns, whole_words
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.steps.training_inputs import config_of
@@ -122,8 +123,10 @@ def train(model: AnyModel, store: TokenStore, updates: int, rate: float, place: 
     )  # fmt: skip
 
 
-def words_of(folder: Path, own: dict[str, float], private: Iterable[Unit]) -> dict[str, int]:
-    """Learn the tokens as the product does; return the words they were learned from."""
+def words_of(
+    folder: Path, own: dict[str, float], private: Iterable[Unit]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Learn the tokens as the product does; return the known words, and the released ones."""
     public = document_counts(public_units(folder), split_words)
     known = whole_words(public, wordpiece.learn(public, TOKENS))
     plan = selection_plan(
@@ -132,9 +135,22 @@ def words_of(folder: Path, own: dict[str, float], private: Iterable[Unit]) -> di
     )  # fmt: skip
     held = ((u.unit_id, chain.from_iterable(map(split_words, u.texts))) for u in private)
     shard = item_sets(held, plan.items_per_unit, seed_key(SEED), exclude=known)
-    counts = public + Counter(plan.release([shard], PrivacySeed.fixed("words"), b"bench"))
-    wordpiece.save(wordpiece.learn(counts, TOKENS), folder)
-    return dict(counts)
+    released = dict(plan.release([shard], PrivacySeed.fixed("words"), b"bench"))
+    counts = public + Counter(released)
+    wordpiece.save(wordpiece.learn(counts, TOKENS, in_turns(public, released)), folder)
+    return dict(counts), released
+
+
+def share_within(texts: Iterable[list[str]], phrases: Iterable[str], length: int) -> float:
+    """Return the share of running words that lie within one of the phrases."""
+    known, words, within = set(phrases), 0, 0
+    for text in texts:
+        found = [False] * len(text)
+        for i in range(len(text) - length + 1):
+            if " ".join(text[i : i + length]) in known:
+                found[i : i + length] = [True] * length
+        words, within = words + len(text), within + sum(found)
+    return within / words
 
 
 def public_units(folder: Path) -> Iterator[Unit]:
@@ -157,6 +173,7 @@ def main() -> None:
     parser.add_argument("--per-unit", type=int, default=2000)
     parser.add_argument("--mechanism", choices=get_args(MechanismName), default="elimination")
     parser.add_argument("--epsilon", default="4")
+    parser.add_argument("--epsilon-words", type=float, default=0.0, help="0: as in the preset")
     parser.add_argument("--delta", type=float, default=1e-6)
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--updates", default="600,1800")
@@ -179,13 +196,16 @@ def main() -> None:
         def private(*, held: bool) -> Iterator[Unit]:
             return split(every, held=held)
 
-        words = words_of(folder, own, private(held=False))
+        own |= {"epsilon_v": asked.epsilon_words or own["epsilon_v"]}
+        words, alone = words_of(folder, own, private(held=False))
+        held_texts = [split_words(text) for unit in private(held=True) for text in unit.texts]
         true: dict[int, Counter[str]] = {}
         told: dict[str, object] = {}
         line: dict[str, object] = {}
         for epsilon, lengths in product(asked.epsilon.split(","), asked.lengths.split("/")):
             told = {k: v for k, v in vars(asked).items() if k != "work"}
             told |= {"epsilon": float(epsilon), "lengths": lengths}
+            told |= {"epsilon_words": own["epsilon_v"]}
             plan = calibrate(
                 float(epsilon), asked.delta, tuple(map(int, lengths.split(","))), asked.per_unit,
                 declared_units=int(own["units"]), mechanism=asked.mechanism,
@@ -202,6 +222,9 @@ def main() -> None:
                     true[length] = true_counts(private(held=False), length)
                 common = {p for p, n in true[length].items() if n >= line["common"]}
                 line[f"released of {length} words"] = len(released)
+                line[f"held-out words within one of {length} words"] = round(
+                    share_within(held_texts, released, length), 4
+                )
                 line[f"common, {length} words"] = len(common)
                 line[f"common and released, {length} words"] = len(common & set(released))
                 shared = {p for p, n in true[length].items() if n >= 70}
@@ -223,7 +246,8 @@ def main() -> None:
         if asked.nonprivate:
             rows = stores.of("train", private(held=False), own["rows"])
         else:
-            written = write_documents(phrases, asked.documents, WORDS_OF_A_DOCUMENT, SEED)
+            text = {1: alone, **phrases}
+            written = write_documents(text, asked.documents, WORDS_OF_A_DOCUMENT, SEED)
             rows = stores.of("written", units_of(written, PrivacyUnit.DOCUMENT, 1), ALL)
         scores = {"public only": mlm_accuracy(start, held_out, seed=SEED)}
         for updates in map(int, asked.updates.split(",")):
