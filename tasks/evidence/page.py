@@ -12,9 +12,9 @@ from dp_core.audit.record import AuditRecord
 from dp_core.labels import Label
 from tasks.evidence.model import NOT_STATED, Claim, Evidence, LedgerExtract, LedgerFile
 from tasks.report import page as report_page
+from tasks.report.cells import NOT_MEASURED, Cell, Header, Table, name, number, significant
 from tasks.report.page import Mark, Verdict
 from tasks.report.results import ARCHITECTURES
-from tasks.report.tables import NOT_MEASURED, Cell, Header, Table, name, number, significant
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _REPORT_TEMPLATES = Path(report_page.__file__).parent / "templates"

@@ -20,6 +20,7 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import BASELINE_NAMES, Baseline
+from tasks.report.cells import significant
 from tasks.report.model import (
     F1,
     Curve,
@@ -34,7 +35,7 @@ from tasks.report.model import (
     measure_of,
     number_of,
 )
-from tasks.report.tables import FINETUNING_TITLES, significant
+from tasks.report.sweep_tables import FINETUNING_TITLES
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
 COLOURS: dict[Kind, str] = {

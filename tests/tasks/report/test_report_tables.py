@@ -23,7 +23,16 @@ from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import StepResult
-from tasks.report import tables
+from tasks.report import audit_tables, cells, sweep_tables, tables
+from tasks.report.cells import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
 from tasks.report.comparison import figures_of
 from tasks.report.model import (
     Cost,
@@ -37,15 +46,6 @@ from tasks.report.model import (
 )
 from tasks.report.page import job_page, verdict
 from tasks.report.results import audit_time
-from tasks.report.tables import (
-    NOT_MEASURED,
-    WITHHELD_MARK,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-    side_by_side,
-)
 from tasks.runtime.context import Input
 
 
@@ -102,10 +102,10 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
     for table in (
         _closing(),
         tables.entity_table(report.models),
-        tables.exposure_table(report.models, report.occurrences),
-        tables.membership_table(report.models),
-        tables.extraction_table(report.models),
-        tables.sweep_table(sweep_report().points, report.unit),
+        audit_tables.exposure_table(report.models, report.occurrences),
+        audit_tables.membership_table(report.models),
+        audit_tables.extraction_table(report.models),
+        sweep_tables.sweep_table(sweep_report().points, report.unit),
         tables.facts_table("x", "x", report.training),
     ):
         for row in table.rows:
@@ -118,7 +118,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
 def test_alarm_only_where_memory_is_shown() -> None:
     alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
     assert alarms == [[False, False], [False, False], [True, True]]
-    detail = tables.exposure_table(job_report().models, job_report().occurrences)
+    detail = audit_tables.exposure_table(job_report().models, job_report().occurrences)
     words = {(row[0].text, row[-1].text) for row in detail.rows}
     assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
@@ -128,7 +128,7 @@ def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None
     report = job_report(made_up=False)
     for edition, counted in ((Edition.OPERATOR, "81.3"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
-        table = tables.exposure_table(shown.models, shown.occurrences)
+        table = audit_tables.exposure_table(shown.models, shown.occurrences)
         often = [row for row in table.rows if row[2].detail == "p = 0.02" and row[1].text == "HSH"]
         assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
         assert {row[2].label for row in often} == {Label.PUBLIC}
@@ -149,7 +149,7 @@ def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alon
     shown = {}
     for edition in Edition:
         models = edition_of(report, edition).models
-        table = tables.exposure_table(models, {})
+        table = audit_tables.exposure_table(models, {})
         shown[edition] = [r for r in table.rows if r[0].detail == "in the rows that trained"]
     assert len(shown[Edition.OPERATOR]) == len(within) and not shown[Edition.PUBLISHABLE]
     assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
@@ -161,7 +161,7 @@ def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alon
 
 def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     report = job_report()
-    table = tables.membership_table(report.models)
+    table = audit_tables.membership_table(report.models)
     assert len(table.rows) == 3 * 4
     public, private, unprotected = (table.rows[place] for place in (0, 4, 8))
     assert "397 against 283" in private[0].detail
@@ -172,14 +172,14 @@ def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     (found,) = [row for row in membership(0.9, 0.5).rows if row.attack == "loss"][:1]
     assert found.above
     model = dataclasses.replace(report.models[1], membership=membership(0.9, 0.5))
-    assert all(row[2].alarm for row in tables.membership_table([model]).rows)
+    assert all(row[2].alarm for row in audit_tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
-    assert tables.membership_table(shown.models).rows == ()
+    assert audit_tables.membership_table(shown.models).rows == ()
 
 
 def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
     public, dp, unprotected = job_report().models
-    assert tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
+    assert audit_tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
     kept = {
         kind: dataclasses.replace(
             membership(found, 0.9),
@@ -197,7 +197,7 @@ def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
         dataclasses.replace(dp, membership=kept["dp"]),
         dataclasses.replace(unprotected, membership=kept["nonprivate"]),
     ]
-    losses = tables.loss_by_epoch_table(models)
+    losses = audit_tables.loss_by_epoch_table(models)
     assert [header.name for header in losses.headers] == [
         "Model",
         "Epoch 0",
@@ -206,15 +206,15 @@ def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
     ]
     assert [cell.text for cell in losses.rows[0]] == ["DP", "3.500", "3.000", "2.700"]
     assert losses.rows[1][2].detail == "2.750 of what trained"
-    table = tables.leakage_by_epoch_table(models)
+    table = audit_tables.leakage_by_epoch_table(models)
     assert len(table.rows) == 2 * 4  # of the two trainings, every attack at every level
     assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
     assert table.rows[4][0].detail == "by sample"
     assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
     report = dataclasses.replace(job_report(made_up=False), models=tuple(models))
     shown = edition_of(report, Edition.PUBLISHABLE)
-    assert tables.leakage_by_epoch_table(shown.models).rows == ()
-    assert tables.loss_by_epoch_table(shown.models).rows == ()
+    assert audit_tables.leakage_by_epoch_table(shown.models).rows == ()
+    assert audit_tables.loss_by_epoch_table(shown.models).rows == ()
     assert figures_of(shown)["leakage"] == []
     told = figures_of(report)["leakage"]
     assert [one["epoch"] for one in told if one["model"] == "DP"] == [1.0] * 4 + [2.5] * 4
@@ -222,7 +222,7 @@ def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
 
 
 def test_what_came_out_stands_beside_its_control() -> None:
-    table = tables.extraction_table(job_report().models)
+    table = audit_tables.extraction_table(job_report().models)
     assert len(table.rows) == 3 * (3 + 2)
     private, unprotected = table.rows[5:10], table.rows[10:]
     assert [row[1].text for row in private] == ["top-k", "greedy", "sampling", "greedy", "sampling"]
@@ -237,7 +237,7 @@ def test_what_came_out_stands_beside_its_control() -> None:
     said = " ".join(table.notes)
     assert "settled before the training" in said and "first 10 tokens of a row" in said
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
-    table = tables.extraction_table(shown.models)
+    table = audit_tables.extraction_table(shown.models)
     assert {row[0].text for row in table.rows} == {"Public only", "DP"}
     assert {cell.label for row in table.rows for cell in row} == {None, Label.DP}
     assert "Rows:" not in " ".join(table.notes)
@@ -250,13 +250,14 @@ def test_what_an_operators_model_wrote_is_shown_to_the_operator_alone() -> None:
     report = dataclasses.replace(job_report(), models=tuple(models), made_up=False)
     texts = {
         edition: [
-            row[1].text for row in tables.samples_table(edition_of(report, edition).models).rows
+            row[1].text
+            for row in audit_tables.samples_table(edition_of(report, edition).models).rows
         ]
         for edition in Edition
     }
     assert texts[Edition.OPERATOR] == ["Public only wrote", "DP wrote", "Non-private wrote"]
     assert texts[Edition.PUBLISHABLE] == ["Public only wrote", "DP wrote"]
-    assert not tables.samples_table(rows).rows
+    assert not audit_tables.samples_table(rows).rows
     page = job_page(report, Edition.PUBLISHABLE).html
     assert "DP wrote" in page and "Non-private wrote" not in page
 
@@ -265,7 +266,7 @@ def test_a_protocol_that_was_chosen_late_is_called_so() -> None:
     (one, _) = extractions(Label.DP, 4, 1)
     late = dataclasses.replace(one, fixed_before_training=False)
     model = dataclasses.replace(job_report().models[1], extractions=(late,))
-    assert "chosen after the training" in " ".join(tables.extraction_table([model]).notes)
+    assert "chosen after the training" in " ".join(audit_tables.extraction_table([model]).notes)
 
 
 def test_the_note_tells_what_no_memory_looks_like() -> None:
@@ -306,14 +307,14 @@ def test_the_ledger_shows_both_accountants() -> None:
 
 def test_the_sweep_keeps_its_order() -> None:
     points = sweep_report().points
-    table = tables.sweep_table(points, PrivacyUnit.PATIENT)
+    table = sweep_tables.sweep_table(points, PrivacyUnit.PATIENT)
     assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
     assert table.rows[0][6].value == points[0].f1.value
     assert table.rows[0][6].label is Label.OPERATOR
 
 
 def test_a_sweep_of_causal_models_compares_perplexity_with_its_spread_over_seeds() -> None:
-    table = tables.sweep_table(causal_sweep_report().points, PrivacyUnit.PATIENT)
+    table = sweep_tables.sweep_table(causal_sweep_report().points, PrivacyUnit.PATIENT)
     heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
     first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
     assert first["Perplexity private text, by token"].value == 431.7
@@ -359,7 +360,7 @@ def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
-    table = tables.exposure_table(job_report().models, job_report().occurrences)
+    table = audit_tables.exposure_table(job_report().models, job_report().occurrences)
     stream = io.StringIO()
     Console(file=stream, width=60, color_system=None).print(rich_table(table))
     assert "…" not in stream.getvalue()
@@ -389,17 +390,17 @@ def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
     ],
 )
 def test_numbers_read_as_people_write_them(value: float, text: str) -> None:
-    assert tables.significant(value) == text
+    assert cells.significant(value) == text
 
 
 def test_a_share_becomes_a_percentage_and_keeps_its_label() -> None:
-    cell = tables.percentage(Dp(0.3321))
+    cell = cells.percentage(Dp(0.3321))
     assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
-    assert tables.percentage(Operator(0.5)).label is Label.OPERATOR
+    assert cells.percentage(Operator(0.5)).label is Label.OPERATOR
 
 
 def test_what_is_withheld_and_what_was_not_measured_look_different() -> None:
-    hidden, unknown = tables.percentage(Withheld()), tables.percentage(None)
+    hidden, unknown = cells.percentage(Withheld()), cells.percentage(None)
     assert hidden.withheld
     assert hidden.value is None
     assert hidden.label is Label.OPERATOR
@@ -424,9 +425,9 @@ def test_the_table_says_that_there_is_no_total_and_keeps_the_parts() -> None:
     table = tables.closing_table(report.models, report.unit)
     (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
     total = row[3]
-    assert (total.text, total.value) == (tables.NO_TOTAL, None)
+    assert (total.text, total.value) == (cells.NO_TOTAL, None)
     assert "unlike neighbours" in total.detail
-    assert row[4].text == tables.NOT_MEASURED  # δ of nothing
+    assert row[4].text == cells.NOT_MEASURED  # δ of nothing
     (dp,) = [m for m in report.models if m.kind == "dp"]
     assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
     assert json.loads(json.dumps(table.to_json()))
@@ -438,7 +439,7 @@ def test_the_page_and_its_first_sentence_claim_no_sum() -> None:
     assert "have no total" in said.detail
     assert "ε =" not in said.detail
     html = job_page(report, Edition.PUBLISHABLE).html
-    assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
+    assert cells.NO_TOTAL in html and cells.WHY_NO_TOTAL in html
 
 
 def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> None:
