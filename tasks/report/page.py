@@ -20,8 +20,6 @@ from tasks.report.figures import (
     entity_figure,
     epochs_figure,
     exposure_figure,
-    sweep_exposure_figure,
-    sweep_figure,
     training_figure,
 )
 from tasks.report.model import (
@@ -38,6 +36,7 @@ from tasks.report.model import (
     measure_of,
     number_of,
 )
+from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 
 
 @dataclass(frozen=True)

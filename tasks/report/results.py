@@ -1,4 +1,4 @@
-"""From the results of a job's steps to what its report, or a sweep's, shows."""
+"""From the results of a job's steps to what its report shows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,23 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership_metrics import MembershipRow
 from dp_core.audit.record import AuditRecord
-from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.protocol import (
     MODEL_NAMES,
     JobSettings,
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepPoint,
     SweepReportSpec,
     SweepSettings,
     kept_points,
     point_and_task,
     steps_of,
 )
-from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import operator_only
@@ -58,14 +54,11 @@ from tasks.report.model import (
     ModelAt,
     ModelRow,
     Samples,
-    SweepReport,
-    SweepRow,
 )
 from tasks.runtime.context import Input, StepContext, merged
 from tasks.tracking.event_log import labelled
 
 Results = Mapping[str, Input]  # by the name of the task
-
 ARCHITECTURES = {
     "bert": "BERT",
     "distilbert": "DistilBERT",
@@ -80,14 +73,12 @@ OCCURRENCES, OCCURRENCES_FILE = (
     "occurrences",
     "occurrences.json",
 )  # of canaries, counted by the private token store's step
-DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by test document
 AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
 GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 SAMPLES = "samples"  # output of the exposure step, and .json
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning: of entities, of classes
-SEEDS_FOR_THE_BEST = 8
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
@@ -116,7 +107,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     shown = released_by_job(results)
     audit = _audit(results.get("dp_audit"))
     return JobReport(
-        **_header(spec, context, results, shown),
+        **header_of(spec, context, results, shown),
         audit=audit,
         occurrences=_occurrences(results["private_store"]),
         models=tuple(
@@ -146,21 +137,6 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
         ),
         vocabulary=tuple(_vocabulary_facts(results)),
         phrases=tuple(_phrase_facts(results["phrases"])) if "phrases" in results else (),
-    )
-
-
-def sweep_report(
-    spec: SweepReportSpec,
-    context: StepContext,
-    points: Mapping[str, Results],
-    missing: Sequence[str],
-) -> SweepReport:
-    """Return what the report of a sweep shows: the points that finished, and which did not."""
-    first = next(iter(points.values()))
-    return SweepReport(
-        **_header(spec, context, first, released_by_sweep(spec, points)),
-        points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
-        notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
 
 
@@ -196,7 +172,7 @@ def released_by_job(results: Results) -> list[ReleaseRecord]:
                 results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
             )
         ]
-        + _releases(one for one in kept if not operator_only(one.result.releases))
+        + releases_of(one for one in kept if not operator_only(one.result.releases))
     )
 
 
@@ -208,20 +184,7 @@ def released_models(model: Input, finetuned: Input | None) -> list[Input]:
 
 def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
     """Return the releases behind the models of a row that may leave."""
-    return _releases(released_models(model, finetuned))
-
-
-def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
-    """Return the releases behind every point's models: what all of them cost together.
-
-    What a baseline without privacy made stays with the operator, and is not among them.
-    """
-    return _releases(
-        model
-        for name, results in points.items()
-        for model in released_models(results["pretraining"], results.get("finetuning"))
-        if spec.points[name].baseline is None or not operator_only(model.result.releases)
-    )
+    return releases_of(released_models(model, finetuned))
 
 
 def model_row(
@@ -246,11 +209,11 @@ def model_row(
         kind=models_of([f"{tasks}{_TRAINING}"])[tasks],
         tasks=tasks,
         name=_name_of(tasks),
-        epsilon_vocabulary=_epsilon_of(vocabulary),
+        epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
-        exposures=_exposures(audited),
-        exposures_in_rows=_exposures(audited, EXPOSURE_IN_ROWS),
+        exposures=exposures_of(audited),
+        exposures_in_rows=exposures_of(audited, EXPOSURE_IN_ROWS),
         membership=_membership(attacked, epochs),
         extractions=tuple(_extractions(audited)),
         samples=_samples(audited),
@@ -269,17 +232,17 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
         tuned = [one.get("finetuning") for one in measured] + [results.get(f"{tasks}_finetuning")]
         audited = [one.get("exposure") for one in measured] + [results.get(f"{tasks}_exposure")]
         model, epochs = results[f"{tasks}{_TRAINING}"], [epochs for epochs, _ in own]
-        scores = [None if one is None else _score(one) for one in tuned]
+        scores = [None if one is None else score_of(one) for one in tuned]
         accuracies = settings.head != "entities"
         yield EpochsRow(
-            **_costs(dataset, model, [model, *audited], tuned),
+            **costs_of(dataset, model, [model, *audited], tuned),
             f1=None if accuracies else scores[-1],
             accuracy=scores[-1] if accuracies else None,
             kind=kind,
             name=_name_of(tasks),
-            epsilon_vocabulary=_epsilon_of(vocabulary),
+            epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
             at=tuple(
-                ModelAt(after, score, _exposures(seen))
+                ModelAt(after, score, exposures_of(seen))
                 for after, score, seen in zip(
                     [*epochs, settings.epochs], scores, audited, strict=True
                 )
@@ -295,7 +258,7 @@ def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | Non
     return None
 
 
-def _epsilon_of(vocabulary: Input) -> float:
+def epsilon_of_vocabulary(vocabulary: Input) -> float:
     """Return what the vocabulary itself cost: 0 where it is made of public text alone."""
     return max((release.epsilon for release in vocabulary.result.releases), default=0.0)
 
@@ -305,7 +268,7 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
     return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
 
 
-def _header(
+def header_of(
     spec: ReportSpec | SweepReportSpec,
     context: StepContext,
     results: Results,
@@ -346,7 +309,8 @@ def _header(
     }
 
 
-def _releases(models: Iterable[Input]) -> list[ReleaseRecord]:
+def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
+    """Return the releases behind models, each once."""
     return merged(release for model in models for release in model.result.releases)
 
 
@@ -357,7 +321,7 @@ def _row(
     values = last_values(model.result)
     scores = last_values(finetuned.result) if finetuned else {}
     return {
-        **_costs(dataset, model, (model, audited), (finetuned,)),
+        **costs_of(dataset, model, (model, audited), (finetuned,)),
         **{name: scores.get(name) for name in SCORES},
         "mlm_public": values.get("mlm_accuracy_public"),
         "mlm_private": values.get("mlm_accuracy_private"),
@@ -366,7 +330,7 @@ def _row(
     }
 
 
-def _costs(
+def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
     """Return what a row's figures cost, and what those of before fine-tuning did, if less."""
@@ -380,154 +344,10 @@ def _costs(
     }
 
 
-Replicates = list[tuple[SweepPoint, Results]]
-
-
-def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
-    """Return the points that finished, those together that differ in seeds and fold alone."""
-    settings: dict[SweepPoint, Replicates] = {}
-    for name, results in points.items():
-        point = spec.points[name]
-        settings.setdefault(point.setting, []).append((point, results))
-    return list(settings.values())
-
-
-def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
-    """Return the row of one setting, of its points that finished."""
-    setting, first = own[0][0].setting, own[0][1]
-    # By the seed of the private training: points that share one read the same.
-    models = {point.seed: results["pretraining"] for point, results in own}
-    audited = {point.seed: results["exposure"] for point, results in own}
-    tuned = [results["finetuning"] for _, results in own if "finetuning" in results]
-    model, varied = first["pretraining"], spec.points.values()
-    # What a training says of accuracy is of its last model.
-    scored = () if setting.is_on_the_way else models.values()
-    # Of a selection: which one won.
-    training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
-    schedule = (model.facts.get("plan") or {}).get("schedule", ())
-    batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
-    if setting.mode == "nonprivate" or setting.is_on_the_way:
-        job = SweepSettings.model_validate(spec.settings).job(setting)
-        assert setting.mode != "public"  # noqa: S101 - narrows the type: its training has no epochs
-        updates = job.updates_after(setting.mode, setting.epochs)
-        if setting.mode == "nonprivate":
-            batch_size = job.nonprivate_batch_size
-    return SweepRow(
-        **_costs(
-            first["vocabulary"].facts["dataset"],
-            model,
-            [*models.values(), *audited.values()],
-            tuned,
-        ),
-        name=setting.name,
-        baseline=setting.baseline,
-        is_causal=is_causal(model.facts["shape"].get("kind", "bert")),
-        epsilon_vocabulary=_epsilon_of(first["vocabulary"]),
-        noise_multiplier=training["noise_multiplier"],
-        batch_size=int(batch_size),
-        epochs=training["epochs"],
-        training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
-        updates=updates,
-        trainings=len(models),
-        finetuning={
-            axis: float(getattr(setting, axis) or spec.settings[axis])
-            for axis in FINETUNING_AXES
-            if any(getattr(point, axis) is not None for point in varied)
-        },
-        f1=_mean(tuned, "f1"),
-        accuracy=_mean(tuned, "accuracy"),
-        spread=_spread(own) if tuned else _spread_of_perplexity(scored),
-        best_three=_best_three(own) if tuned else None,
-        mlm_public=_mean(scored, "mlm_accuracy_public"),
-        mlm_private=_mean(scored, "mlm_accuracy_private"),
-        perplexity_public=_mean(scored, "perplexity_public"),
-        perplexity_private=_mean(scored, "perplexity_private"),
-        exposures=tuple(e for one in audited.values() if (e := _exposures(one)) is not None),
-    )
-
-
-def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
-    """Return the mean of a metric; the operator's if it is of any of them.
-
-    None where one of them lacks it: a training that diverged has no perplexity, and a mean without
-    it would be too good.
-    """
-    values = [last_values(one.result).get(name) for one in outputs]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
-    return kind(math.fsum(v.value for v in known) / len(known))
-
-
-def _spread(own: Replicates) -> MeanF1 | None:
-    """Return how the score spreads over seeds and folds; None where a seed lacks a fold."""
-    replicates = [_replicate(point, results["finetuning"]) for point, results in own]
-    try:
-        return mean_f1([one for one in replicates if one is not None])
-    except ValueError:
-        return None
-
-
-def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
-    """Return how perplexity of private text spreads over seeds; None of one seed alone."""
-    values = [last_values(model.result).get("perplexity_private") for model in models]
-    known = [value.value for value in values if value is not None]
-    return mean_over_seeds(known) if len(known) == len(values) > 1 else None
-
-
-def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
-    """Return what a fine-tuned model made of each test document; None: it has no score.
-
-    Where only the operator may see them, the counts are in a file of the operator's.
-    """
-    if _score(finetuned) is None:
-        return None
-    counts = finetuned.facts.get("documents")
-    if counts is None:
-        counts = json.loads((finetuned.folder / DOCUMENTS_FILE).read_text())
-    return Replicate(counts=counts, **_drawn(point))
-
-
-def _score(finetuned: Input) -> Labelled | None:
+def score_of(finetuned: Input) -> Labelled | None:
+    """Return what a fine-tuning is judged by, if it has measured it."""
     values = last_values(finetuned.result)
     return next((values[name] for name in SCORES if name in values), None)
-
-
-def _best_three(own: Replicates) -> Labelled | None:
-    """Return the mean of the three best seeds of a setting, each the mean over its folds.
-
-    Of eight seeds or more, as in Jagannatha et al. 2021, appendix A.3; None for fewer.
-    """
-    by_seed: dict[str, list[Labelled]] = {}
-    for point, results in own:
-        if (score := _score(results["finetuning"])) is not None:
-            by_seed.setdefault(_drawn(point)["seed"], []).append(score)
-    if len(by_seed) < SEEDS_FOR_THE_BEST:
-        return None
-    every = [score for scores in by_seed.values() for score in scores]
-    kind = next((type(v) for v in every if v.label is Label.OPERATOR), type(every[0]))
-    means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
-    return kind(math.fsum(means[-3:]) / 3)
-
-
-def _drawn(point: SweepPoint) -> dict[str, Any]:
-    """Return which replicate of its setting a point is."""
-    seed = f"{point.seed} {point.finetune_seed}"
-    return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}
-
-
-def finetuned_by_setting(
-    spec: SweepReportSpec, points: Iterable[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the fine-tunings behind each row: where they are, and which replicates."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in points:
-        if "finetuning" not in spec.results[name]:  # of a causal model
-            continue
-        told = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
-        found.setdefault(spec.points[name].setting.name, []).append(told)
-    return found
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:
@@ -537,13 +357,14 @@ def _cost(dataset: str, *results: Input | None) -> Cost:
         dataset: the private corpus, whose total is told first.
         results: of the steps whose figures are shown beside it.
     """
-    every = totals(_releases(result for result in results if result))
+    every = totals(releases_of(result for result in results if result))
     untouched = DatasetTotal(dataset, None, 0.0, 0.0)
     corpus = next((total for total in every if total.dataset == dataset), untouched)
     return Cost(corpus, tuple(total for total in every if total.dataset != dataset))
 
 
-def _exposures(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
+def exposures_of(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
+    """Return the exposures that an audit has measured, if it has."""
     if audited is None or key not in audited.result.outputs:
         return None
     private = key == EXPOSURE_IN_ROWS or operator_only(audited.result.releases)

@@ -52,13 +52,7 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.report.results import (
-    DISCOVERABLE,
-    EXPOSURE,
-    EXPOSURE_IN_ROWS,
-    SAMPLES,
-    TARGETED,
-)
+from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, SAMPLES, TARGETED
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 from tasks.steps.membership import claimed

@@ -29,7 +29,7 @@ from tasks.releases.provenance import (
     vocabulary_digest,
 )
 from tasks.releases.statements import released_after
-from tasks.report.results import DOCUMENTS_FILE
+from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
 from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import Spending, write_model

@@ -10,7 +10,7 @@ from tasks.releases.provenance import operator_only
 from tasks.report.comparison import FINETUNED
 from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
-from tasks.report.results import finetuned_by_setting, released_by_sweep, sweep_report
+from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.sweep_tables import sweep_table
 from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.steps.report import EDITIONS, artifacts

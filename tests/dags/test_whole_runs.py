@@ -159,7 +159,7 @@ def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own
     trained = {
         task.rendered_map_index: task.state
         for (task_id, _), task in tasks.items()
-        if task_id == "training_point.exposure"
+        if task_id == "model.exposure"
     }
     names = ["σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5", "without privacy · epochs=5"]
     assert trained == dict.fromkeys(names, SUCCESS)

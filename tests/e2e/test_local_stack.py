@@ -172,7 +172,7 @@ def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment
     assert result["step"] == "report"
     done = [line.split()[2] for line in written.getvalue().splitlines() if "✓" in line]
     steps = dp_bert_steps(JobSettings(), deployment.store)
-    assert sorted(done) == sorted(["settings", *steps])
+    assert sorted(done) == sorted(["settings", "kept_models", *steps])
     assert done[-1] == "report"
     assert local.running(deployment) is not None  # it was not the demo's to stop
     logs = [file.read_text() for file in deployment.logs.glob("airflow/**/*.log")]

@@ -14,7 +14,7 @@ from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PoissonGaussian, Unaccounted
 from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
 from tasks.protocol.specs import SweepReportSpec
-from tasks.report import results
+from tasks.report import results, sweep_results
 from tasks.runtime import step as contract
 from tasks.runtime.context import Input, StepContext
 from tasks.runtime.deployment import Deployment
@@ -65,7 +65,7 @@ def test_what_a_baseline_shows_to_anyone_is_counted_whatever_it_began_with() -> 
         root="/r", made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris},
         settings={},
     )  # fmt: skip
-    assert ids(results.released_by_sweep(spec, {"p": found})) == ["words", "other"]
+    assert ids(sweep_results.released_by_sweep(spec, {"p": found})) == ["words", "other"]
 
     class Told(StepContext):
         def __init__(self) -> None:

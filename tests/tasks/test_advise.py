@@ -112,7 +112,7 @@ def test_released_phrases_get_the_measured_share_and_the_whole_keeps_the_budget(
     given = changed(SMALL, phrases_epsilon=1.0, phrases_per_unit=50)
     found = advised(given, BUDGET)
     settings, spending = found.settings, found.spending
-    assert (settings.phrases_epsilon, settings.vocabulary_epsilon) == (4.8, 0.6)
+    assert (settings.phrases_epsilon, settings.vocabulary_epsilon) == (4.5, 1.5)
     assert 0.99 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
     assert 0.98 * BUDGET.delta < spending.delta <= BUDGET.delta
     assert spending.recipe == "phrases"
@@ -136,7 +136,7 @@ def test_the_outlook_of_phrases_follows_their_noise_for_each_unit():
 
 
 def test_what_phrases_would_give_is_said_where_there_are_none(told):
-    assert "phrases_epsilon=4.8" in told.phrases_instead
+    assert "phrases_epsilon=4.5" in told.phrases_instead
     assert "made-up notes" in told.phrases_instead
 
 

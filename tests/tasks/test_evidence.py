@@ -47,13 +47,7 @@ from tasks.evidence import check_evidence
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
 from tasks.evidence.pack import read_pack, schema
 from tasks.releases.statements import DATA, WORDS
-from tasks.report.results import (
-    DISCOVERABLE,
-    EXPOSURE,
-    EXPOSURE_IN_ROWS,
-    MEMBERSHIP_FILE,
-    TARGETED,
-)
+from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 

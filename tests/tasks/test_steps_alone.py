@@ -53,12 +53,12 @@ from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.report.results import (
     DISCOVERABLE,
-    DOCUMENTS_FILE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
     OCCURRENCES_FILE,
     TARGETED,
 )
+from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.runtime.context import Input, StepOutput
 from tasks.steps import (
     canaries,

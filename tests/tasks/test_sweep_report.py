@@ -34,7 +34,8 @@ from tasks.protocol import (
     sweep_report,
     sweep_steps,
 )
-from tasks.report.results import DOCUMENTS_FILE, EXPOSURE, EXPOSURE_FILE
+from tasks.report.results import EXPOSURE, EXPOSURE_FILE
+from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report import EDITIONS

@@ -13,8 +13,8 @@ from report_examples import causal_sweep_report, exposure_rows, job_report, swee
 from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
 from dp_core.privacy.statement import DatasetTotal
-from tasks.report import figures
-from tasks.report import figures as sweep_figure
+from tasks.report import figures, sweep_figures
+from tasks.report import sweep_figures as sweep_figure
 from tasks.report.figures import Drawing
 from tasks.report.model import Cost, Exposures, SweepRow, Withheld
 
@@ -142,7 +142,7 @@ def test_fig_1_of_fine_tuning_alone_has_panels_of_its_own() -> None:
         for e in (1, 2, 4)
         for r in (1e-4, 1e-3)
     ]
-    drawing = figures.sweep_figure(points)
+    drawing = sweep_figures.sweep_figure(points)
     assert drawing is not None
     texts = _texts(drawing)
     assert "Fine-tuning epochs" in texts and "Fine-tuning rate" in texts
@@ -151,7 +151,7 @@ def test_fig_1_of_fine_tuning_alone_has_panels_of_its_own() -> None:
 
 def test_fig_2_of_a_sweep_has_a_line_for_each_batch_size_and_number_of_updates() -> None:
     points = sweep_report().points
-    drawing = figures.sweep_exposure_figure(points)
+    drawing = sweep_figures.sweep_exposure_figure(points)
     assert drawing is not None
     lines = {text for text in _texts(drawing) if text.startswith("bs=")}
     assert lines == {
@@ -162,16 +162,16 @@ def test_fig_2_of_a_sweep_has_a_line_for_each_batch_size_and_number_of_updates()
     }
     assert len(lines) == 6
     one = [point for point in points if point.batch_size == 128 and point.epochs == 5]
-    assert figures.sweep_exposure_figure(one) is None  # σ alone varies
+    assert sweep_figures.sweep_exposure_figure(one) is None  # σ alone varies
     hidden = [dataclasses.replace(point, exposures=Withheld()) for point in points]
-    assert figures.sweep_exposure_figure(hidden) is None
+    assert sweep_figures.sweep_exposure_figure(hidden) is None
 
 
 def test_a_line_over_seeds_is_their_mean_and_its_bars_reach_over_both() -> None:
     one, two = (
         [row for row in exposure_rows({}, seed) if row.context == EMBEDDED] for seed in (1, 2)
     )
-    for row, first, second in zip(figures._over_seeds([one, two]), one, two, strict=True):
+    for row, first, second in zip(sweep_figures._over_seeds([one, two]), one, two, strict=True):
         assert row.exposure == pytest.approx((first.exposure + second.exposure) / 2)
         assert (row.low, row.high) == (min(first.low, second.low), max(first.high, second.high))
 
@@ -187,7 +187,7 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
 
 def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_tokens() -> None:
     points = causal_sweep_report().points
-    drawing = figures.sweep_figure(points)
+    drawing = sweep_figures.sweep_figure(points)
     assert drawing is not None
     texts = _texts(drawing)
     assert "Perplexity of private text, less is better" in texts
@@ -197,7 +197,7 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
         dataclasses.replace(point, perplexity_private=Withheld(), spread=Withheld())
         for point in points
     ]
-    drawing = figures.sweep_figure(hidden)
+    drawing = sweep_figures.sweep_figure(hidden)
     assert drawing is not None and "public training" not in _texts(drawing)
     assert not [text for text in _texts(drawing) if text.startswith("Perplexity")]
     assert "perplexity" not in drawing.caption and "level" not in drawing.caption
@@ -206,8 +206,12 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
 def test_fig_1_of_points_around_one_goes_through_that_one() -> None:
     """Settings with two values have no middle of their own: (1.1, 64, 10) is on every line."""
     points = [(1.1, 64.0, 10.0), (0.55, 64.0, 10.0), (1.1, 64.0, 5.0), (1.1, 32.0, 10.0)]
-    assert figures._middle(points) == points[0]
-    assert figures._middle([(s, b, 1.0) for s in (1.0, 2.0) for b in (8.0, 9.0)]) == (1.0, 8.0, 1.0)
+    assert sweep_figures._middle(points) == points[0]
+    assert sweep_figures._middle([(s, b, 1.0) for s in (1.0, 2.0) for b in (8.0, 9.0)]) == (
+        1.0,
+        8.0,
+        1.0,
+    )
 
 
 def test_levels_of_one_kind_of_baseline_are_told_apart_without_colour() -> None:
@@ -218,7 +222,7 @@ def test_levels_of_one_kind_of_baseline_are_told_apart_without_colour() -> None:
                             baseline="nonprivate-training")
         for e in (5.0, 10.0)
     ]  # fmt: skip
-    drawing = figures.sweep_figure([*report.points[:2], *kinds])
+    drawing = sweep_figures.sweep_figure([*report.points[:2], *kinds])
     assert drawing is not None
     red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
     assert len(set(red)) == 2

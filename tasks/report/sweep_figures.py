@@ -1,0 +1,339 @@
+"""A sweep's figures: after Hoory et al. 2021, Figs. 1 and 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
+
+from dp_core.audit.exposure import ExposureRow
+from dp_core.training.bootstrap import MeanF1
+from tasks.protocol.sweep import BASELINE_NAMES, Baseline
+from tasks.report.cells import significant
+from tasks.report.figures import (
+    COLOURS,
+    EPSILON_RED,
+    OCCURRENCES,
+    SCORE_BLUE,
+    Drawing,
+    Line,
+    as_columns,
+    canvas,
+    embedded_rows,
+    exposure_drawing,
+    finish,
+    frame_scores,
+    legend_columns,
+    twin,
+)
+from tasks.report.model import Measure, SweepRow, compared_by, number_of
+from tasks.report.sweep_tables import FINETUNING_TITLES
+
+_BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told apart in grey
+    "public": (COLOURS["public"], ":"),
+    "public-training": (COLOURS["public"], "-."),
+    "checkpoint": (COLOURS["phrases"], "--"),
+    "nonprivate": (COLOURS["nonprivate"], "--"),
+    "nonprivate-training": (COLOURS["nonprivate"], "-."),
+}
+_OF_THE_SAME_TOKENS: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
+# Of further ones of a kind: strokes and gaps, in widths of the line.
+_MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
+
+
+def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
+    """Return exposure against occurrences, a line for each batch size and number of updates.
+
+    Trainings without privacy are drawn in red, as in the paper. None where there is one line only,
+    or none may be shown. Lines go through the middle σ; of several seeds, each line is the mean,
+    and its bars reach over the intervals of all of them.
+    """
+    known = [p for p in points if isinstance(p.exposures, tuple) and p.exposures]
+    red = _lines_without_privacy([p for p in known if p.baseline])
+    known = [p for p in known if p.baseline is None]
+    sizes = sorted({(p.batch_size, p.updates) for p in known})
+    if len(sizes) + len(red) < 2 or not sizes:
+        return None
+    sigma = _middle([_coordinates(p) for p in known])[0]
+    trained = {}  # of settings that differ in fine-tuning alone, one
+    for point in known:
+        size = point.batch_size, point.updates
+        if size not in trained or point.noise_multiplier == sigma:
+            trained[size] = point
+    batches = sorted({batch for batch, _ in sizes})
+    styles = ("-", "--", ":", "-.")
+    lines = []
+    for batch, updates in sizes:
+        point = trained[batch, updates]
+        assert isinstance(point.exposures, tuple)  # noqa: S101 - narrows the type
+        own = [u for b, u in sizes if b == batch]
+        shade = 0.35 + 0.6 * batches.index(batch) / max(1, len(batches) - 1)
+        lines.append(
+            Line(
+                f"bs={batch} step={updates} σ={significant(point.noise_multiplier)}",
+                _over_seeds([embedded_rows(one) for one in point.exposures]),
+                matplotlib.colormaps["viridis_r"](shade),
+                "osD^v"[batches.index(batch) % 5],
+                styles[own.index(updates) % len(styles)],
+            )
+        )
+    caption = f"Exposure by batch size (bs) and number of updates (step), {OCCURRENCES}"
+    if red:
+        caption += " Red: training without privacy."
+    return exposure_drawing([*lines, *red], "sweep-exposure", caption)
+
+
+def _lines_without_privacy(baselines: Sequence[SweepRow]) -> list[Line]:
+    """Return a line for each vocabulary and number of updates of trainings without privacy.
+
+    Public models have read none of the canaries.
+    """
+    trained: dict[tuple[Baseline | None, int], SweepRow] = {}
+    for row in baselines:  # settings that differ in fine-tuning alone have one
+        if row.updates:
+            trained.setdefault((row.baseline, row.updates), row)
+    found = []
+    for number, (baseline, updates) in enumerate(sorted(trained, key=str)):
+        row = trained[baseline, updates]
+        assert isinstance(row.exposures, tuple) and baseline  # noqa: S101 - narrow the types
+        found.append(
+            Line(
+                f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
+                _over_seeds([embedded_rows(one) for one in row.exposures]),
+                COLOURS["nonprivate"],
+                "^vXP*"[number % 5],
+                ("--", "-", ":", "-.")[number % 4],
+            )
+        )
+    return found
+
+
+def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
+    """Return the mean exposure of each group, with bars over those of all models."""
+    groups: dict[tuple[str, float], list[ExposureRow]] = {}
+    for row in (row for rows in models for row in rows):
+        groups.setdefault((row.pattern, row.canary_rate), []).append(row)
+    return [
+        replace(
+            rows[0],
+            exposure=math.fsum(row.exposure for row in rows) / len(rows),
+            low=min(row.low for row in rows),
+            high=max(row.high for row in rows),
+        )
+        for rows in groups.values()
+    ]
+
+
+Coordinates = tuple[float, ...]  # a value of each of `_AXES`; 0 where the sweep sets none
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One of the settings that stand on an x axis, where the others are held."""
+
+    name: str
+    title: str
+    held: Callable[[float], str]
+    logarithmic: bool = True
+
+
+def _named(name: str, value: float) -> str:
+    return f"{name} {significant(value)}"
+
+
+_AXES = (
+    _Axis(
+        "noise_multiplier",
+        "Noise multiplier σ",
+        lambda s: f"σ = {significant(s)}",
+        logarithmic=False,
+    ),
+    _Axis("batch_size", "Batch size, expected units", lambda b: f"batch {significant(b)}"),
+    _Axis("epochs", "Epochs", lambda e: f"{significant(e)} epochs"),
+    *(
+        _Axis(name, title, partial(_named, title.lower()))
+        for name, title in FINETUNING_TITLES.items()
+    ),
+)
+_OF_TRAINING = 3  # the first of them, which every sweep has
+
+
+def _coordinates(point: SweepRow) -> Coordinates:
+    own = point.noise_multiplier, float(point.batch_size), point.epochs
+    return *own, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
+
+
+_ON_THE_WAY = (
+    " Where points differ in epochs alone, they are models on the way of one training, on its "
+    "course of the learning rate; its one charge covers them together, so all have its ε."
+)
+
+
+def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
+    """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
+
+    Strong lines go through the middle of the points; pale ones are the others. Perplexity is by
+    token, so that of other vocabularies is no level to compare with.
+    """
+    measure = compared_by(points)
+    baselines = [p for p in points if p.baseline and number_of(p.compared) is not None]
+    if not measure.is_share:
+        baselines = [p for p in baselines if p.baseline in _OF_THE_SAME_TOKENS]
+    grid = {_coordinates(point): point for point in points if point.baseline is None}
+    if not grid:
+        return None
+    middle = _middle(list(grid))
+    on_the_way = any(point.training_epochs for point in points)
+    varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
+    # A sweep of pre-training shows the paper's three panels.
+    of_training = not varied or min(varied) < _OF_TRAINING
+    shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
+    scored = any(number_of(point.compared) is not None for point in points)
+    figure, panels = canvas(len(shown), 3, 4.1)
+    # Scores are compared across panels, and so is ε: each has one scale.
+    top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
+    for axes, index in zip(panels, shown, strict=True):
+        right = twin(axes)
+        _lines(axes, right, index, grid, middle)
+        handles = {
+            row.name: _level(right, row, [p.baseline for p in baselines[:n]].count(row.baseline))
+            for n, row in enumerate(baselines)
+        }
+        held = [_AXES[i].held(middle[i]) for i in shown if i != index]
+        axes.set_title(", ".join(held), fontsize=10.5)
+        axes.set_xlabel(_AXES[index].title)
+        axes.set_ylim(0, top_epsilon * 1.1)
+        axes.tick_params(axis="y", colors=EPSILON_RED)
+        right.tick_params(axis="y", colors=SCORE_BLUE)
+        if measure.is_share:
+            right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        _score_limits(right, [*grid.values(), *baselines], measure)
+        if index == shown[0]:
+            axes.set_ylabel("ε in total", color=EPSILON_RED)
+        if index == shown[-1] and scored:
+            right.set_ylabel(measure.axis, color=SCORE_BLUE)
+    if baselines:
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            frameon=False,
+            ncols=min(3, legend_columns(list(handles))),
+        )
+    over = "documents and seeds" if measure.is_share else "seeds"
+    scores = (
+        f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
+        f"squares, right axes; bars and band: 95% intervals over {over})"
+    )
+    return finish(
+        figure,
+        "sweep",
+        "Privacy and usefulness against each setting",
+        f"ε of all that each point cost, its seeds together{scores if scored else ''}, against "
+        "each setting. Strong lines hold the other settings at the middle of the points, given "
+        "above each panel; pale lines are the rest"
+        f"{'; level ones, the models that are compared with' if baselines else ''}. After Hoory "
+        "et al. 2021, Fig. 1, which shows the ε of training alone."
+        f"{_ON_THE_WAY if on_the_way else ''}",
+    )
+
+
+def _level(right: Axes, row: SweepRow, before: int) -> Artist:
+    """Draw the score of a baseline, which has none of the settings of the axis.
+
+    `before`: how many of its kind are drawn already, for other numbers of epochs or so.
+    """
+    score = number_of(row.compared)
+    assert score is not None and row.baseline  # noqa: S101 - narrow the types
+    colour, own = _BASELINE_STYLES[row.baseline]
+    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else own
+    return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
+
+
+def _middle(grid: Sequence[Coordinates]) -> Coordinates:
+    """Return the point of the grid nearest to the median rank in every setting.
+
+    Of several, the one on most lines: of points around one, it is that one.
+    """
+    values = [sorted(set(column)) for column in zip(*grid, strict=True)]
+
+    def distance(point: Coordinates) -> float:
+        ranks = zip(point, values, strict=True)
+        return sum(abs(own.index(value) - (len(own) - 1) / 2) for value, own in ranks)
+
+    def neighbours(point: Coordinates) -> int:
+        return sum(sum(a != b for a, b in zip(point, o, strict=True)) == 1 for o in grid)
+
+    return min(sorted(grid), key=lambda point: (distance(point), -neighbours(point)))
+
+
+def _lines(
+    axes: Axes,
+    right: Axes,
+    index: int,
+    grid: dict[Coordinates, SweepRow],
+    middle: Coordinates,
+) -> None:
+    if _AXES[index].logarithmic:
+        axes.set_xscale("log")
+    held = {c[:index] + c[index + 1 :] for c in grid}
+    own = middle[:index] + middle[index + 1 :]
+    for others in sorted(held, key=lambda o: o == own):  # the strong line last, on top
+        strength = 1.0 if others == own else 0.22
+        line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
+        epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
+        axes.plot(*as_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
+        scores = [
+            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].compared)) is not None
+        ]
+        x, y = as_columns([(x, y) for x, y, _ in scores])
+        bars = as_columns([_bars(point, y) for _, y, point in scores])
+        if others == own:
+            low = [value - below for value, below in zip(y, bars[0], strict=True)]
+            high = [value + above for value, above in zip(y, bars[1], strict=True)]
+            right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
+        right.errorbar(
+            x,
+            y,
+            yerr=bars if any(map(any, bars)) else None,
+            fmt="s--",
+            color=SCORE_BLUE,
+            alpha=strength,
+            capsize=3,
+            elinewidth=1.2,
+        )
+    settings = sorted({c[index] for c in grid})
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(settings, [significant(x) for x in settings])
+    axes.margins(x=0.12)
+
+
+def _bars(point: SweepRow, score: float) -> tuple[float, float]:
+    """Return how far the interval of a score reaches below and above it; 0 without one."""
+    spread = point.spread if isinstance(point.spread, MeanF1) else None
+    if spread is None or spread.interval is None:
+        return 0.0, 0.0
+    low, high = spread.interval
+    return max(0.0, score - low), max(0.0, high - score)
+
+
+def _epsilon(point: SweepRow) -> float | None:
+    """Return the total ε, if there is a finite one to draw."""
+    epsilon = point.cost.corpus.epsilon
+    return epsilon if epsilon is not None and math.isfinite(epsilon) else None
+
+
+def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> None:
+    scores = [score for p in points if (score := number_of(p.compared)) is not None]
+    if scores:
+        frame_scores(right, scores, measure)
+    else:
+        right.set_yticks([])
+        right.spines["right"].set_visible(False)
