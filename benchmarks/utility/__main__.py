@@ -5,9 +5,10 @@
 
 Answers go to benchmarks/results/utility.jsonl, a line each as soon as it is there; started again,
 what is done is left out. At the end (or with --aggregate alone) shares and intervals go to
-benchmarks/results/utility.json and the figure to docs/figures. `CONFIDE_DATA` names the folder of
-real text; without it, only made-up notes are measured. --quick takes minutes, and asks whether the
-harness works; --list says what is left to do.
+benchmarks/results/utility.json and the figure to docs/figures;
+`python -m benchmarks.utility.tables` writes the tables of docs/phrases.md. `CONFIDE_DATA` names the
+folder of real text; without it, only made-up notes are measured. --quick takes minutes, and asks
+whether the harness works; --list says what is left to do.
 """
 
 from __future__ import annotations

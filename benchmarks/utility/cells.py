@@ -144,7 +144,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 # What the figure shows; and what `confide advise` can name, of which its curves are made.
-FIGURED = (REFERENCE, "phrases + gradients")
+FIGURED = (REFERENCE, "phrases + gradients, few words", "phrases + gradients")
 ADVISABLE: dict[Advisable, tuple[str, ...]] = {
     "gradients": (REFERENCE, "advised", "batch ÷4", "batch ×4"),
     "phrases": ("phrases + gradients",),

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.utility import cells as told
+from benchmarks.utility import tables as page_tables
 from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
 from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
+from benchmarks.vocabulary_tables import filled
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, StepSpec
 
@@ -220,6 +222,23 @@ def test_the_figure_is_drawn_of_whatever_is_there(rows, tmp_path: Path):
     draw(rows, tmp_path / "figures" / "share.svg")
     text = (tmp_path / "figures" / "share.svg").read_text()
     assert ("patients" in text) == bool(rows)
+
+
+def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+    page = page_tables.PAGE.read_text()
+    found = page_tables.tables(Results(page_tables.RESULTS).lines)
+    assert all(f"<!-- {name} -->" in page and "6,000" in table for name, table in found.items())
+    assert filled(page, found) == page, "run python -m benchmarks.utility.tables"
+
+
+def test_a_table_has_means_over_seeds_and_their_share() -> None:
+    few = {"recipe": "phrases + gradients", "epsilon": 5.8}
+    lines = {f"made-up/2000/{seed}": reference(seed) for seed in (1, 2)}
+    lines |= {str(seed): line(0.4, seed) | few | {"phrases": {"f1": 0.3}} for seed in (1, 2)}
+    table = page_tables.tables(lines)["gains"].splitlines()
+    assert len(table) == 2 + 4
+    assert table[2].startswith("| 2,000 (2) | public text only | 10.0% | 20.0 |")
+    assert table[4].endswith("| **25%** (25 to 25), **50%** (50 to 50) |")
 
 
 def test_the_command_aggregates_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
