@@ -32,12 +32,12 @@ class BackOffModel:
         phrases: length -> released phrases and their noised counts.
 
     Raises:
-        BadInput: nothing was released.
+        BadInput: no phrase of two words or more was released.
     """
 
     def __init__(self, phrases: Mapping[int, Counts]) -> None:
         counts = {phrase: count for found in phrases.values() for phrase, count in found.items()}
-        if not counts:
+        if not any(found for length, found in phrases.items() if length > 1):
             raise BadInput(
                 "no phrase was released: there is nothing to write",
                 where="phrases",
