@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,6 +257,18 @@ def legend_columns(names: Sequence[str]) -> int:
     return max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 4)))
 
 
+def legend_below(figure: Figure, handles: Mapping[str, Artist], most: int = 4) -> None:
+    """Put the names of what is drawn below the panels, in `most` columns or what fits."""
+    names = list(handles)
+    figure.legend(
+        list(handles.values()),
+        names,
+        loc="outside lower center",
+        frameon=False,
+        ncols=min(most, legend_columns(names)),
+    )
+
+
 def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return what training did, a panel for each quantity, ε beside it; None without curves."""
     styles = styles_of(models)
@@ -286,13 +298,7 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
             axes.set_yscale("log")
         if spending := next((c for c in own if c.epsilon), None):
             handles["ε spent by DP training"] = _epsilon_line(axes, spending)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        frameon=False,
-        ncols=legend_columns(list(handles)),
-    )
+    legend_below(figure, handles)
     return finish(
         figure,
         "training",
@@ -344,13 +350,7 @@ def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing |
             axes.axhspan(0, chance, color=PALE, zorder=0)
             highest = max(chance, *(value for line in found for _, value in line))
             axes.set_ylim(0, 1.1 * highest)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        frameon=False,
-        ncols=legend_columns(list(handles)),
-    )
+    legend_below(figure, handles)
     return finish(
         figure,
         "epochs",

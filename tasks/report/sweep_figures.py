@@ -29,7 +29,7 @@ from tasks.report.figures import (
     exposure_drawing,
     finish,
     frame_scores,
-    legend_columns,
+    legend_below,
     twin,
 )
 from tasks.report.model import Measure, SweepRow, compared_by, number_of
@@ -219,13 +219,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_BLUE)
     if baselines:
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            frameon=False,
-            ncols=min(3, legend_columns(list(handles))),
-        )
+        legend_below(figure, handles, most=3)
     over = "documents and seeds" if measure.is_share else "seeds"
     scores = (
         f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
