@@ -1,21 +1,22 @@
 """Which recipe of DP training learns most from the same ε, one change at a time and together.
 
-    python benchmarks/bench_recipe.py [--only NAME,…] [--seeds 0,1] [--units 32] [--minutes 9]
+    python -m benchmarks.bench_recipe [--only NAME;…] [--seeds 0,1] [--whole] [--minutes 9]
 
 Writes benchmarks/results/recipe.json: MLM accuracy on held-out private rows after DP pre-training
 of one public model on the demo's made-up notes, by recipe, number of patients and seed. What is
 there is not measured again, so a run that was stopped goes on.
 
 A recipe's noise is that of its batch, updates and number of patients at EPSILON; the rows are those
-of 6,000 made-up patients throughout. Only `--units` of a batch's units are drawn, with the noise of
-all of them: their mean has the same expectation, and what it varies by is far below the noise.
-`--units 0` draws them all.
+of 6,000 made-up patients throughout. Only `units_drawn` of a batch's units are drawn, with the
+noise of all of them: their mean has the same expectation and varies more, so whole batches
+(`--whole`) would do no worse.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -27,7 +28,6 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from scipy.optimize import brentq
@@ -43,7 +43,7 @@ from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import strategy_for
 from dp_core.training.evaluate import mlm_accuracy
-from dp_core.training.loop import PrivateUpdates, pretrain
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.runtime.deployment import Deployment
@@ -73,6 +73,7 @@ class Recipe:
     maskings: int = 1
     clipping: str = "flat"
     patients: int = 6000
+    units_drawn: int = 32
     training: dict[str, Any] = field(default_factory=lambda: {"learning_rate": 6e-3})
 
     @property
@@ -97,7 +98,22 @@ BY_NOISE = {
     for patients, batch in BATCHES.items()
     for rate in RATES
 }
-RECIPES = BY_NOISE | {
+# By gradients alone, where computing is no object: batches of a sixth of all units, and four rows of
+# a unit, each with so many masks.
+ALONE = {
+    f"{patients:,} patients, {updates} updates of {batch:,}, {maskings} maskings": Recipe(
+        batch, updates, 4, maskings, patients=patients, units_drawn=drawn
+    )
+    for patients, batch, updates, maskings, drawn in (
+        (6_000, 1024, 282, 4, 16),
+        (6_000, 1024, 564, 4, 16),
+        (20_000, 3413, 282, 4, 16),
+        (20_000, 3413, 564, 4, 16),
+        (60_000, 10_240, 282, 4, 40),
+        (60_000, 10_240, 1128, 2, 24),
+    )
+}
+RECIPES = ALONE | BY_NOISE | {
     "before": BEFORE,
     "before, four rows": BEFORE.but(rows=4),
     "base": BASE,
@@ -190,22 +206,35 @@ def accuracy(start: Start, model: AnyModel) -> float:
     return mlm_accuracy(model, start.held_out, seed=1, max_rows=start.held_out.n_rows)
 
 
-def trial(start: Start, recipe: Recipe, units: int, seed: int) -> float:
+def trial(start: Start, recipe: Recipe, drawn: int, seed: int) -> float:
     sigma = noise_of(recipe.batch, recipe.updates, recipe.patients)
-    drawn = min(units or recipe.batch, recipe.batch)
     plan = plan_of(recipe, sigma * drawn / recipe.batch, drawn, start.train.n_units)
+    updates = PrivateUpdates(plan, PrivacySeed.fixed(seed), b"benchmark")
+    config = TrainingConfig(**recipe.training, micro_rows=min(64, drawn * recipe.rows))
+    return accuracy(start, trained(start, updates, config))
+
+
+def without_privacy(start: Start, seed: int) -> float:
+    """Return the accuracy of the job's own training without privacy, on the same rows."""
+    job = JobSettings()
+    rows = job.nonprivate_batch_size * job.examples_per_step
+    updates = OrdinaryUpdates(job.nonprivate_updates, rows, seed)
+    config = TrainingConfig(learning_rate=job.nonprivate_learning_rate, micro_rows=64)
+    return accuracy(start, trained(start, updates, config))
+
+
+def trained(start: Start, updates: UpdateRule, config: TrainingConfig) -> AnyModel:
     nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
-    trained = pretrain(
+    return pretrain(
         model=start.model,
         store=start.train,
-        updates=PrivateUpdates(plan, PrivacySeed.fixed(seed), b"benchmark"),
-        config=TrainingConfig(**recipe.training, micro_rows=min(64, drawn * recipe.rows)),
+        updates=updates,
+        config=config,
         init_seed=1,
         checkpoints=nowhere,
         device="cpu",
         progress=lambda _: None,
     )
-    return accuracy(start, trained)
 
 
 def costs(rounds: int = 40) -> dict[str, float]:
@@ -238,8 +267,8 @@ def costs(rounds: int = 40) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="names of recipes, with semicolons")
-    parser.add_argument("--seeds", default="0,1")
-    parser.add_argument("--units", type=int, default=32)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--whole", action="store_true", help="draw whole batches")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no trial after these")
     parser.add_argument("--home", type=Path, default=ROOT / ".confide" / "bench-recipe")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -249,30 +278,39 @@ def main() -> None:
     kept = json.loads(told.output.read_text()) if told.output.exists() else {"trials": {}}
     if "seconds of an update without gradients" not in kept:
         kept["seconds of an update without gradients"] = costs()
-    kept |= {"epsilon": EPSILON, "delta": DELTA, "public": accuracy(start, start.model)}
-    for seed in map(int, told.seeds.split(",")):
-        for name in told.only.split(";") if told.only else RECIPES:
-            if time.monotonic() - began > 60 * told.minutes:
-                return
-            recipe = RECIPES[name]
-            said = asdict(recipe) | {
-                "noise": noise_of(recipe.batch, recipe.updates, recipe.patients),
-                "rows_read": recipe.rows_read,
-                "units_drawn": told.units or recipe.batch,
-            }
-            key = name if told.units else f"{name} (whole batches)"
-            one = kept["trials"].get(key, {})
-            if one.get("recipe") != said:
-                one = {"recipe": said, "accuracy": {}}
-            if str(seed) not in one["accuracy"]:
-                clock = time.monotonic()
-                one["accuracy"][str(seed)] = trial(start, recipe, told.units, seed)
-                one["mean"] = statistics.mean(one["accuracy"].values())
-                kept["trials"][key] = one
-                told.output.parent.mkdir(exist_ok=True)
-                told.output.write_text(json.dumps(kept, indent=1) + "\n")
-                took = time.monotonic() - clock
-                print(f"{100 * one['mean']:6.2f}  {key} ({took:.0f} s)", flush=True)
+    if kept.get("public") != accuracy(start, start.model):  # another model, or other rows
+        kept |= {"trials": {}, "without privacy": {}, "public": accuracy(start, start.model)}
+    kept |= {"epsilon": EPSILON, "delta": DELTA}
+    seeds = [int(seed) for seed in told.seeds.split(",")]
+    for seed in seeds:
+        once = kept.setdefault("without privacy", {})
+        if str(seed) not in once:
+            once[str(seed)] = without_privacy(start, seed)
+    names = told.only.split(";") if told.only else list(RECIPES)
+    for seed, name in itertools.product(seeds, names):
+        if time.monotonic() - began > 60 * told.minutes:
+            return
+        recipe = RECIPES[name]
+        drawn = recipe.batch if told.whole else recipe.units_drawn
+        said = asdict(recipe) | {
+            "noise": noise_of(recipe.batch, recipe.updates, recipe.patients),
+            "rows_read": recipe.rows_read,
+            "units_drawn": drawn,
+        }
+        key = f"{name} (whole batches)" if told.whole else name
+        one = kept["trials"].get(key, {})
+        if one.get("recipe") != said:
+            one = {"recipe": said, "accuracy": {}}
+        if str(seed) in one["accuracy"]:
+            continue
+        clock = time.monotonic()
+        one["accuracy"][str(seed)] = trial(start, recipe, drawn, seed)
+        one["mean"] = statistics.mean(one["accuracy"].values())
+        kept["trials"][key] = one
+        told.output.parent.mkdir(exist_ok=True)
+        told.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        took = time.monotonic() - clock
+        print(f"{100 * one['mean']:6.2f}  {key} ({took:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

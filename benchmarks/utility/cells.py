@@ -110,6 +110,7 @@ _PHRASES = {"phrases_steps": 1500, "written_public_share": 0.0}
 _AMONG = {"phrases_steps": 1500, "written_public_share": 0.5}
 _FEW = {"epochs": 6.0}  # of real text, where a job has 30
 _LARGE = {"batch_size": 1024 / 6000}
+_MANY = {"examples_per_step": 4, "maskings_per_example": 2}  # of a unit; takes its time
 
 # The noise of training is calibrated to each cell's ε, and takes what the releases before it leave.
 RECIPES: dict[str, Recipe] = {
@@ -117,8 +118,14 @@ RECIPES: dict[str, Recipe] = {
     "phrases + gradients": Recipe(
         _PHRASES, {"vocabulary_epsilon": 0.25, "phrases_epsilon": 0.75}, _LARGE
     ),
+    "phrases + gradients of many rows": Recipe(
+        _PHRASES | _MANY, {"vocabulary_epsilon": 0.25, "phrases_epsilon": 0.75}, _LARGE
+    ),
     "phrases + gradients, few words": Recipe(_PHRASES, {"phrases_epsilon": 0.8}, _LARGE),
     "phrases among public text + gradients": Recipe(_AMONG, {"phrases_epsilon": 0.8}, _LARGE),
+    "phrases among public text + gradients of many rows": Recipe(
+        _AMONG | _FEW | _MANY, {"vocabulary_epsilon": 0.25, "phrases_epsilon": 0.75}, _LARGE
+    ),
     "phrases + few gradients": Recipe(_PHRASES | _FEW, {"phrases_epsilon": 0.8}, _LARGE),
     "phrases among public text + few gradients": Recipe(
         _AMONG | _FEW, {"phrases_epsilon": 0.8}, _LARGE

@@ -37,6 +37,12 @@ CONFIDENCE = 0.95
 # T₀, updates without noise that bring half home. On made-up notes half of the fall in loss is done
 # after 20, half of what is left then after 190 (2,000 patients, batch 64): between the two.
 HALF_LEARNED = 60
+# After text from phrases, which has taught most of it: 36 updates of 1,024 patients bring 0.6 to 1.1
+# points, 141 of 256 none, at one ε (docs/phrases.md).
+HALF_LEARNED_AFTER_PHRASES = 5
+# v: what gradients of single rows, clipped, vary by in all, beside the squared norm of their mean.
+# On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (decision 21).
+ROW_VARIANCE = 9.4
 LEAST_WORTH = 0.05  # of the gain: a smaller share is lost among the seeds
 ENGLISH_WORDS = 30_000  # distinct words of a language that are worth a place: BERT's table
 _ROUGH = 1e-3  # of ln σ: enough to compare plans
@@ -47,7 +53,7 @@ Candidate = TypeVar("Candidate")
 Recipe = Literal["gradients", "phrases"]
 
 
-def noise_to_signal(plan: ExecutionPlan) -> float:
+def noise_to_signal(plan: ExecutionPlan, half_learned: float = HALF_LEARNED) -> float:
     """Return the noise beside the signal of a whole training, for each coordinate.
 
     Let σ_t/B_t be the noise-batch ratio of update t, in clip norms. The mean of T updates has
@@ -56,15 +62,32 @@ def noise_to_signal(plan: ExecutionPlan) -> float:
     without noise is not done. The figure is their ratio, so smaller is better. At one ε it hardly
     depends on the batch where σ is large (then σ² ∝ B at equal passes), falls with larger batches
     where σ is near 1, and rises again where too few updates are left: there is a best batch
-    between.
+    between. What a unit says is clearer the more of its rows, and maskings of them, it says it
+    with: see `signal_norm`.
 
     Args:
         plan: of the training; its accounting has no part in this.
+        half_learned: T₀, updates without noise that bring half home.
     """
     sigma, updates = plan.gradient_noise_multiplier(), plan.steps
     total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
     left = plan.strategy.sum_deviation(updates) / math.sqrt(updates)
-    return math.sqrt(total) * left / updates * (1 + HALF_LEARNED / updates)
+    noise = math.sqrt(total) * left / updates
+    signal = signal_norm(plan.examples_per_step * plan.maskings_per_example)
+    return noise / signal * (1 + half_learned / updates)
+
+
+def signal_norm(rows: int) -> float:
+    """Return the norm of the mean of units' clipped gradients, in clip norms, where all say alike.
+
+    A unit's gradient is the mean over k rows (maskings count as rows): the mean of all, and a
+    deviation of variance v/k, in squared norms of that mean. Clipped to norm 1 it keeps
+    1/√(1 + v/k) of the mean's direction, and the deviations of many units cancel.
+
+    Args:
+        rows: k, that an update reads of a unit.
+    """
+    return 1 / math.sqrt(1 + ROW_VARIANCE / rows)
 
 
 def phrase_noise(event: PhraseRounds) -> float:
@@ -194,6 +217,22 @@ def _noised(plan: ExecutionPlan, epsilon: float) -> ExecutionPlan:
     return replace(plain, noise_multiplier=sigma * share)
 
 
+def noise_by_limit(plan: ExecutionPlan, mu: float) -> float:
+    """Return σ at which a training of Poisson-sampled batches is about μ-Gaussian DP.
+
+    By the central limit theorem of composition (Bu, Dong, Long and Su 2020, arXiv:1911.11607):
+    μ² = (e^(1/σ²) − 1)·Σ q². To sort plans with; what it says of ε is too little.
+
+    Args:
+        plan: of the training; its σ has no part in this.
+        mu: μ.
+    """
+    rates = math.fsum(
+        phase.steps * (phase.expected_batch / plan.declared_units) ** 2 for phase in plan.schedule
+    )
+    return 1 / math.sqrt(math.log1p(mu**2 / rates))
+
+
 def batches_to_try(declared_units: int, draws: float) -> tuple[int, ...]:
     """Return the expected batches that are compared: powers of two, and all units at once.
 
@@ -204,6 +243,19 @@ def batches_to_try(declared_units: int, draws: float) -> tuple[int, ...]:
     most = int(min(declared_units, draws))
     powers = [2**i for i in range(3, 25) if 2**i <= most]
     return tuple(dict.fromkeys([*powers, max(1, most)]))
+
+
+def rows_to_try(most_rows: int) -> tuple[tuple[int, int], ...]:
+    """Return the (rows, maskings of each) that an update may read of a unit, by powers of two.
+
+    Rows first: a row is worth as much as a masking, where a unit has it. Maskings of all its rows
+    go up to as many.
+
+    Args:
+        most_rows: that are kept of a unit.
+    """
+    rows = [2**i for i in range(20) if 2**i <= most_rows] or [1]
+    return (*((k, 1) for k in rows), *((rows[-1], k) for k in rows[1:]))
 
 
 def least(candidates: Iterable[Candidate], figure: Callable[[Candidate], float]) -> Candidate:

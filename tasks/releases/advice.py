@@ -8,29 +8,35 @@ releases in.
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
+from scipy.optimize import brentq
 
 from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
 from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.advice import (
+    HALF_LEARNED,
+    HALF_LEARNED_AFTER_PHRASES,
     Case,
     Expected,
     Recipe,
     batches_to_try,
     least,
     measured_curves,
+    noise_by_limit,
     noise_to_signal,
     outlook,
     phrase_noise,
     rough_noise,
+    rows_to_try,
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
@@ -46,6 +52,9 @@ from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
 from tasks.releases.plans import PlannedRelease, planned_release, training_plan
 
+# Rows read by the whole training, in as many as the settings read.
+MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
+_LIKELY = 8  # plans whose σ is computed, of those that are sorted by a limit
 MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
 _NOWHERE = "file:///nowhere"  # specs are made to be read, none is run
 _DIGITS = 3  # of a δ that a person copies
@@ -132,7 +141,12 @@ class Spending:
     @property
     def noise_to_signal(self) -> float:
         """Noise beside signal of the whole training: see `dp_core.privacy.advice`."""
-        return noise_to_signal(self.training)
+        return noise_to_signal(self.training, self.half_learned)
+
+    @property
+    def half_learned(self) -> float:
+        """Updates without noise that bring half home of what there is to learn."""
+        return HALF_LEARNED_AFTER_PHRASES if self.phrases else HALF_LEARNED
 
     @property
     def phrases(self) -> PhraseRounds | None:
@@ -273,8 +287,8 @@ class Advice:
 
     @functools.cached_property
     def outlook(self) -> tuple[Outlook, ...]:
-        """The advised plan, and half and twice the units and ε, with what to expect."""
-        return outlook_of(self.settings)
+        """The advised plan with what to expect; with other units and ε, and with more computing."""
+        return (*outlook_of(self.settings), *_with_more_computing(self.settings))
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -320,6 +334,23 @@ def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
     return tuple(
         Outlook(case, {c.quantity: c.expected(case.figure) for c in curves}) for case in cases
     )
+
+
+def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
+    """Yield the best plans of as much ε that read more rows; with phrases, none."""
+    spending = Spending.of(settings)
+    if spending.phrases is not None:
+        return
+    training = spending.training
+    epsilon = epsilon_pld(training.event(), training.delta)
+    curves = measured_curves(spending.recipe)
+    for factor, name in MORE_COMPUTING.items():
+        best = _with_best_batch(_of_one_band(settings), epsilon, factor)
+        plan = Spending.of(best).training
+        case = Case(
+            name, plan.declared_units, epsilon, plan.noise_multiplier, noise_to_signal(plan)
+        )
+        yield Outlook(case, {c.quantity: c.expected(case.figure) for c in curves})
 
 
 def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
@@ -471,17 +502,60 @@ def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
     return changed(settings, noise_multiplier=sigma)
 
 
-def _with_best_batch(settings: JobSettings, epsilon: float) -> JobSettings:
-    """Return the settings with the batch of the least figure; `epsilon` is the training's own."""
+def _with_best_batch(
+    settings: JobSettings, epsilon: float, rows_read: float = 1.0
+) -> JobSettings:
+    """Return the settings with the batch and the rows of a unit that have the least figure.
+
+    The likeliest by `noise_by_limit` are compared with σ as PLD has it.
+
+    Args:
+        settings: as they are but for batch, rows, maskings and epochs.
+        epsilon: of the training alone.
+        rows_read: by the whole training, in as many as the settings read.
+    """
+    told = Spending.of(settings)
+    delta = told.training.delta
+    mu = brentq(lambda mu: float(gaussian_delta(epsilon, mu)) - delta, 1e-6, 100.0)
+
+    def by_limit(plan: ExecutionPlan) -> float:
+        noised = replace(plan, noise_multiplier=noise_by_limit(plan, mu))
+        return noise_to_signal(noised, told.half_learned)
+
+    likely = heapq.nsmallest(
+        _LIKELY, _with_batches(settings, rows_read), key=lambda one: by_limit(one[1])
+    )
     tried = []
-    for batch in batches_to_try(settings.declared_units, settings.epochs * settings.declared_units):
+    for one, _ in likely:
         try:
-            tried.append(_roughly_noised(changed(settings, batch_size=batch), epsilon))
+            tried.append(_roughly_noised(one, epsilon))
         except ConfideError:
-            continue  # such a batch and other settings do not go together, or σ is beyond them
+            continue  # σ is beyond what a setting may be
     if not tried:
         return settings
     return least(tried, lambda one: Spending.of(one).noise_to_signal)
+
+
+def _with_batches(
+    settings: JobSettings, rows_read: float
+) -> Iterator[tuple[JobSettings, ExecutionPlan]]:
+    """Yield the settings with each batch, rows and maskings that read so many rows; their plans."""
+    units = settings.declared_units
+    told = settings.epochs * settings.examples_per_step * settings.maskings_per_example * rows_read
+    for rows, maskings in rows_to_try(settings.max_examples_per_unit):
+        epochs = told / (rows * maskings)
+        for batch in batches_to_try(units, epochs * units):
+            try:
+                one = changed(
+                    settings,
+                    batch_size=batch,
+                    epochs=float(f"{epochs:.3g}"),
+                    examples_per_step=rows,
+                    maskings_per_example=maskings,
+                )
+                yield one, Spending.of(one).training
+            except ConfideError:
+                continue  # such a batch and other settings do not go together
 
 
 def _worth(settings: JobSettings, epsilon: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dp_core.config.training import is_causal
@@ -31,6 +32,12 @@ DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by
 SEEDS_FOR_THE_BEST = 8
 
 
+_OF_THE_OPERATOR = (
+    "No training with differential privacy of this sweep has finished. What was trained without "
+    "privacy read private text, and stays with the operator of the data.",
+)
+
+
 def sweep_report(
     spec: SweepReportSpec,
     context: StepContext,
@@ -39,8 +46,13 @@ def sweep_report(
 ) -> SweepReport:
     """Return what the report of a sweep shows: the points that finished, and which did not."""
     first = next(iter(points.values()))
+    releases = released_by_sweep(spec, points)
+    header = header_of(spec, context, first, releases)
+    red = (operator_only(results["pretraining"].result.releases) for results in points.values())
+    if not releases and any(red):
+        header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
     return SweepReport(
-        **header_of(spec, context, first, released_by_sweep(spec, points)),
+        **header,
         points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )

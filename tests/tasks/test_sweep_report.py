@@ -250,6 +250,30 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
     assert interval["label"] == "operator" and " – " in interval["text"]
 
 
+def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was_used(
+    tracked: Deployment,
+) -> None:
+    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    settings = SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_baselines": "nonprivate"}
+        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    )
+    exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
+    (point,) = (one for one in settings.points() if one.baseline)
+    steps = sweep_point_steps(settings, point, tracked.store)
+    for task in ("vocabulary", "pretraining", "exposure", "finetuning"):
+        trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
+        facts = trained if task == "pretraining" else {}
+        _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
+    report = sweep_report(settings, tracked.store)
+    contract.run_step(report, tracked, WHO)
+    for edition in EDITIONS:
+        page = Path(report.output.removeprefix("file://")) / edition / "report.html"
+        assert "No private text was used" not in page.read_text()
+        assert "No training with differential privacy of this sweep has finished" in page.read_text()
+
+
 def test_causal_models_are_compared_by_the_perplexity_of_private_text(
     tracked: Deployment,
 ) -> None:
