@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -98,8 +97,8 @@ BY_NOISE = {
     for patients, batch in BATCHES.items()
     for rate in RATES
 }
-# By gradients alone, where computing is no object: batches of a sixth of all units, and four rows of
-# a unit, each with so many masks.
+# By gradients alone, where computing is no object: batches of a sixth of all units, and of a unit
+# four rows with so many masks each.
 ALONE = {
     f"{patients:,} patients, {updates} updates of {batch:,}, {maskings} maskings": Recipe(
         batch, updates, 4, maskings, patients=patients, units_drawn=drawn
@@ -113,39 +112,47 @@ ALONE = {
         (60_000, 10_240, 1128, 2, 24),
     )
 }
-RECIPES = ALONE | BY_NOISE | {
-    "before": BEFORE,
-    "before, four rows": BEFORE.but(rows=4),
-    "base": BASE,
-    "base, one row": BASE.but(rows=1),
-    "base, two rows of twice the updates": BASE.but(rows=2, updates=282),
-    "base, batches twice as large, half the updates": BASE.but(batch=512, updates=71),
-    "base, eight rows": BASE.but(rows=8),
-    "base, sixteen rows": BASE.but(rows=16),
-    "base, two maskings": BASE.but(maskings=2),
-    "base, four maskings": BASE.but(maskings=4),
-    "base, learning rate halved": BASE.but(training={"learning_rate": 3e-3}),
-    "base, learning rate doubled": BASE.but(training={"learning_rate": 12e-3}),
-    "base, exponential average": BASE.but(training={"averaging": "exponential"}),
-    "base, exponential average, constant rate": BASE.but(
-        training={"averaging": "exponential", "decay_power": 0.0}
-    ),
-    "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
-    "base, mean of the last third": BASE.but(training={"averaging": "tail", "average_share": 0.33}),
-    "base, DP-AdamBC, floor 0.1": BASE.but(training={"noise_floor": 0.1, "learning_rate": 15e-4}),
-    "base, DP-AdamBC, floor 1": BASE.but(training={"noise_floor": 1.0}),
-    "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 6e-2}),
-    "base, automatic clipping": BASE.but(clipping="automatic"),
-    "batches of 1,024, one row": Recipe(1024, 282, 1, training={"learning_rate": 2e-3}),
-    "batches of 1,024, one row, learning rate tripled": Recipe(1024, 282, 1),
-    "batches of 1,024, four rows": Recipe(1024, 282, 4),
-    "60,000: before": BEFORE.but(patients=60_000),
-    "60,000: base": MANY,
-    "60,000: base, eight rows": MANY.but(rows=8),
-    "60,000: base, exponential average": MANY.but(training={"averaging": "exponential"}),
-    "60,000: base, DP-AdamBC, floor 0.1": MANY.but(training={"noise_floor": 0.1}),
-    "60,000: base, DP-AdamBC, floor 1": MANY.but(training={"noise_floor": 1.0}),
-}
+RECIPES = (
+    ALONE
+    | BY_NOISE
+    | {
+        "before": BEFORE,
+        "before, four rows": BEFORE.but(rows=4),
+        "base": BASE,
+        "base, one row": BASE.but(rows=1),
+        "base, two rows of twice the updates": BASE.but(rows=2, updates=282),
+        "base, batches twice as large, half the updates": BASE.but(batch=512, updates=71),
+        "base, eight rows": BASE.but(rows=8),
+        "base, sixteen rows": BASE.but(rows=16),
+        "base, two maskings": BASE.but(maskings=2),
+        "base, four maskings": BASE.but(maskings=4),
+        "base, learning rate halved": BASE.but(training={"learning_rate": 3e-3}),
+        "base, learning rate doubled": BASE.but(training={"learning_rate": 12e-3}),
+        "base, exponential average": BASE.but(training={"averaging": "exponential"}),
+        "base, exponential average, constant rate": BASE.but(
+            training={"averaging": "exponential", "decay_power": 0.0}
+        ),
+        "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
+        "base, mean of the last third": BASE.but(
+            training={"averaging": "tail", "average_share": 0.33}
+        ),
+        "base, DP-AdamBC, floor 0.1": BASE.but(
+            training={"noise_floor": 0.1, "learning_rate": 15e-4}
+        ),
+        "base, DP-AdamBC, floor 1": BASE.but(training={"noise_floor": 1.0}),
+        "base, momentum alone": BASE.but(training={"noise_floor": 100.0, "learning_rate": 6e-2}),
+        "base, automatic clipping": BASE.but(clipping="automatic"),
+        "batches of 1,024, one row": Recipe(1024, 282, 1, training={"learning_rate": 2e-3}),
+        "batches of 1,024, one row, learning rate tripled": Recipe(1024, 282, 1),
+        "batches of 1,024, four rows": Recipe(1024, 282, 4),
+        "60,000: before": BEFORE.but(patients=60_000),
+        "60,000: base": MANY,
+        "60,000: base, eight rows": MANY.but(rows=8),
+        "60,000: base, exponential average": MANY.but(training={"averaging": "exponential"}),
+        "60,000: base, DP-AdamBC, floor 0.1": MANY.but(training={"noise_floor": 0.1}),
+        "60,000: base, DP-AdamBC, floor 1": MANY.but(training={"noise_floor": 1.0}),
+    }
+)
 
 
 def plan_of(recipe: Recipe, sigma: float, batch: float, declared: int) -> ExecutionPlan:

@@ -37,8 +37,8 @@ CONFIDENCE = 0.95
 # T₀, updates without noise that bring half home. On made-up notes half of the fall in loss is done
 # after 20, half of what is left then after 190 (2,000 patients, batch 64): between the two.
 HALF_LEARNED = 60
-# After text from phrases, which has taught most of it: 36 updates of 1,024 patients bring 0.6 to 1.1
-# points, 141 of 256 none, at one ε (docs/phrases.md).
+# After text from phrases, which has taught most of it: at one ε, 36 updates of 1,024 patients bring
+# 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
 HALF_LEARNED_AFTER_PHRASES = 5
 # v: what gradients of single rows, clipped, vary by in all, beside the squared norm of their mean.
 # On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (decision 21).

@@ -502,9 +502,7 @@ def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
     return changed(settings, noise_multiplier=sigma)
 
 
-def _with_best_batch(
-    settings: JobSettings, epsilon: float, rows_read: float = 1.0
-) -> JobSettings:
+def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1.0) -> JobSettings:
     """Return the settings with the batch and the rows of a unit that have the least figure.
 
     The likeliest by `noise_by_limit` are compared with σ as PLD has it.

@@ -269,9 +269,9 @@ def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was
     report = sweep_report(settings, tracked.store)
     contract.run_step(report, tracked, WHO)
     for edition in EDITIONS:
-        page = Path(report.output.removeprefix("file://")) / edition / "report.html"
-        assert "No private text was used" not in page.read_text()
-        assert "No training with differential privacy of this sweep has finished" in page.read_text()
+        page = (Path(report.output.removeprefix("file://")) / edition / "report.html").read_text()
+        assert "No private text was used" not in page
+        assert "No training with differential privacy of this sweep has finished" in page
 
 
 def test_causal_models_are_compared_by_the_perplexity_of_private_text(

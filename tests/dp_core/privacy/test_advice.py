@@ -59,7 +59,7 @@ def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_the_signal_of_a_unit_is_that_of_clipped_means_of_rows_by_simulation(rows):
-    """Rows are the same direction and isotropic deviations of variance v; means are clipped to 1."""
+    """Rows are one direction and isotropic deviations of variance v; means are clipped to 1."""
     dimension, units = 2_000, 4_000
     rng = np.random.default_rng(rows)
     deviation = math.sqrt(advice.ROW_VARIANCE / rows / dimension)
