@@ -111,12 +111,13 @@ _SMALL: dict[str, Any] = {
 }
 # As many updates, each of three times as many units, of which there are six times as many.
 _EXAMPLES = {"unit": "example", "declared_units": 12000, "batch_size": 1023, "epochs": 3.069}
-# Real notes: ε is divided as in the demo, whose split was chosen on made-up ones. Batches without
-# privacy are small, so that few passes are more than a thousand updates.
+# A split that was chosen on made-up notes.
+_WORDS_AND_PHRASES = {"vocabulary_epsilon": 1.2, "phrases_epsilon": 4.8}
+# Of real notes batches without privacy are small, so that few passes are more than a thousand
+# updates.
 _NOTES: dict[str, Any] = {
+    **_WORDS_AND_PHRASES,
     "layers": 1,
-    "vocabulary_epsilon": 1.2,
-    "phrases_epsilon": 4.8,
     "phrases_steps": 1000,
     "public_steps": 1000,
     "epochs": 8,
@@ -134,6 +135,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "dp_bert",
             (EPSILON, BOUND, F1, ACCURACY, EXPOSURE, LARGEST),
             preset="demo",
+            settings=_WORDS_AND_PHRASES | {"epochs": 2, "batch_size": 512, "noise_multiplier": 1.03},
             compared=(
                 ("Public text only", "With DP", F1),
                 ("Without privacy", "With DP", F1),

@@ -46,7 +46,7 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
 @pytest.mark.parametrize(
     ("preset", "more", "found"),
     [
-        ("demo", {}, {"phrases_epsilon": 4.8}),
+        ("demo", {}, {"phrases_epsilon": 4.35}),
         ("real-text", PATHS, {"private_format": "noteevents", "all_public": True}),
         ("large-batches", {"epochs": "20"}, {"weight_decay": 1.0, "first_batch_size": 256}),
     ],
