@@ -18,14 +18,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
 from benchmarks.utility.cells import ADVISABLE, CORPORA, EPSILONS, FIGURED, RECIPES, SEEDS, cells
 from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
-from benchmarks.utility.shares import aggregate, curves
+from benchmarks.utility.shares import aggregate, curves, replace_curves
 
 
 def main() -> int:
@@ -71,8 +73,16 @@ def _write(results: Results, told: argparse.Namespace, name: str) -> None:
     draw(rows, told.figures / f"{name}.png", FIGURED)
     if told.quick or not told.curve:
         return
-    found = curves(results.lines, ADVISABLE, "benchmarks/results/utility.jsonl")
-    told.curve.write_text(json.dumps([one.to_json() for one in found], indent=1) + "\n")
+    replace_curves(told.curve, curves(results.lines, ADVISABLE, _where_measured(results.lines)))
+
+
+def _where_measured(lines: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return, in words, of how many patients and at which ε the trainings are that make curves."""
+    recipes = {name for names in ADVISABLE.values() for name in names}
+    own = [line for line in lines.values() if line.get("recipe") in recipes]
+    units = " and ".join(f"{n:,}" for n in sorted({line["units"] for line in own}))
+    epsilons = ", ".join(f"{e:g}" for e in sorted({line["epsilon"] for line in own}))
+    return f"{units} patients at ε = {epsilons}, one to three trainings each"
 
 
 def _arguments() -> argparse.Namespace:

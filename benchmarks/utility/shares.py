@@ -9,15 +9,23 @@ another than its reference, they have no share.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scipy.stats import t as student
 
-from dp_core.privacy.advice import CONFIDENCE, LEAST_POINTS, GainCurve, Recipe
+from dp_core.privacy.advice import (
+    CONFIDENCE,
+    LEAST_POINTS,
+    GainCurve,
+    Recipe,
+    curves_from_json,
+)
 
 QUANTITIES = {  # metric -> what it is called, and whether it needs the reference's vocabulary
     "mlm_accuracy_private": ("MLM accuracy on private text", True),
@@ -151,3 +159,12 @@ def curves(
             figures, shares = zip(*sorted(points), strict=True)
             found.append(GainCurve(recipe, QUANTITIES[metric][0], figures, shares, source))
     return found
+
+
+def replace_curves(file: Path, found: Sequence[GainCurve]) -> None:
+    """Write curves into the file that advice reads, in place of those of the same recipes."""
+    recipes = {curve.recipe for curve in found}
+    there = curves_from_json(json.loads(file.read_text())) if file.exists() else ()
+    kept = [curve for curve in there if curve.recipe not in recipes]
+    in_order = sorted([*kept, *found], key=lambda curve: curve.recipe)
+    file.write_text(json.dumps([one.to_json() for one in in_order], indent=1) + "\n")
