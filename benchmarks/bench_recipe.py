@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_recipe [--only NAME;…] [--seeds 0,1] [--whole] [--minutes 9]
     python -m benchmarks.bench_recipe --curve dp_core/privacy/gain_curve.json   # of what is there
+    python -m benchmarks.bench_recipe --table       # into docs/adr/0021-training-under-noise.md
 
 Writes benchmarks/results/recipe.json: MLM accuracy on held-out private rows after DP pre-training
 of one public model on the demo's made-up notes, by recipe, number of patients and seed. What is
@@ -33,6 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from scipy.optimize import brentq
 
 from benchmarks.utility.shares import replace_curves
+from benchmarks.vocabulary_tables import filled
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.models.config import BertConfig
@@ -52,6 +54,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
+PAGE = ROOT / "docs" / "adr" / "0021-training-under-noise.md"
 EPSILON, DELTA = 5.44, 1e-6
 KEPT = 16  # rows of a patient, so that recipes may read more than the demo keeps
 FRONT = (
@@ -299,6 +302,28 @@ def curve(kept: dict[str, Any]) -> GainCurve:
     return GainCurve("gradients", "MLM accuracy on private text", figures, shares, source)
 
 
+def tables(kept: dict[str, Any]) -> dict[str, str]:
+    """Return the page's table of the default and of `ALONE`, from the results file."""
+    best = statistics.mean(kept["without privacy"].values())
+    rows = [
+        "noise of | updates | rows × maskings | rows read | MLM accuracy, private text (seeds) "
+        "| share of the gain",
+        " | ".join(["---"] * 6),
+    ]
+    for name in ("base", *ALONE):
+        if name not in kept["trials"]:
+            continue
+        one, recipe = kept["trials"][name], RECIPES[name]
+        found = list(one["accuracy"].values())
+        share = (statistics.mean(found) - kept["public"]) / (best - kept["public"])
+        rows.append(
+            f"{recipe.patients:,} patients | {recipe.updates:,} of {recipe.batch:,} "
+            f"| {recipe.rows} × {recipe.maskings} | {recipe.rows_read / 1e6:.2g} million "
+            f"| {100 * statistics.mean(found):.1f}% ({len(found)}) | {share:.0%}"
+        )
+    return {"alone": "\n".join(f"| {row} |" for row in rows)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="names of recipes, with semicolons")
@@ -308,7 +333,11 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=ROOT / ".confide" / "bench-recipe")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--curve", type=Path, help="write advice's curve by gradients there; stop")
+    parser.add_argument("--table", action="store_true", help="write the page's table; stop")
     told = parser.parse_args()
+    if told.table:
+        PAGE.write_text(filled(PAGE.read_text(), tables(json.loads(told.output.read_text()))))
+        return
     if told.curve:
         replace_curves(told.curve, [curve(json.loads(told.output.read_text()))])
         return

@@ -135,7 +135,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             "dp_bert",
             (EPSILON, BOUND, F1, ACCURACY, EXPOSURE, LARGEST),
             preset="demo",
-            settings=_WORDS_AND_PHRASES | {"epochs": 2, "batch_size": 512, "noise_multiplier": 1.03},
+            settings={
+                **_WORDS_AND_PHRASES,
+                "epochs": 2,
+                "batch_size": 512,
+                "noise_multiplier": 1.03,
+            },
             compared=(
                 ("Public text only", "With DP", F1),
                 ("Without privacy", "With DP", F1),

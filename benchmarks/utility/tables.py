@@ -20,6 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "utility.jsonl"
 CORPUS, EPSILON = "made-up", 5.8
 TABLES = {  # name in the page -> recipe
     "gains": "phrases + gradients",
+    "gains with more computing": "phrases + gradients, more computing",
     "gains with few words": "phrases + gradients, few words",
 }
 _HEAD = (

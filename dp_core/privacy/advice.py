@@ -35,7 +35,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, PhraseRounds
 MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/utility
 CONFIDENCE = 0.95
 # T₀, updates without noise that bring half home. The trainings of the curve by gradients lie closer
-# to one curve with 200 than with 60 (deviation 0.07 of the gain, not 0.09), and hardly closer beyond.
+# to one curve with 200 than with 60 (deviation 0.07 of the gain, not 0.09), hardly so beyond.
 HALF_LEARNED = 200
 # After text from phrases, which has taught most of it: at one ε, 36 updates of 1,024 patients bring
 # 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
