@@ -43,6 +43,7 @@ HALF_LEARNED_AFTER_PHRASES = 5
 # v: what gradients of single rows, clipped, vary by in all, beside the squared norm of their mean.
 # On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (decision 21).
 ROW_VARIANCE = 9.4
+MOST_ROWS = 32  # of a unit, that advice lets an update read; and of masks of each
 LEAST_WORTH = 0.05  # of the gain: a smaller share is lost among the seeds
 ENGLISH_WORDS = 30_000  # distinct words of a language that are worth a place: BERT's table
 _ROUGH = 1e-3  # of ln σ: enough to compare plans
@@ -249,12 +250,12 @@ def rows_to_try(most_rows: int) -> tuple[tuple[int, int], ...]:
     """Return the (rows, maskings of each) that an update may read of a unit, by powers of two.
 
     Rows first: a row is worth as much as a masking, where a unit has it. Maskings of all its rows
-    go up to as many.
+    go up to as many. Beyond `MOST_ROWS` of each the signal hardly grows.
 
     Args:
         most_rows: that are kept of a unit.
     """
-    rows = [2**i for i in range(20) if 2**i <= most_rows] or [1]
+    rows = [2**i for i in range(MOST_ROWS.bit_length()) if 2**i <= most_rows]
     return (*((k, 1) for k in rows), *((rows[-1], k) for k in rows[1:]))
 
 

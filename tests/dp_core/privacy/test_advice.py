@@ -100,6 +100,8 @@ def test_rows_come_before_maskings():
     assert advice.rows_to_try(4) == ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4))
     assert advice.rows_to_try(1) == ((1, 1),)
     assert advice.rows_to_try(3) == ((1, 1), (2, 1), (2, 2))
+    assert len(advice.rows_to_try(1_000_000)) == 6 + 5
+    assert max(rows for rows, _ in advice.rows_to_try(1_000_000)) == advice.MOST_ROWS
 
 
 def test_a_learned_clip_norm_raises_it_as_it_raises_the_noise():
