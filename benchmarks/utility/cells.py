@@ -157,7 +157,12 @@ RECIPES: dict[str, Recipe] = {
 
 # What the figure shows; and what `confide advise` can name, of which its curves are made (those by
 # gradients alone are made by `benchmarks.bench_recipe`).
-FIGURED = (REFERENCE, "phrases + gradients, few words", "phrases + gradients")
+FIGURED = (
+    REFERENCE,
+    "phrases + gradients, few words",
+    "phrases + gradients",
+    "phrases + gradients, more computing",
+)
 ADVISABLE: dict[Advisable, tuple[str, ...]] = {
     "phrases": ("phrases + gradients", "phrases + gradients of many rows"),
 }

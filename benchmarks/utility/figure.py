@@ -67,7 +67,7 @@ def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] =
                 handles,
                 labels,
                 loc="outside lower center",
-                ncols=min(4, len(labels)),
+                ncols=2 if len(labels) > 3 else max(1, len(labels)),
                 frameon=False,
             )
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -408,14 +408,21 @@ class _Inbox:
                 while not self._over:
                     kind, body = link.receive()
                     if kind == _END:
-                        self.end()
+                        # Over before the next host hears of it and closes its link; and told to it
+                        # before ours are closed by whoever waits for a frame.
+                        self._conclude(None)
+                        with contextlib.suppress(ConfideError):
+                            if pass_on is not None:
+                                pass_on(kind, body)
+                        self._wake()
+                        return
                     if pass_on is not None:
                         pass_on(kind, body)
                     if kind == _FAILED:
                         if give_up is not None:
                             give_up(body)
                         self.fail(_last_words(body))
-                    elif kind != _END:
+                    else:
                         self._frames[kind].put(body)
             except ConfideError as error:
                 self.fail(error)
@@ -457,19 +464,27 @@ class _Inbox:
 
     def end(self) -> None:
         """It is over: whatever the links do from now on is no fault."""
-        self._stop(None)
+        if self._conclude(None):
+            self._wake()
 
     def fail(self, error: ConfideError) -> None:
         """Take note that the links are broken, the first time, unless it is over."""
-        self._stop(error)
+        if not self._conclude(error):
+            return
+        if self._broken is not None:
+            self._broken()  # the next host is not to wait until we have time to look
+        self._wake()
 
-    def _stop(self, error: ConfideError | None) -> None:
+    def _conclude(self, error: ConfideError | None) -> bool:
+        """Take note of how it ends; false if it is over already."""
         with self._changing:
             if self._over:
-                return
+                return False
             self._failure, self._over = error, True
-        if error is not None and self._broken is not None:
-            self._broken()  # the next host is not to wait until we have time to look
+        return True
+
+    def _wake(self) -> None:
+        """Let whoever waits for a frame know that none comes."""
         for frames in self._frames.values():
             frames.put(None)
 

@@ -6,11 +6,12 @@ The hosts are threads here; tests/tasks/test_training_hosts.py has them as proce
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from host_threads import Cast, on_hosts
+from host_threads import Cast, close_links, on_hosts
 from noised_updates import assert_gaussian, flat
 
 from dp_core.config.training import TrainingConfig
@@ -23,7 +24,8 @@ from dp_core.privacy.noise_addition import noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import trainer as trainer_module
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.hosts import _CONFIGS, Hosts, rows_digest, share
+from dp_core.training.hosts import _CONFIGS, _END, Hosts, rows_digest, share
+from dp_core.training.links import Link
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
 from dp_core.training.objectives import Objective, masked_lm
 
@@ -253,6 +255,23 @@ def test_other_rows_than_the_chief_s_are_refused_by_who_has_them(
     cast.hosts.end()
     cast.join()
     assert isinstance(cast.raised[1], BadInput)
+
+
+def test_that_it_is_over_reaches_the_last_host_however_slowly_it_is_passed_on(store, monkeypatch):
+    """A host that is told so closes its links: not before the next one is told as well."""
+    sent = Link.send
+
+    def slowly(link, kind, body):
+        if kind == _END and link is not cast.hosts._link:
+            time.sleep(0.3)
+        sent(link, kind, body)
+
+    monkeypatch.setattr(Link, "send", slowly)
+    cast = Cast(4, lambda number: store)
+    cast.hosts.end()
+    cast.join()
+    close_links()
+    assert cast.raised == {}
 
 
 def test_an_objective_that_helpers_do_not_know_is_refused(store, config):
