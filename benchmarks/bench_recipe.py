@@ -303,7 +303,7 @@ def curve(kept: dict[str, Any]) -> GainCurve:
 
 
 def tables(kept: dict[str, Any]) -> dict[str, str]:
-    """Return the page's table of the default and of `ALONE`, from the results file."""
+    """Return the page's tables, from the results file: one change at a time, and `ALONE`."""
     best = statistics.mean(kept["without privacy"].values())
     rows = [
         "noise of | updates | rows × maskings | rows read | MLM accuracy, private text (seeds) "
@@ -321,7 +321,15 @@ def tables(kept: dict[str, Any]) -> dict[str, str]:
             f"| {recipe.rows} × {recipe.maskings} | {recipe.rows_read / 1e6:.2g} million "
             f"| {100 * statistics.mean(found):.1f}% ({len(found)}) | {share:.0%}"
         )
-    return {"alone": "\n".join(f"| {row} |" for row in rows)}
+    changes = ["recipe | MLM accuracy, private text (seeds)", " | ".join(["---"] * 2)]
+    for name, one in kept["trials"].items():
+        if name in RECIPES and not (name in ALONE or name in BY_NOISE):
+            found = list(one["accuracy"].values())
+            changes.append(f"{name} | {100 * statistics.mean(found):.1f}% ({len(found)})")
+    return {
+        name: "\n".join(f"| {row} |" for row in table)
+        for name, table in (("alone", rows), ("changes", changes))
+    }
 
 
 def main() -> None:

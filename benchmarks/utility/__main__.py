@@ -80,7 +80,8 @@ def _where_measured(lines: Mapping[str, Mapping[str, Any]]) -> str:
     """Return, in words, of how many patients and at which ε the trainings are that make curves."""
     recipes = {name for names in ADVISABLE.values() for name in names}
     own = [line for line in lines.values() if line.get("recipe") in recipes]
-    units = " and ".join(f"{n:,}" for n in sorted({line["units"] for line in own}))
+    *most, last = (f"{n:,}" for n in sorted({line["units"] for line in own}))
+    units = f"{', '.join(most)} and {last}" if most else last
     epsilons = ", ".join(f"{e:g}" for e in sorted({line["epsilon"] for line in own}))
     return f"{units} patients at ε = {epsilons}, one to three trainings each"
 

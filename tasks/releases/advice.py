@@ -264,6 +264,9 @@ def _rounded_down(value: float) -> float:
 VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
 # Of ε, by themselves, where phrases are released: the recipe that benchmarks/utility measures.
 PHRASES_SHARE, BESIDE_PHRASES = 0.75, 0.25
+# ε of words that phrases cannot do without, as a share where ε in total is below 1. At ε = 1 and
+# 6,000 patients 0.6 for words and 0.8 for phrases kept 45% of the gain, 0.25 and 0.75 kept 32%.
+LEAST_FOR_WORDS = 0.6
 
 
 @dataclass(frozen=True)
@@ -452,7 +455,7 @@ def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
     shares: tuple[float, ...] = VOCABULARY_SHARES
     if settings.phrases_epsilon:
         settings = changed(settings, phrases_epsilon=_settable(PHRASES_SHARE * budget.epsilon))
-        shares = (BESIDE_PHRASES,)
+        shares = (max(BESIDE_PHRASES, min(LEAST_FOR_WORDS / budget.epsilon, LEAST_FOR_WORDS)),)
     if not _vocabulary(Spending.of(settings)):
         return [settings]
     told = [_settable(share * budget.epsilon) for share in shares]

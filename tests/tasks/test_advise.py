@@ -164,6 +164,14 @@ def test_the_outlook_of_phrases_follows_their_noise_for_each_unit():
         assert by_name["half the ε of phrases"].expected[quantity].share <= expected.share
 
 
+@pytest.mark.parametrize(("epsilon", "words"), [(0.8, 0.48), (1.0, 0.6), (2.0, 0.6), (4.0, 1.0)])
+def test_of_a_small_budget_words_get_more_than_a_quarter(epsilon, words):
+    budget = PrivacyBudget(epsilon, 2.1e-6)
+    found = advised(changed(JobSettings(), phrases_epsilon=1.0), budget)
+    assert found.settings.vocabulary_epsilon == pytest.approx(words)
+    assert found.spending.epsilon <= epsilon
+
+
 def test_after_phrases_few_updates_of_large_batches_are_advised():
     """As it was measured: 36 of 1,024 patients bring something, 141 of 256 nothing."""
     phrases = changed(JobSettings(), phrases_epsilon=4.35)
