@@ -277,23 +277,30 @@ def costs(rounds: int = 40) -> dict[str, float]:
     return {kind: statistics.median(own[3:]) for kind, own in seconds.items()}
 
 
+def share_of_gain(kept: dict[str, Any], found: float) -> float:
+    """Return which part of the way from public text alone to no privacy an accuracy is."""
+    best = statistics.mean(kept["without privacy"].values())
+    return (found - kept["public"]) / (best - kept["public"])
+
+
+def _accuracy(one: dict[str, Any]) -> str:
+    return f"{100 * one['mean']:.1f}% ({len(one['accuracy'])})"
+
+
 def curve(kept: dict[str, Any]) -> GainCurve:
     """Return what the noise beside the signal was worth: a point for each training.
 
     Of recipes that differ from the default in batch, updates, rows and masks alone, as advice does.
     """
-    best = statistics.mean(kept["without privacy"].values())
     points = set()
     for one in kept["trials"].values():
-        told = {name: one["recipe"][name] for name in (each.name for each in fields(Recipe))}
-        recipe = Recipe(**told)
+        recipe = Recipe(**{each.name: one["recipe"][each.name] for each in fields(Recipe)})
         if (recipe.training, recipe.clipping) != (BASE.training, BASE.clipping):
             continue
         sigma = one["recipe"]["noise"]
         figure = noise_to_signal(plan_of(recipe, sigma, recipe.batch, recipe.patients))
         for found in one["accuracy"].values():
-            share = (found - kept["public"]) / (best - kept["public"])
-            points.add((float(f"{figure:.6g}"), round(share, 4)))
+            points.add((float(f"{figure:.6g}"), round(share_of_gain(kept, found), 4)))
     figures, shares = zip(*sorted(points), strict=True)
     source = (
         "with the noise of 6,000, 20,000 and 60,000 patients at ε = 5.4; of large batches a part "
@@ -304,7 +311,6 @@ def curve(kept: dict[str, Any]) -> GainCurve:
 
 def tables(kept: dict[str, Any]) -> dict[str, str]:
     """Return the page's tables, from the results file: one change at a time, and `ALONE`."""
-    best = statistics.mean(kept["without privacy"].values())
     rows = [
         "noise of | updates | rows × maskings | rows read | MLM accuracy, private text (seeds) "
         "| share of the gain",
@@ -314,18 +320,15 @@ def tables(kept: dict[str, Any]) -> dict[str, str]:
         if name not in kept["trials"]:
             continue
         one, recipe = kept["trials"][name], RECIPES[name]
-        found = list(one["accuracy"].values())
-        share = (statistics.mean(found) - kept["public"]) / (best - kept["public"])
         rows.append(
             f"{recipe.patients:,} patients | {recipe.updates:,} of {recipe.batch:,} "
             f"| {recipe.rows} × {recipe.maskings} | {recipe.rows_read / 1e6:.2g} million "
-            f"| {100 * statistics.mean(found):.1f}% ({len(found)}) | {share:.0%}"
+            f"| {_accuracy(one)} | {share_of_gain(kept, one['mean']):.0%}"
         )
     changes = ["recipe | MLM accuracy, private text (seeds)", " | ".join(["---"] * 2)]
     for name, one in kept["trials"].items():
         if name in RECIPES and not (name in ALONE or name in BY_NOISE):
-            found = list(one["accuracy"].values())
-            changes.append(f"{name} | {100 * statistics.mean(found):.1f}% ({len(found)})")
+            changes.append(f"{name} | {_accuracy(one)}")
     return {
         name: "\n".join(f"| {row} |" for row in table)
         for name, table in (("alone", rows), ("changes", changes))
@@ -354,8 +357,9 @@ def main() -> None:
     kept = json.loads(told.output.read_text()) if told.output.exists() else {"trials": {}}
     if "seconds of an update without gradients" not in kept:
         kept["seconds of an update without gradients"] = costs()
-    if kept.get("public") != accuracy(start, start.model):  # another model, or other rows
-        kept |= {"trials": {}, "without privacy": {}, "public": accuracy(start, start.model)}
+    public = accuracy(start, start.model)
+    if kept.get("public") != public:  # another model, or other rows
+        kept |= {"trials": {}, "without privacy": {}, "public": public}
     kept |= {"epsilon": EPSILON, "delta": DELTA}
     seeds = [int(seed) for seed in told.seeds.split(",")]
     for seed in seeds:

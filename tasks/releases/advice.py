@@ -168,8 +168,7 @@ class Spending:
 
     def expected(self) -> dict[str, Expected]:
         """Return, by quantity, what was measured with such a figure."""
-        curves = measured_curves(self.recipe)
-        return {curve.quantity: curve.expected(self.figure) for curve in curves}
+        return _expected(self.recipe, self.figure)
 
     def beside(self) -> MechanismEvent | None:
         """Return what is composed with the training; None: nothing."""
@@ -332,11 +331,13 @@ class Outlook:
 def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
     """Return what a run lets one expect, and what other units and ε would."""
     spending = Spending.of(settings)
-    curves = measured_curves(spending.recipe)
     cases = outlook(spending.training) if spending.phrases is None else _phrase_cases(settings)
-    return tuple(
-        Outlook(case, {c.quantity: c.expected(case.figure) for c in curves}) for case in cases
-    )
+    return tuple(Outlook(case, _expected(spending.recipe, case.figure)) for case in cases)
+
+
+def _expected(recipe: Recipe, figure: float) -> dict[str, Expected]:
+    """Return, by quantity, what was measured with such a figure."""
+    return {curve.quantity: curve.expected(figure) for curve in measured_curves(recipe)}
 
 
 def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
@@ -346,14 +347,11 @@ def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
         return
     training = spending.training
     epsilon = epsilon_pld(training.event(), training.delta)
-    curves = measured_curves(spending.recipe)
     for factor, name in MORE_COMPUTING.items():
-        best = _with_best_batch(_of_one_band(settings), epsilon, factor)
-        plan = Spending.of(best).training
-        case = Case(
-            name, plan.declared_units, epsilon, plan.noise_multiplier, noise_to_signal(plan)
-        )
-        yield Outlook(case, {c.quantity: c.expected(case.figure) for c in curves})
+        best = Spending.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
+        plan = best.training
+        case = Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
+        yield Outlook(case, _expected(best.recipe, case.figure))
 
 
 def _phrase_cases(settings: JobSettings) -> Iterator[Case]:

@@ -6,6 +6,7 @@ import json
 
 from benchmarks import bench_recipe
 from benchmarks.vocabulary_tables import filled
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.advice import measured_curves
 
 KEPT = json.loads(bench_recipe.RESULT.read_text())
@@ -22,8 +23,6 @@ def test_advice_goes_by_what_was_measured() -> None:
 
 def test_the_noise_of_a_recipe_is_that_of_its_epsilon() -> None:
     """By the event of its plan, at the δ that the results name."""
-    from dp_core.privacy.accounting import epsilon_pld
-
     for name in ("base", "20,000 patients, 564 updates of 3,413, 4 maskings"):
         recipe, sigma = bench_recipe.RECIPES[name], KEPT["trials"][name]["recipe"]["noise"]
         plan = bench_recipe.plan_of(recipe, sigma, recipe.batch, recipe.patients)

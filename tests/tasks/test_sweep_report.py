@@ -106,6 +106,16 @@ def _done(
     store.write(f"{spec.output}/result.json", result.model_dump_json().encode())
 
 
+def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettings:
+    """Return one point beside baselines, on a data set that the ledger knows as private."""
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    return SweepSettings.model_validate(
+        SETTINGS.model_dump()
+        | {"sweep_noise_multipliers": "1", "sweep_baselines": baselines}
+        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    )
+
+
 def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Deployment) -> None:
     Ledger.open(tracked.ledger).register_made_up("notes")
     first, second = (
@@ -191,12 +201,7 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
     tracked: Deployment,
 ) -> None:
     """On private text: the vocabulary of exact counts makes no other number the operator's."""
-    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_baselines": "public,nonprivate"}
-        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
-    )
+    settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
     report, red_name = sweep_report(settings, tracked.store), "without privacy"
     shape = {"layers": 1, "hidden": 64}
@@ -253,12 +258,7 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
 def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was_used(
     tracked: Deployment,
 ) -> None:
-    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_baselines": "nonprivate"}
-        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
-    )
+    settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
     (point,) = (one for one in settings.points() if one.baseline)
     steps = sweep_point_steps(settings, point, tracked.store)
