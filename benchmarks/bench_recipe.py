@@ -200,9 +200,9 @@ def prepare(home: Path) -> Start:
     """Make corpora, vocabulary, rows and the public model by the product's own steps."""
     os.environ["CONFIDE_HOME"] = str(home)
     deployment = Deployment.from_environment()
-    steps = dp_bert_steps(JobSettings(nonprivate=False), deployment.store)
+    steps = dp_bert_steps(JobSettings(nonprivate=False))
     more = JobSettings(nonprivate=False, max_examples_per_unit=KEPT)
-    steps["more_rows"] = dp_bert_steps(more, deployment.store)["private_store"]
+    steps["more_rows"] = dp_bert_steps(more)["private_store"]
     job = Job("recipe", "recipe", "recipe", [("", n, steps[n]) for n in (*FRONT, "more_rows")])
     done = run_job(job, deployment, lambda *_: None)
     if done.exit_code:

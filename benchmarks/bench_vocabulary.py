@@ -257,7 +257,7 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
                      settings.entities_test):  # fmt: skip
             declare_public(path, deployment, known_private=True)
     results: dict[str, StepResult] = {}
-    for task, spec in dp_bert_steps(settings, deployment.store).items():
+    for task, spec in dp_bert_steps(settings).items():
         if task not in SKIPPED:
             who = RunContext(run_key="bench", run_name="bench", task=task)
             results[task] = contract.run_step(spec, deployment, who)

@@ -37,7 +37,7 @@ from tasks.storage import encode_data
 
 RESULT = ROOT / "benchmarks/results/bucket_corpus.json"
 STORE = "gs://b/store"
-COMMON: dict[str, Any] = {"root": STORE, "made_up": False, "seed": 1, "dataset": "ward"}
+COMMON: dict[str, Any] = {"made_up": False, "seed": 1, "dataset": "ward"}
 
 
 def specs(text: Path, units: int) -> list[StepSpec]:

@@ -58,7 +58,7 @@ def shell() -> dict[str, Any]:
 def measured() -> dict[str, Any]:
     """Return wall-clock and processor seconds of the sweep, and of a point beyond its work."""
     deployment = Deployment.from_environment()
-    steps = sweep_steps(SETTINGS, deployment.store)
+    steps = sweep_steps(SETTINGS)
     started: dict[str, float] = {}
 
     def watch(name: str, progress: Progress) -> None:
@@ -118,7 +118,7 @@ def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[st
     first = min(_moment(task["scheduled_when"]) for task in points)
     results = [
         read_result(deployment.open_store(), spec.output)
-        for point, _, spec in sweep_steps(SETTINGS, deployment.store)
+        for point, _, spec in sweep_steps(SETTINGS)
         if point
     ]
     own = sum(r.seconds for r in results if r) if run == "made" else 0.0

@@ -24,10 +24,10 @@ from tasks.protocol import (
 )
 
 
-def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(JobSettings, params)
-    steps = dp_bert_steps(settings, root, configuration.promotion())
+    steps = dp_bert_steps(settings, configuration.promotion())
     if point is not None:
         return steps_of(point, steps)
     return {**steps, "promote": promote_spec(steps["report"])}

@@ -65,10 +65,10 @@ def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
     return pages[number - 1], number, number == len(pages)
 
 
-def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> Mapping[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: SweepPoint | None) -> Mapping[str, StepSpec]:
     """Return the specs of a point's steps, and of what all points share."""
     settings = settings_of(params)
-    return sweep_point_steps(settings, point or settings.points()[0], root)
+    return sweep_point_steps(settings, point or settings.points()[0])
 
 
 def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
@@ -77,12 +77,12 @@ def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
     return {answer["output"] for answer in answers or () if answer}
 
 
-def plan_of_all(params: Mapping[str, Any], root: str, point: object) -> dict[str, StepSpec]:
+def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]:
     """Return the specs of what is about all points; the last page alone has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
     return {
-        "budget": sweep_budget(settings, root),
-        **({"report": sweep_report(settings, root)} if last else {}),
+        "budget": sweep_budget(settings),
+        **({"report": sweep_report(settings)} if last else {}),
     }
 
 
@@ -163,13 +163,13 @@ def dp_sweep() -> None:
         context = get_current_context()
         settings, found = settings_of(context["params"]), there(context, *STARTS, "entities")
         points, _, _ = page_of(context["params"])
-        labelled = plan(context["params"], launcher.store(), None).get("entities")
+        labelled = plan(context["params"], None).get("entities")
         if labelled and labelled.output not in found:
             raise AirflowFailException("there is no labelled text to fine-tune on")
         return [
             point.model_dump()
             for point in trainings_of(points)
-            if sweep_start(settings, point, launcher.store()).output in found
+            if sweep_start(settings, point).output in found
         ]
 
     def of_what_is_trained(
@@ -181,7 +181,7 @@ def dp_sweep() -> None:
         return [
             point.model_dump()
             for point in lay_out(points)
-            if sweep_training(settings, point, launcher.store()).output in trained
+            if sweep_training(settings, point).output in trained
         ]
 
     @task(
@@ -192,7 +192,7 @@ def dp_sweep() -> None:
     )
     def fine_tunings() -> list[dict[str, Any]]:
         told = get_current_context()["params"]
-        if "finetuning" not in plan(told, launcher.store(), None):
+        if "finetuning" not in plan(told, None):
             raise AirflowSkipException("a causal model is not fine-tuned")
         return of_what_is_trained(list)
 

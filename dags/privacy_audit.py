@@ -12,10 +12,10 @@ from dags.launcher import TRAINING
 from tasks.protocol import BlackBoxAuditConfig, StepSpec, SweepPoint, privacy_audit_spec
 
 
-def plan(params: Mapping[str, Any], root: str, point: SweepPoint | None) -> dict[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(BlackBoxAuditConfig, params)
-    return {"privacy_audit": privacy_audit_spec(settings, root)}
+    return {"privacy_audit": privacy_audit_spec(settings)}
 
 
 @dag(

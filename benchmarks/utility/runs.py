@@ -132,7 +132,7 @@ class Runner:
 
     def _steps(self, settings: JobSettings) -> dict[str, StepSpec]:
         """Return the job's steps; what they read is declared public, and their data set so."""
-        steps = dp_bert_steps(settings, self._deployment.store)
+        steps = dp_bert_steps(settings)
         ledger = Ledger.open(self._deployment.ledger)
         if settings.private_format != "synthetic":
             if settings.private_dataset not in ledger.datasets():

@@ -1,7 +1,7 @@
 """From a step's spec to an Airflow task, by process, docker or kubernetes."""
 
 from dags.launcher.form import form, settings_from, settings_to_start, with_form
-from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step, store
+from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step
 
 __all__ = [
     "LIGHT",
@@ -11,6 +11,5 @@ __all__ = [
     "settings_from",
     "settings_to_start",
     "step",
-    "store",
     "with_form",
 ]

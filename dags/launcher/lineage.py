@@ -17,6 +17,8 @@ from openlineage.client.event_v2 import Dataset, Job, Run, RunEvent
 from openlineage.client.facet_v2 import parent_run
 from openlineage.client.transport.transform.transform import EventTransformer
 
+from tasks.protocol.specs import STORE_SCHEME
+
 STORE = "confide-store"  # the namespace of outputs
 _OUTPUT = re.compile(r"[a-z_]+/[0-9a-f]{16}")
 
@@ -65,8 +67,9 @@ def lineage_of(spec: Any) -> Any:
     """Return what a step reads of the store and what it writes there, for the provider."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    root, written = f"{spec.root}/", spec.output.removeprefix(f"{spec.root}/")
-    named = (text.removeprefix(root) for text in _texts(spec.model_dump()) if root in text)
+    written = spec.output.removeprefix(STORE_SCHEME)
+    texts = (text for text in _texts(spec.model_dump()) if text.startswith(STORE_SCHEME))
+    named = (text.removeprefix(STORE_SCHEME) for text in texts)
     read = dict.fromkeys(name for name in named if _OUTPUT.fullmatch(name) and name != written)
     return OperatorLineage(
         inputs=[Dataset(namespace=STORE, name=name) for name in read],

@@ -16,10 +16,12 @@ from dags.launcher.step_operator import (
     Work,
     home,
     publishable,
+    store,
 )
 from tasks.protocol import fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import CHANNEL, Follower, channel_file
+from tasks.protocol.specs import STORE_SCHEME
 
 
 class ProcessStep(StepOperator, BaseOperator):
@@ -60,10 +62,11 @@ class ProcessStep(StepOperator, BaseOperator):
 
     def numbers(self, work: Work) -> dict[str, float]:
         """Return the result's publishable numbers; none where the store is remote."""
-        address = urlparse(work.spec.output)
+        address = urlparse(store())
         if address.scheme != "file":
             return {}
-        return publishable((Path(unquote(address.path)) / "result.json").read_text())
+        folder = Path(unquote(address.path)) / work.spec.output.removeprefix(STORE_SCHEME)
+        return publishable((folder / "result.json").read_text())
 
     def on_kill(self) -> None:
         """End the step and whatever it started: SIGTERM, then SIGKILL."""

@@ -120,7 +120,7 @@ class Plan(Protocol):
     """From a run's parameters to the specs of its steps, by task name."""
 
     def __call__(
-        self, params: Mapping[str, Any], root: str, point: SweepPoint | None
+        self, params: Mapping[str, Any], point: SweepPoint | None
     ) -> Mapping[str, StepSpec]:
         """Return the specs by task name; tasks that the settings switch off are absent."""
 
@@ -211,7 +211,7 @@ def work_of(
     """
     coordinates = SweepPoint.model_validate(dict(point)) if point else None
     name = task_id.rpartition(".")[2]
-    specs = plan(context["params"], store(), coordinates)
+    specs = plan(context["params"], coordinates)
     if name not in specs:
         raise AirflowSkipException(f"{name} is no step of a run with these settings")
     run = context["dag_run"]

@@ -47,7 +47,7 @@ def _latest(store: Store) -> str:
         raise BadInput(
             "the latest report has no fine-tuned DP model",
             where="errors",
-            fix=f"Choose by --uri: {store.root}/finetune/…",
+            fix="Choose by --uri: store://finetune/…",
         )
     return str(tuned[0]["uri"])
 

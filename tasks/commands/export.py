@@ -121,7 +121,7 @@ def latest_model(store: Store, command: str) -> str:
             "the latest report names no model: an earlier version made it",
             where=command,
             fix="Run the job again (what was charged is not charged again), "
-            f"or choose by --uri: {store.root}/pretrain/…",
+            "or choose by --uri: store://pretrain/…",
         )
     raise BadInput(
         "the latest run is a sweep",

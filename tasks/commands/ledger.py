@@ -259,10 +259,9 @@ def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
     from tasks.protocol import budget_of_run
     from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 
-    root = Deployment.from_environment().store
     planned: dict[str, list[Reservation]] = {}
     releases: list[PlannedRelease] = []
-    for spec in budget_of_run(settings, root).charged:
+    for spec in budget_of_run(settings).charged:
         release = planned_release(spec)
         releases.append(release)
         reservation = Reservation(

@@ -52,10 +52,9 @@ def given(store: Store, uri: str) -> str:
         BadInput: nothing of the store can have that name.
     """
     try:
-        store.key(uri)
+        return store.address(uri)
     except BadInput as error:
         raise BadInput(error.what, where=f"--uri {uri}", fix=error.fix) from None
-    return uri.rstrip("/")
 
 
 def latest(store: Store) -> tuple[str, StepResult]:

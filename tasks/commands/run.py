@@ -50,9 +50,9 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     if isinstance(settings, SweepSettings) and settings.is_asked:
         from tasks.runtime.asked_points import asked_steps, most_steps
 
-        steps, number = asked_steps(settings, deployment), most_steps(settings, deployment)
+        steps, number = asked_steps(settings, deployment), most_steps(settings)
     else:
-        steps = list(_steps(settings, deployment.store, rule))
+        steps = list(_steps(settings, rule))
         number = len(steps)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
@@ -70,12 +70,10 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         click.get_current_context().exit(finished.exit_code)
 
 
-def _steps(
-    settings: JobSettings, root: str, rule: Promotion
-) -> Iterable[tuple[str, str, StepSpec]]:
+def _steps(settings: JobSettings, rule: Promotion) -> Iterable[tuple[str, str, StepSpec]]:
     if isinstance(settings, SweepSettings):
-        return sweep_steps(settings, root)
-    steps = dp_bert_steps(settings, root, rule)
+        return sweep_steps(settings)
+    steps = dp_bert_steps(settings, rule)
     return ((*point_and_task(name), spec) for name, spec in steps.items())
 
 

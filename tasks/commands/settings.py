@@ -154,7 +154,7 @@ def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> Non
 
 def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
     """Ask of this machine's files; those of a bucket are asked for by the run's first step."""
-    budget = budget_of_run(settings, deployment.store)
+    budget = budget_of_run(settings)
     local = [source for source in budget.called_public if "://" not in source.uri]
     if local:  # what it takes to ask the ledger is imported for those alone
         from tasks.releases.declarations import refuse_undeclared

@@ -124,7 +124,7 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
         api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
         with _failed_if_interrupted(api, run_id):
             _follow(deployment, stack, run_id, console)
-    return dp_bert_steps(settings, deployment.store)["report"].output
+    return dp_bert_steps(settings)["report"].output
 
 
 def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console) -> None:

@@ -81,13 +81,13 @@ WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
 POINT_STEPS = ("pretraining", "exposure", "finetuning")  # what is not the same at all points
 
 
-def front_half(s: JobSettings, root: str) -> dict[str, StepSpec]:
+def front_half(s: JobSettings) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training: a sweep shares them among its points.
 
     A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: there
     is no labelled text to read.
     """
-    common: dict[str, Any] = {"root": root, "made_up": s.made_up}
+    common: dict[str, Any] = {"made_up": s.made_up}
     seeded = common | s.part(SeedConfig).model_dump()
     corpora = seeded | s.part(ReaderConfig).model_dump()
     private = CorpusSpec(
@@ -302,7 +302,6 @@ def finetuning(
             learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE
         )
     return FinetuneSpec(
-        root=model.root,
         made_up=model.made_up,
         **s.part(RunConfig).model_dump(),
         **s.part(SequenceConfig).model_dump(),
@@ -334,7 +333,6 @@ def exposure(
 ) -> ExposureSpec:
     """Return the audit of a model; `model_updates` as of its fine-tuning."""
     return ExposureSpec(
-        root=model.root,
         made_up=model.made_up,
         model_uri=model.output,
         model_updates=model_updates,
@@ -389,7 +387,6 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
     """Return the membership attacks on a model, calibrated by the public one."""
     public = front["public_pretraining"]
     return MembershipSpec(
-        root=model.root,
         made_up=model.made_up,
         model_uri=model.output,
         reference_uris=() if model == public else (public.output,),
@@ -407,7 +404,6 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
 def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
     """Return the audit of the DP model's own training, by the canaries in it."""
     return AuditSpec(
-        root=model.root,
         made_up=model.made_up,
         model_uri=model.output,
         start_uri=model.init_uri,
@@ -417,9 +413,7 @@ def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
     )
 
 
-def dp_bert_steps(
-    settings: JobSettings, root: str, promotion: Promotion = "audited"
-) -> dict[str, StepSpec]:
+def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[str, StepSpec]:
     """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
 
     Tasks of further private trainings, and of models that a training kept on its way, have the
@@ -427,7 +421,7 @@ def dp_bert_steps(
 
     A causal model is not fine-tuned: it ends with its perplexity and its exposure.
     """
-    front = front_half(settings, root)
+    front = front_half(settings)
     steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     if settings.phrases_epsilon:
@@ -457,7 +451,6 @@ def dp_bert_steps(
         steps["dp_audit"] = audit(front, trained["dp"])
     steps["budget"] = budget_of(steps.values())
     steps["report"] = ReportSpec(
-        root=root,
         made_up=settings.made_up,
         title="dp_bert",
         results={name: spec.output for name, spec in steps.items()},
@@ -467,14 +460,14 @@ def dp_bert_steps(
     return steps
 
 
-def privacy_audit_spec(settings: BlackBoxAuditConfig, root: str) -> PrivacyAuditSpec:
+def privacy_audit_spec(settings: BlackBoxAuditConfig) -> PrivacyAuditSpec:
     """Return the spec of an audit from outside; of what it reads, nothing is called public."""
-    return PrivacyAuditSpec(root=root, made_up=False, **settings.model_dump())
+    return PrivacyAuditSpec(made_up=False, **settings.model_dump())
 
 
 def promote_spec(report: StepSpec) -> PromoteSpec:
     """Return the spec of the step that promotes a report's model, once a person has approved."""
-    return PromoteSpec(root=report.root, made_up=report.made_up, report_uri=report.output)
+    return PromoteSpec(made_up=report.made_up, report_uri=report.output)
 
 
 def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
@@ -487,7 +480,6 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
     first = next(iter(charged.values()))
     read = dict.fromkeys(source for spec in steps for source in spec.sources)
     return BudgetSpec(
-        root=first.root,
         made_up=first.made_up,
         charged=tuple(charged.values()),
         reads=tuple(read),
@@ -505,28 +497,25 @@ def is_charged(
     return isinstance(spec, PhrasesSpec | SelectSpec)
 
 
-def sweep_point_steps(
-    settings: SweepSettings, point: SweepPoint, root: str
-) -> Mapping[str, StepSpec]:
+def sweep_point_steps(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
     """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
-    return _point(settings, point, root)
+    return _point(settings, point)
 
 
 def asked_training(
-    settings: SweepSettings, point: SweepPoint, root: str, number: int, after: Sequence[str] = ()
+    settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
 ) -> PretrainSpec:
     """Return the private training of a point that an optimiser asked for.
 
     Args:
         settings: of the sweep.
         point: the optimiser's answer.
-        root: of the store.
         number: of the registered release that it is, from 0.
         after: fine-tunings by whose F1 it was chosen.
     """
     job = settings.job(point)
     asked = {"asked": _asked(settings, number), "after": after}
-    training = _seeded_training(job, front_half(job, root), job.seed)
+    training = _seeded_training(job, front_half(job), job.seed)
     return PretrainSpec.model_validate(training.model_dump() | asked)
 
 
@@ -542,7 +531,7 @@ def asked_point_steps(
         after: fine-tunings by whose F1 the point was chosen.
     """
     job = settings.job(point)
-    front = front_half(job, training.root)
+    front = front_half(job)
     tuned = finetuning(job, front, training).model_copy(update={"after": tuple(after)})
     return {
         **front,
@@ -562,18 +551,18 @@ def _asked(settings: SweepSettings, number: int) -> Asked:
     )
 
 
-def sweep_training(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
+def sweep_training(settings: SweepSettings, point: SweepPoint) -> StepSpec:
     """Return the spec of the training that a point's fine-tuning starts from."""
-    return _point(settings, point, root)["pretraining"]
+    return _point(settings, point)["pretraining"]
 
 
-def sweep_start(settings: SweepSettings, point: SweepPoint, root: str) -> StepSpec:
+def sweep_start(settings: SweepSettings, point: SweepPoint) -> StepSpec:
     """Return the spec of the model that a point's training starts from: public, or of phrases."""
-    steps = _point(settings, point, root)
+    steps = _point(settings, point)
     return steps.get("phrases_pretraining", steps["public_pretraining"])
 
 
-def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, StepSpec]]:
+def sweep_steps(settings: SweepSettings) -> list[tuple[str, str, StepSpec]]:
     """Return (point, task, spec) of a whole sweep in an order in which it can be run, each once.
 
     The model of a public baseline is also its `pretraining`, which finds it.
@@ -587,13 +576,13 @@ def sweep_steps(settings: SweepSettings, root: str) -> list[tuple[str, str, Step
         }
         before = point.front.name if point.has_own_front else ""
         names |= {} if before else {"public_pretraining": START.name}
-        for task, spec in _point(settings, point, root).items():
+        for task, spec in _point(settings, point).items():
             steps.setdefault((task, spec.output), (names.get(task, before), task, spec))
-    budget, report = sweep_budget(settings, root), sweep_report(settings, root)
+    budget, report = sweep_budget(settings), sweep_report(settings)
     return [("", "budget", budget), *steps.values(), ("", "report", report)]
 
 
-def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
+def sweep_budget(settings: SweepSettings) -> BudgetSpec:
     """Return the registration of a whole sweep: the vocabulary, and what each point releases.
 
     A private training that several points share is registered, and charged, once. Baselines
@@ -602,38 +591,33 @@ def sweep_budget(settings: SweepSettings, root: str) -> BudgetSpec:
     if settings.is_asked:
         dearest = settings.costliest
         trainings = range(settings.sweep_trials)
-        asked = [asked_training(settings, dearest, root, number) for number in trainings]
-        return budget_of([*front_half(settings.job(dearest), root).values(), *asked])
-    steps = [_point(settings, point, root) for point in settings.points()]
+        asked = [asked_training(settings, dearest, number) for number in trainings]
+        return budget_of([*front_half(settings.job(dearest)).values(), *asked])
+    steps = [_point(settings, point) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("pretraining", "finetuning")
     of_points = [point[task] for point in steps for task in own if task in point]
     return budget_of([*shared, *of_points])
 
 
-def budget_of_run(settings: JobSettings, root: str) -> BudgetSpec:
+def budget_of_run(settings: JobSettings) -> BudgetSpec:
     """Return the registration of a whole run, be it a job or a sweep."""
     if isinstance(settings, SweepSettings):
-        return sweep_budget(settings, root)
-    return budget_of(
-        spec for name, spec in dp_bert_steps(settings, root).items() if name != "budget"
-    )
+        return sweep_budget(settings)
+    return budget_of(spec for name, spec in dp_bert_steps(settings).items() if name != "budget")
 
 
-def sweep_report(settings: SweepSettings, root: str) -> SweepReportSpec:
+def sweep_report(settings: SweepSettings) -> SweepReportSpec:
     """Return the spec of the sweep's last step."""
     points = settings.points()
-    return report_of_points(
-        settings, root, {point: _point(settings, point, root) for point in points}
-    )
+    return report_of_points(settings, {point: _point(settings, point) for point in points})
 
 
 def report_of_points(
-    settings: SweepSettings, root: str, steps: Mapping[SweepPoint, Mapping[str, StepSpec]]
+    settings: SweepSettings, steps: Mapping[SweepPoint, Mapping[str, StepSpec]]
 ) -> SweepReportSpec:
     """Return the spec of the last step of a sweep of these points."""
     return SweepReportSpec(
-        root=root,
         made_up=settings.made_up,
         title="dp_sweep",
         points={point.name: point for point in steps},
@@ -649,13 +633,13 @@ def report_of_points(
     )
 
 
-def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str, StepSpec]:
+def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
     """Return the specs of a point, of a causal model without a fine-tuning.
 
     Its seeds and fold reach the steps that they are for alone.
     """
     job = settings.job(point)
-    front = front_half(job, root)
+    front = front_half(job)
     seed = job.seed if point.seed is None else point.seed
     model = front["public_pretraining"]
     if point.mode != "public":
@@ -663,7 +647,6 @@ def _point(settings: SweepSettings, point: SweepPoint, root: str) -> Mapping[str
     if point.is_chosen:
         jobs = [settings.job(one) for one in settings.candidates()]
         model = SelectSpec(
-            root=root,
             made_up=job.made_up,
             candidates=tuple(_seeded_training(one, front, seed) for one in jobs),
             selection=settings.part(SelectionConfig),

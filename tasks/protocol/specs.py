@@ -64,6 +64,7 @@ ALIKE = (
     "updates must be alike: sampling=poisson, noise_bands=1, first_batch_size=0, or fewer of them "
     "would be another mechanism"
 )
+STORE_SCHEME = "store://"  # begins the address of an output, relative to the deployment's store
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
@@ -98,7 +99,6 @@ class StepSpec(Config):
 
     version: Literal[4] = 4
     step: str
-    root: str  # URI of the store under which every output has its own folder
     made_up: bool  # every input is made up or public: nothing needs hiding
 
     def digest(self) -> str:
@@ -119,8 +119,12 @@ class StepSpec(Config):
 
     @property
     def output(self) -> str:
-        """URI of the folder that this step, and no other, writes."""
-        return f"{self.root}/{self.step}/{self.digest()[:16]}"
+        """Store address of the folder that only this step writes: `store://STEP/HASH`.
+
+        The address names the output within any store. Each deployment resolves it against its own
+        store when a step runs, so a store that was moved holds the same outputs.
+        """
+        return f"{STORE_SCHEME}{self.step}/{self.digest()[:16]}"
 
 
 class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
@@ -561,8 +565,8 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
     @property
     def model_uri(self) -> str:
-        """URI of the model, where it is an output of the store; empty where it is a folder."""
-        return self.audited_model if self.audited_model.startswith(f"{self.root}/") else ""
+        """Address of the model if it is an output of the store, or empty if it is a folder."""
+        return self.audited_model if self.audited_model.startswith(STORE_SCHEME) else ""
 
     @property
     def sources(self) -> tuple[Source, ...]:

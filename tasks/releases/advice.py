@@ -56,7 +56,6 @@ from tasks.releases.plans import PlannedRelease, planned_release, training_plan
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
 _LIKELY = 8  # plans whose σ is computed, of those that are sorted by a limit
 MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
-_NOWHERE = "file:///nowhere"  # specs are made to be read, none is run
 _DIGITS = 3  # of a δ that a person copies
 
 
@@ -104,7 +103,7 @@ class Spending:
             BadInput: as `planned_release`.
         """
         alone = settings.model_copy(update={"more_trainings": ""})
-        return cls.of_charged(budget_of_run(alone, _NOWHERE).charged)
+        return cls.of_charged(budget_of_run(alone).charged)
 
     @classmethod
     def of_charged(cls, charged: Iterable[Charged]) -> Spending:

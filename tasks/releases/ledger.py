@@ -18,7 +18,7 @@ from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
-IDENTITY = "ledger/identity"  # where the store remembers its ledger
+IDENTITY = "store://ledger/identity"  # where the store remembers its ledger
 
 
 def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
@@ -40,7 +40,7 @@ def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
         return ledger
     identity = ledger.confirm_memory(SeedStore(deployment.seeds))
     if store is not None and not confirm_store(store, identity):
-        store.write(f"{store.root}/{IDENTITY}", identity.encode())
+        store.write(IDENTITY, identity.encode())
     return ledger
 
 
@@ -50,7 +50,7 @@ def confirm_store(store: Store, identity: str) -> bool:
     Raises:
         BadInput: it remembers another one.
     """
-    remembered = store.read(f"{store.root}/{IDENTITY}")
+    remembered = store.read(IDENTITY)
     if remembered is None:
         return False
     if remembered.decode(errors="replace").strip() != identity:

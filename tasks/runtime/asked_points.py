@@ -27,7 +27,6 @@ from tasks.protocol import (
 from tasks.protocol.sweep import SEARCHED, START
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -45,16 +44,16 @@ def asked_steps(
 
     Points with the same private training share it: one release, which the first of them chose.
     """
-    root, store = deployment.store, Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     study = _study(settings, deployment)
     points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
     trainings: dict[SweepPoint, PretrainSpec] = {}
     told: list[str] = []
-    yield "", "budget", sweep_budget(settings, root)
+    yield "", "budget", sweep_budget(settings)
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
         if point.training not in trainings:
-            trainings[point.training] = asked_training(settings, point, root, len(trainings), told)
+            trainings[point.training] = asked_training(settings, point, len(trainings), told)
         if (steps := points.get(point)) is None:
             steps = asked_point_steps(settings, point, trainings[point.training], told)
         for task, spec in steps.items():
@@ -68,12 +67,12 @@ def asked_steps(
         if not study.trials[number].state.is_finished():
             study.tell(number, value)
         told += [] if finetuned in told else [finetuned]
-    yield "", "report", report_of_points(settings, root, points)
+    yield "", "report", report_of_points(settings, points)
 
 
-def most_steps(settings: SweepSettings, deployment: Deployment) -> int:
+def most_steps(settings: SweepSettings) -> int:
     """Return how many steps an asked sweep has, at most."""
-    training = asked_training(settings, settings.costliest, deployment.store, 0)
+    training = asked_training(settings, settings.costliest, 0)
     point = asked_point_steps(settings, settings.costliest, training, ())
     return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 2
 

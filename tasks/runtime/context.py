@@ -24,6 +24,7 @@ from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.gathered_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
+from tasks.protocol.specs import STORE_SCHEME
 from tasks.releases.statements import totals
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.runtime.log import ProgressReporter
@@ -41,7 +42,7 @@ class Input:
     Attributes:
         result: what it answered.
         folder: its files; of a corpus all but the shards.
-        uri: where in the store they lie.
+        uri: its store address.
     """
 
     result: StepResult
@@ -243,9 +244,10 @@ class StepContext:
         where it is a folder, all machines of a cluster must see it at the same path.
         """
         shards = shards_of(corpus.folder)
-        if not is_remote(corpus.uri):
+        if not is_remote(self.store.root):
             return shards
-        return [StoredShard(f"{corpus.uri}/{shard.name}", shard.sha256) for shard in shards]
+        uri = self.store.location(corpus.uri)
+        return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
 
     def gathered_sets(self) -> GatheredSets:
         """Return a place for sets of items, in the work folder where they are too many."""
@@ -271,7 +273,7 @@ class StepContext:
 
     @property
     def _unfinished(self) -> str:
-        return f"{self.store.root}/unfinished/{self.durable.name}"
+        return f"{STORE_SCHEME}unfinished/{self.durable.name}"
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number: in the event log, of which the result and MLflow are made.

@@ -97,8 +97,9 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
     # `Exception`, and its message may quote a text.
     except BaseException as error:  # noqa: BLE001
         return _fail(name, fault_line(error), 1)
-    send(Finished(result=f"{spec.output}/{RESULT}"))
-    print(f"{spec.output}/{RESULT}")
+    result = deployment.open_store().location(f"{spec.output}/{RESULT}")
+    send(Finished(result=result))
+    print(result)
     return 0
 
 
@@ -112,7 +113,6 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     """
     deployment.prepare()
     store = deployment.open_store()
-    store.key(spec.output)  # refuses a root that is not this deployment's
     spec_hash = spec.digest()
     durable = deployment.work / f"{spec.step}-{spec_hash[:16]}"
     tracker = Tracker(deployment, _identity(spec, spec_hash, run, deployment))

@@ -151,8 +151,8 @@ def _open(rows: Mapping[str, Any], deployment: Deployment, number: int) -> Token
     what the chief has, by digest.
     """
     store = Store(deployment.store, deployment.cache)
-    store.key(rows["uri"])  # refuses what is not below this deployment's store
-    folder = local_path(rows["uri"]) if not is_remote(store.root) else store.local_copy(rows["uri"])
+    uri = store.location(rows["uri"])  # refuses a folder outside this deployment's store
+    folder = store.local_copy(uri) if is_remote(uri) else local_path(uri)
     train = TokenStore.open(folder / TRAIN)
     if not rows["canaries"]:
         return train

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
+from tasks.protocol.specs import STORE_SCHEME
 from tasks.storage.copies import Copies
 from tasks.storage.local import LocalBackend, Missing, backend_for, is_remote, local_path
 
@@ -35,6 +36,9 @@ def sha256_of(file: Path) -> str:
 class Store:
     """Everything below one root URI.
 
+    Objects are named by store addresses (`store://STEP/HASH`), which do not depend on the root, or by
+    URIs below the root.
+
     Args:
         root: a path, `file://` or `gs://` URI.
         cache: local folder for copies of remote files.
@@ -46,13 +50,32 @@ class Store:
         self._copies = Copies(cache, cache_bytes)
         self._backend = backend_for(self.root)
 
-    def key(self, uri: str) -> str:
-        """Return the URI's place below the root.
+    def address(self, uri: str) -> str:
+        """Return the store address of an object that is named by a URI below the root.
 
         Raises:
             BadInput: the URI is not below the root.
         """
-        if is_remote(self.root):
+        return f"{STORE_SCHEME}{self.key(uri)}"
+
+    def location(self, uri: str) -> str:
+        """Return the URI of an object, below the root.
+
+        Raises:
+            BadInput: the URI is not below the root.
+        """
+        return f"{self.root}/{self.key(uri)}"
+
+    def key(self, uri: str) -> str:
+        """Return the key of an object relative to the root.
+
+        Raises:
+            BadInput: the URI is not below the root.
+        """
+        if uri.startswith(STORE_SCHEME):
+            key = uri.removeprefix(STORE_SCHEME).rstrip("/")
+            inside = not {"", ".", ".."}.intersection(key.split("/"))
+        elif is_remote(self.root):
             inside = uri.startswith(f"{self.root}/") and ".." not in uri.split("/")
             key = uri.removeprefix(f"{self.root}/")
         else:
@@ -64,7 +87,7 @@ class Store:
             raise BadInput(
                 "a URI that is not below this deployment's store",
                 where="storage",
-                fix="Set CONFIDE_STORE to the store that the spec names as its root.",
+                fix="Give the address of an output (store://STEP/HASH), or set CONFIDE_STORE.",
             )
         return key
 
@@ -201,9 +224,9 @@ class Store:
         return {name: str(expected["sha256"]) for name, expected in sorted(checksums.items())}
 
     def outputs(self, step: str) -> list[str]:
-        """Return the URIs of a step's output folders that hold a result."""
+        """Return the addresses of a step's output folders that hold a result."""
         keys = [k.split("/") for k in self._backend.sizes(step)]
-        return [f"{self.root}/{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
+        return [f"{STORE_SCHEME}{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
 
     def _published(self, key: str, uri: str) -> Published:
         try:
@@ -215,7 +238,7 @@ class Store:
 
     def _checked(self, uri: str, files: Published) -> Path:
         """Return a folder on this machine's disk, of which these files are whole."""
-        folder = LocalBackend(local_path(uri))
+        folder = LocalBackend(local_path(self.location(uri)))
         for name, expected in files.items():
             if not _is_whole(folder.path(name), expected):
                 raise _damaged(uri, name)
@@ -224,7 +247,8 @@ class Store:
     def _download(self, uri: str, files: Published) -> tuple[str, int, Callable[[Path], None]]:
         """Return what `Copies` must know of these files: a mark, their bytes, how to fetch them."""
         key = self.key(uri)
-        mark = hashlib.sha256(json.dumps([uri, files], sort_keys=True).encode()).hexdigest()
+        named = [self.location(uri), files]
+        mark = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
         def fill(folder: Path) -> None:
             for name, expected in files.items():

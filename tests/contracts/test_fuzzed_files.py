@@ -141,7 +141,7 @@ def written(name: str, content: object) -> Callable[[Path], Path]:
     return make
 
 
-SPEC = json.loads(dp_bert_steps(JobSettings(), "file:///s")["dp_pretraining"].model_dump_json())
+SPEC = json.loads(dp_bert_steps(JobSettings())["dp_pretraining"].model_dump_json())
 RESULT: dict[str, Any] = {
     "step": "corpus",
     "spec_hash": "ab",

@@ -41,7 +41,7 @@ ROOT = "file:///store"
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
 )  # with every step that settings can switch on
-STEPS = dp_bert_steps(WHOLE, ROOT)
+STEPS = dp_bert_steps(WHOLE)
 
 
 def _uris(spec: StepSpec) -> list[str]:
@@ -94,7 +94,7 @@ def test_what_a_configuration_model_states_is_stated_once() -> None:
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
     settings = SweepSettings(selection="random-count")
-    told = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0], ROOT).values()]
+    told = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in told for name in _names(spec.model_dump())}
 
 
@@ -106,7 +106,7 @@ def _names(value: Any) -> set[str]:
 
 def test_more_private_trainings_are_trainings_of_their_own() -> None:
     settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
-    steps, alone = dp_bert_steps(settings, ROOT), dp_bert_steps(JobSettings(), ROOT)
+    steps, alone = dp_bert_steps(settings), dp_bert_steps(JobSettings())
     named = {name: spec for name, spec in steps.items() if " / " in name}
     assert steps.keys() - named.keys() == alone.keys()
     for name in alone.keys() - {"budget", "report"}:
@@ -119,7 +119,7 @@ def test_more_private_trainings_are_trainings_of_their_own() -> None:
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained
-    nonprivate = dp_bert_steps(JobSettings(private_start="fresh"), ROOT)["nonprivate_pretraining"]
+    nonprivate = dp_bert_steps(JobSettings(private_start="fresh"))["nonprivate_pretraining"]
     assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
 
 
@@ -223,7 +223,7 @@ def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
     choices = schema.get("enum") or ([True, False] if schema["type"] == "boolean" else [])
     other = next((v for v in choices if v != value), value * 2 if value else 7)
     change = changed.get(field) or {field: other}
-    steps = dp_bert_steps(JobSettings.model_validate(default.model_dump() | change), ROOT)
+    steps = dp_bert_steps(JobSettings.model_validate(default.model_dump() | change))
     before = {n: s.digest() for n, s in STEPS.items() if n != "report"}
     after = {n: s.digest() for n, s in steps.items() if n != "report"}
     assert before != after
@@ -267,7 +267,7 @@ def test_settings_that_belong_together_change_the_training(
     together: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     one, two = (
-        dp_bert_steps(JobSettings.model_validate(settings), ROOT)
+        dp_bert_steps(JobSettings.model_validate(settings))
         for settings in (together, {**together, **changed})
     )
     before, after = (
@@ -294,7 +294,7 @@ def test_settings_that_are_accepted_make_specs(field: str, together: dict[str, A
             settings = JobSettings.model_validate({**together, field: value})
         except ValidationError:
             continue
-        for spec in dp_bert_steps(settings, ROOT).values():
+        for spec in dp_bert_steps(settings).values():
             assert spec_from_json(spec.model_dump_json()) == spec
 
 
@@ -303,8 +303,8 @@ def test_a_table_of_codes_is_read_by_the_membership_steps_which_hold_no_secret()
         "private_format": "text", "private_path": "/x", "private_dataset": "notes",
         "membership_units": 10,
     }  # fmt: skip
-    without = dp_bert_steps(JobSettings(**notes), ROOT)
-    steps = dp_bert_steps(JobSettings(**notes, membership_codes="/codes"), ROOT)
+    without = dp_bert_steps(JobSettings(**notes))
+    steps = dp_bert_steps(JobSettings(**notes, membership_codes="/codes"))
     readers = {n for n, s in steps.items() if any(one.uri == "/codes" for one in s.sources)}
     assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
     for name in readers:
@@ -324,7 +324,7 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
     }  # fmt: skip
     more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
-    steps = dp_bert_steps(more, ROOT)
+    steps = dp_bert_steps(more)
     kept = steps["dp_pretraining"]
     assert isinstance(kept, PretrainSpec)
     assert kept.training.model_dump().items() >= changes.items()
@@ -389,7 +389,7 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
 def test_classes_have_an_id_that_no_order_changes() -> None:
     """Neither that of the setting nor that of the private texts."""
     tuned = [
-        dp_bert_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}), ROOT)
+        dp_bert_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
         for names in ("yes,no,maybe", "maybe, yes,no,yes")
     ]
     for steps in tuned:
@@ -471,21 +471,21 @@ def test_a_whole_run_is_registered_before_its_first_release() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1"
     )
-    assert len(sweep_budget(settings, ROOT).charged) == 3
+    assert len(sweep_budget(settings).charged) == 3
 
 
 def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
     (point,) = settings.points()
     assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
-    steps = sweep_point_steps(settings, point, ROOT)
+    steps = sweep_point_steps(settings, point)
     selection = steps["pretraining"]
     assert isinstance(selection, SelectSpec)
     assert len(selection.candidates) == len(settings.grid()) == 3 * 2 * 2
     assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
-    other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point, ROOT)
+    other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point)
     assert other["pretraining"].digest() != selection.digest()
-    budget = sweep_budget(settings, ROOT)
+    budget = sweep_budget(settings)
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     with pytest.raises(ValidationError, match="Rényi"):
         SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)
@@ -503,10 +503,10 @@ def test_the_points_of_a_sweep_share_what_they_can() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
-    one, two = (sweep_point_steps(settings, p, ROOT) for p in settings.points())
+    one, two = (sweep_point_steps(settings, p) for p in settings.points())
     own = {"pretraining", "finetuning", "exposure"}
     assert {n for n in one if one[n].output != two[n].output} == own
-    assert set(sweep_report(settings, ROOT).results) == {p.name for p in settings.points()}
+    assert set(sweep_report(settings).results) == {p.name for p in settings.points()}
 
 
 def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_out() -> None:
@@ -516,7 +516,7 @@ def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_o
         assert isinstance(spec, MembershipSpec)
         assert spec.model_uri == STEPS[f"{name}_pretraining"].output
         assert spec.reference_uris == references
-    without = dp_bert_steps(WHOLE.model_copy(update={"membership_units": 0}), ROOT)
+    without = dp_bert_steps(WHOLE.model_copy(update={"membership_units": 0}))
     left = {name for name in STEPS if name.endswith("_membership")}
     assert set(STEPS) - set(without) == left and len(left) == 4
     for name in without:
@@ -526,7 +526,7 @@ def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_o
 def test_how_text_is_sought_in_a_model_changes_no_training_but_is_told_to_it() -> None:
     without = JobSettings(model_kind="gpt2")
     one, other = (
-        dp_bert_steps(without.model_copy(update={"extraction_rows": rows}), ROOT) for rows in (0, 9)
+        dp_bert_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
     )
     changed = {name for name in one if one[name].output != other[name].output} - {"report"}
     assert changed == {"public_exposure", "dp_exposure", "nonprivate_exposure"}
@@ -552,7 +552,7 @@ def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
     declared, batch = without.declared_units, without.batch_size
     assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
     assert WHOLE.nonprivate_updates == without.nonprivate_updates
-    assert "dp_audit" not in dp_bert_steps(without, ROOT)
+    assert "dp_audit" not in dp_bert_steps(without)
     model = STEPS["dp_pretraining"]
     assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
@@ -567,7 +567,7 @@ def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
         public = STEPS["public_store"].model_dump() | {"audit_canaries": 40}
         spec_from_json(json.dumps(public))
     sweep = SweepSettings(audit_canaries=40)
-    assert sweep_point_steps(sweep, sweep.points()[0], ROOT).keys() >= {"pretraining"}
+    assert sweep_point_steps(sweep, sweep.points()[0]).keys() >= {"pretraining"}
     assert sweep.job(sweep.points()[0]).audit_canaries == 0
 
 
@@ -586,14 +586,14 @@ def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
     labels = {"entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"}
     assert not JobSettings.model_validate(labels).made_up
     for more, shown in (({}, False), ({"entities_public": True}, True)):
-        steps = dp_bert_steps(JobSettings.model_validate(labels | more), ROOT)
+        steps = dp_bert_steps(JobSettings.model_validate(labels | more))
         entities = steps["entities"]
         assert isinstance(entities, EntitiesSpec)
         assert entities.public is shown
 
 
 def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were() -> None:
-    without = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}), ROOT)
+    without = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
     own = {"phrases", "written_text"} | {
         f"phrases_{step}"
         for step in ("store", "pretraining", "finetuning", "exposure", "membership")
@@ -606,9 +606,7 @@ def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were
     assert start.init_uri == without["public_pretraining"].output
     assert phrased.init_uri == STEPS["phrases_pretraining"].output
     # what belongs to phrases alone changes no hash where there are none
-    other = dp_bert_steps(
-        WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}), ROOT
-    )
+    other = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}))
     assert {n: s.digest() for n, s in without.items() if n != "report"} == {
         n: s.digest() for n, s in other.items() if n != "report"
     }

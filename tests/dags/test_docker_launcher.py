@@ -30,7 +30,6 @@ from launcher_conformance import (
     JOB,
     PASSWORD,
     READER,
-    ROOT,
     SEEDS,
     LauncherConformance,
     Outcome,
@@ -189,7 +188,7 @@ class TestDocker(LauncherConformance):
         monkeypatch.setenv("CONFIDE_DATA_ENGINE", engine)
         assert self.started(work(JOB[task]), monkeypatch)["image"] == image
 
-    @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings(), ROOT)])
+    @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings())])
     def test_a_report_may_look_at_the_account_and_has_nothing_else(
         self, spec: StepSpec, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -64,7 +64,7 @@ def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
 
 
 def work(device: str) -> Work:
-    spec = dp_bert_steps(JobSettings(device=device), ROOT)["dp_pretraining"]
+    spec = dp_bert_steps(JobSettings(device=device))["dp_pretraining"]
     return work_on(spec, task="dp_pretraining")
 
 

@@ -74,7 +74,7 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
 def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():
     from dags.launcher.lineage import STORE, lineage_of
 
-    steps = dp_bert_steps(JobSettings(private_path="", phrases_epsilon=2.0), "file:///store")
+    steps = dp_bert_steps(JobSettings(private_path="", phrases_epsilon=2.0))
     known = {spec.output.removeprefix("file:///store/") for spec in steps.values()}
     for name, spec in steps.items():
         found = lineage_of(spec)

@@ -126,8 +126,8 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     settings = {"sweep_noise_multipliers": grid, "sweep_batch_sizes": "256", "sweep_epochs": "5"}
     settings["delta"] = 1e-8  # of all points together: below one in the units
 
-    def sweep(params: Any, root: str, point: Any) -> dict[str, Any]:
-        return {"report": sweep_report(SweepSettings.model_validate(dict(params)), root)}
+    def sweep(params: Any, point: Any) -> dict[str, Any]:
+        return {"report": sweep_report(SweepSettings.model_validate(dict(params)))}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
     assert len(_kept(answer["output"])) > launcher.LONGEST_ARGUMENT

@@ -35,7 +35,7 @@ NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_
 def test_adapters_are_trained_charged_and_exported_merged_or_alone(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS, untracked.store)
+    steps = dp_bert_steps(SETTINGS)
     public, private = steps["public_pretraining"], steps["dp_pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)

@@ -32,7 +32,7 @@ SETTINGS = JobSettings(
 def test_a_causal_model_is_trained_charged_stated_and_exported(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS, untracked.store)
+    steps = dp_bert_steps(SETTINGS)
     assert not [name for name in steps if "finetuning" in name]
     ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
@@ -98,7 +98,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
 
     # By hand: it is not begun, so nothing is charged or listed.
     spec = FinetuneSpec(
-        root=untracked.store, made_up=True, device="cpu", seed=1,
+        made_up=True, device="cpu", seed=1,
         model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
         epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip

@@ -42,7 +42,7 @@ def labels_of(spec: StepSpec) -> Mapping[str, str]:
 def test_four_regimes_are_trained_in_one_job_each_charged_for_itself(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS, untracked.store)
+    steps = dp_bert_steps(SETTINGS)
     ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task, spec in steps.items():

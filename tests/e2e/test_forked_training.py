@@ -24,7 +24,7 @@ pytestmark = [
 def test_the_second_training_of_a_fork_server_is_that_of_a_process_started_anew(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = dp_bert_steps(JobSettings(**SIZES), untracked.store)
+    steps = dp_bert_steps(JobSettings(**SIZES))
     for name, spec in steps.items():
         if name == "dp_pretraining":
             break

@@ -171,7 +171,7 @@ def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment
     result = json.loads((Path(unquote(urlparse(report).path)) / "result.json").read_text())
     assert result["step"] == "report"
     done = [line.split()[2] for line in written.getvalue().splitlines() if "✓" in line]
-    steps = dp_bert_steps(JobSettings(), deployment.store)
+    steps = dp_bert_steps(JobSettings())
     assert sorted(done) == sorted(["settings", "kept_models", *steps])
     assert done[-1] == "report"
     assert local.running(deployment) is not None  # it was not the demo's to stop
@@ -211,7 +211,7 @@ def test_a_new_version_of_a_corpus_is_trained_on(served, deployment):
     run = ended(api, "dp_bert", before + 1)[-1]
     assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
     assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
-    report = dp_bert_steps(JobSettings(data_version="2026-11"), deployment.store)["report"].output
+    report = dp_bert_steps(JobSettings(data_version="2026-11"))["report"].output
     assert (Path(unquote(urlparse(report).path)) / "result.json").exists()
     # ... and from the task's page buttons lead to its run and to the report.
     place = f"/api/v2/dags/dp_bert/dagRuns/{run['dag_run_id']}/taskInstances/report/links"

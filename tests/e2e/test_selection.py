@@ -37,8 +37,8 @@ SETTINGS = SweepSettings(
 def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
     deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()
-    steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point, deployment.store)
-    steps["report"] = sweep_report(SETTINGS, deployment.store)
+    steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point)
+    steps["report"] = sweep_report(SETTINGS)
     results: dict[str, StepResult] = {}
     for task, spec in steps.items():
         context = RunContext(run_key="sweep", run_name="sweep", task=task)

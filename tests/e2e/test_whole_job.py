@@ -162,7 +162,7 @@ def finished(
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
         ledger.register_dataset("labels", PrivacyUnit.EXAMPLE, 200.0, 1e-4)
         settings = _settings(sources)
-        done = Finished(deployment, settings, dp_bert_steps(settings, deployment.store), sources)
+        done = Finished(deployment, settings, dp_bert_steps(settings), sources)
         for task in done.steps:
             assert _run(done, task, capfd) == 0, done.said[task]
         _DONE.append(done)
@@ -459,7 +459,7 @@ def _refused(
 ) -> str:
     """Return what a task of the same job with other settings says, when it refuses."""
     changed = finished.settings.model_copy(update=changes)
-    steps = dp_bert_steps(changed, finished.deployment.store)
+    steps = dp_bert_steps(changed)
     failing = Finished(finished.deployment, changed, steps, finished.sources)
     if task == "vocabulary":
         assert _run(failing, "private_corpus", capfd) == 0

@@ -36,7 +36,6 @@ SPECS = dp_bert_steps(
             "data_version": f"spark-{uuid.uuid4().hex[:8]}",
         }
     ),
-    "gs://confide/store",
 )
 
 

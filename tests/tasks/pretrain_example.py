@@ -103,7 +103,7 @@ def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
     )
     publish(store, words, made / "vocabulary", vocabulary_size=size, digest="public")
     spec = spec_of(
-        PretrainSpec, untracked.store, store_uri=rows, public_store_uri=public,
+        PretrainSpec, store_uri=rows, public_store_uri=public,
         private_store_uri=rows, vocabulary_uri=words, updates=updates,
     )  # fmt: skip
     return Prepared(untracked, spec)

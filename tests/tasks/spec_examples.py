@@ -52,9 +52,9 @@ _DEFAULTS: dict[type[StepSpec], dict[str, Any]] = {
 }  # fmt: skip
 
 
-def spec_of(kind: type[Spec], root: str, **changes: Any) -> Spec:
+def spec_of(kind: type[Spec], **changes: Any) -> Spec:
     """Return a spec of that kind, of private data, with these fields in place of the defaults."""
-    shared = {"root": root, "made_up": False, "seed": 1}
+    shared = {"made_up": False, "seed": 1}
     return kind.model_validate({**shared, **_DEFAULTS[kind], **changes})
 
 

@@ -146,16 +146,16 @@ class Chain:
             "vocabulary_source": "private", "declared_units": DECLARED, "words_per_unit": 16,
             "vocabulary_epsilon": 20.0, "vocabulary_delta": 1e-5, "vocabulary_size": 100,
         }  # fmt: skip
-        return spec_of(VocabularySpec, self.home.store, config=config, **changes)
+        return spec_of(VocabularySpec, config=config, **changes)
 
     def cut(self) -> TokenStoreSpec:
         units = {"declared_units": DECLARED}
-        return spec_of(TokenStoreSpec, self.home.store, units=units, holdout=0.2)
+        return spec_of(TokenStoreSpec, units=units, holdout=0.2)
 
     def training(self, **changes: Any) -> PretrainSpec:
         inputs = {"store_uri": "rows", "public_store_uri": "public rows", "plan": PLAN,
                   "private_store_uri": "rows", "vocabulary_uri": "vocabulary"}  # fmt: skip
-        return spec_of(PretrainSpec, self.home.store, **(inputs | changes))
+        return spec_of(PretrainSpec, **(inputs | changes))
 
 
 def with_facts(source: Input, **facts: Any) -> Input:
@@ -180,7 +180,7 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
     context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     spec = spec_of(
-        FinetuneSpec, chain.home.store, model_uri="model", entities_uri="labels",
+        FinetuneSpec, model_uri="model", entities_uri="labels",
         **{
             "plan": PLAN.model_copy(update={"dataset": "labels", "unit": "document"}),
             "entity_types": ("sign",), "epochs": 0, "batches": {"batch_size": 4}, **changes,

@@ -62,7 +62,7 @@ def test_what_a_baseline_shows_to_anyone_is_counted_whatever_it_began_with() -> 
     }
     uris = {task: task for task in found}
     spec = SweepReportSpec(
-        root="/r", made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris},
+        made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris},
         settings={},
     )  # fmt: skip
     assert ids(sweep_results.released_by_sweep(spec, {"p": found})) == ["words", "other"]
@@ -115,8 +115,7 @@ def test_the_words_of_a_panic_are_not_said(
     monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
     monkeypatch.setattr(contract, "_module", lambda _: cast(Any, Step()))
     spec = CanariesSpec.model_validate(
-        {"root": deployment.store, "made_up": False, "seed": 1, "vocabulary_uri": "v"}
-        | {"config": {}}
+        {"made_up": False, "seed": 1, "vocabulary_uri": "v"} | {"config": {}}
     )
     code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
     said = "".join(capfd.readouterr())

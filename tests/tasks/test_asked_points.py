@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from release_examples import bench_of, record
-from test_plans import PRIVATE, ROOT
+from test_plans import PRIVATE
 from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS
 
 from dp_core.errors import BadInput
@@ -93,7 +92,7 @@ def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
 def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
     ledger: Ledger, deployment: Deployment
 ) -> None:
-    told = budget_of_run(SETTINGS, ROOT).charged  # what `ledger cost` shows
+    told = budget_of_run(SETTINGS).charged  # what `ledger cost` shows
     assert [planned_release(spec).event for spec in told] == [COSTLIEST] * 4
     assert len({spec.digest() for spec in told}) == 4
     steps = run(deployment, asked_steps(SETTINGS, deployment))
@@ -165,8 +164,8 @@ def test_a_run_that_was_stopped_goes_on_and_a_repeated_one_finds_all(
     assert len(ledger.history("notes")) == 5
     # Another search shares no entry with this one: its cost is known beforehand, too.
     other = SETTINGS.model_copy(update={"sweep_finetune_learning_rates": "1e-4,1e-2"})
-    told = {spec.digest() for spec in budget_of_run(other, ROOT).charged}
-    assert told.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS, ROOT).charged)
+    told = {spec.digest() for spec in budget_of_run(other).charged}
+    assert told.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS).charged)
 
 
 def test_it_learns_from_what_it_is_told(ledger: Ledger, deployment: Deployment) -> None:
@@ -203,7 +202,7 @@ def test_no_optimiser_is_told_an_operators_number(ledger: Ledger, deployment: De
     ],
 )
 def test_a_training_beyond_what_is_charged_is_no_spec(change: dict[str, Any], said: str) -> None:
-    spec = asked_training(SETTINGS, SETTINGS.costliest, ROOT, 0)
+    spec = asked_training(SETTINGS, SETTINGS.costliest, 0)
     assert spec.charged_as == spec
     content = spec.model_dump()
     for name, value in change.items():
@@ -216,12 +215,12 @@ def test_a_training_beyond_what_is_charged_is_no_spec(change: dict[str, Any], sa
 def test_whatever_is_asked_costs_no_more_than_what_is_charged(clipping: str) -> None:
     """A learned clip norm has noise of its own on its counts: it is in the σ that is compared."""
     settings = SweepSettings.model_validate(ASKED | {"clipping": clipping})
-    charged = training_plan(asked_training(settings, settings.costliest, ROOT, 0)).event()
+    charged = training_plan(asked_training(settings, settings.costliest, 0)).event()
     for sigma in (1.0, 1.7, 4.0):
         for epochs in (1.0, 1.3, 2.0):
             point = settings.asked_point({"noise_multiplier": sigma, "epochs": epochs,
                                           "finetune_learning_rate": 1e-3})  # fmt: skip
-            asked = training_plan(asked_training(settings, point, ROOT, 1)).event()
+            asked = training_plan(asked_training(settings, point, 1)).event()
             for delta in (1e-3, 1e-6, 1e-9):
                 assert epsilon_pld(asked, delta) <= epsilon_pld(charged, delta)
 
@@ -260,4 +259,4 @@ def test_an_ordinary_training_is_named_as_it_was() -> None:
 def _grid(settings: dict[str, Any]) -> Steps:
     from tasks.protocol import sweep_steps
 
-    return sweep_steps(SweepSettings.model_validate(settings), Path("/store").as_uri())
+    return sweep_steps(SweepSettings.model_validate(settings))

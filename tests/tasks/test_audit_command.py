@@ -251,7 +251,7 @@ def test_the_step_finds_the_same_and_keeps_it_for_the_operator(
 ) -> None:
     found = confide.json("audit", stranger, *texts, "--seed", "1")["audits"]
     spec = PrivacyAuditSpec(
-        root=tracked.store, made_up=False, audited_model=str(stranger),
+        made_up=False, audited_model=str(stranger),
         given_members=texts[1], given_held_out=texts[3],
     )  # fmt: skip
     context = RunContext(run_key="r", run_name="privacy_audit", task="privacy_audit")

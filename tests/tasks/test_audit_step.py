@@ -65,7 +65,7 @@ def auditing(chain: Chain, model: Input, name: str, **inputs: Input) -> tuple[St
     context = chain.context(name)
     context.inputs = chain.inputs | {"model": model} | inputs
     spec = AuditSpec(
-        root=chain.home.store, made_up=False, model_uri="model", start_uri="start",
+        made_up=False, model_uri="model", start_uri="start",
         private_store_uri="audited rows", device="cpu", seed=1,
     )  # fmt: skip
     return audit.run(spec, context), context

@@ -33,7 +33,7 @@ def _budget(deployment: Deployment, tmp_path: Path) -> int:
     (notes / "a").mkdir(parents=True, exist_ok=True)
     (notes / "a" / "1.txt").write_text("pain")
     job = JOB.model_copy(update={"private_path": str(notes)})
-    return run(dp_bert_steps(job, deployment.store)["budget"])
+    return run(dp_bert_steps(job)["budget"])
 
 
 def test_a_run_that_does_not_fit_ends_with_exit_code_3(
@@ -41,7 +41,7 @@ def test_a_run_that_does_not_fit_ends_with_exit_code_3(
 ) -> None:
     ledger = Ledger.open(home.ledger)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 4.0, 1e-5)
-    vocabulary = planned_release(dp_bert_steps(JOB, home.store)["vocabulary"])
+    vocabulary = planned_release(dp_bert_steps(JOB)["vocabulary"])
     room = ledger.cost_of_next("notes", [(vocabulary.event, vocabulary.delta)])
     assert room.fits  # the vocabulary alone would have been bought, for nothing
     assert _budget(home, tmp_path) == 3
@@ -54,5 +54,5 @@ def test_a_run_that_does_not_fit_ends_with_exit_code_3(
 def test_a_data_set_without_a_budget_is_named_before_anything_is_read(
     home: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(dp_bert_steps(JOB, home.store)["budget"]) == 2
+    assert run(dp_bert_steps(JOB)["budget"]) == 2
     assert "confide ledger register notes" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: No
 
 def _spec(deployment: Deployment, **more: Any) -> CanariesSpec:
     fields: dict[str, Any] = {"config": {}, "seed": 1, "made_up": True}
-    fields |= {"root": deployment.store, "vocabulary_uri": f"{deployment.store}/v/1"} | more
+    fields |= {"vocabulary_uri": f"{deployment.store}/v/1"} | more
     return CanariesSpec.model_validate(fields)
 
 
@@ -279,7 +279,14 @@ def test_a_spec_that_is_not_one_is_bad_input(
 def test_a_step_writes_nowhere_but_in_the_deployments_store(
     deployment: Deployment, root: str, step: Step
 ) -> None:
-    assert run(_spec(deployment, root=root)) == 2
+    assert (
+        run(
+            _spec(
+                deployment,
+            )
+        )
+        == 2
+    )
 
 
 def test_a_private_input_cannot_be_called_made_up(
@@ -306,7 +313,7 @@ def test_files_that_changed_under_one_version_are_refused(
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.txt").write_text("The patient was seen in clinic.")
-    spec = spec_of(CorpusSpec, deployment.store, path=str(notes))
+    spec = spec_of(CorpusSpec, path=str(notes))
     context = RunContext(run_key="k", run_name="n", task="private_corpus")
     first = contract.run_step(spec, deployment, context)
     assert contract.run_step(spec, deployment, context) == first

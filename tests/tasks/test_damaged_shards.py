@@ -28,7 +28,7 @@ def spec(deployment: Deployment, at_home: None, no_mlflow: None, tmp_path: Path)
     source = tmp_path / "ward.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = spec_of(
-        CorpusSpec, deployment.store, role="private", format="jsonl", path=str(source),
+        CorpusSpec, role="private", format="jsonl", path=str(source),
         dataset="ward", corpus_shards=4,
     )  # fmt: skip
     assert run(made) == 0

@@ -93,7 +93,7 @@ def refused(home: Deployment, capsys: pytest.CaptureFixture[str]) -> Refused:
 
 def corpus_spec(home: Deployment, path: Path | str, **more: Any) -> CorpusSpec:
     public = {"role": "public", "dataset": "public", "format": "jsonl", "path": str(path)}
-    return spec_of(CorpusSpec, home.store, **(public | more))
+    return spec_of(CorpusSpec, **(public | more))
 
 
 def private_spec(home: Deployment, path: Path, dataset: str = "ward", **more: Any) -> CorpusSpec:
@@ -102,7 +102,7 @@ def private_spec(home: Deployment, path: Path, dataset: str = "ward", **more: An
 
 def entities_spec(home: Deployment, labels: Path, **more: Any) -> EntitiesSpec:
     paths = {"train_path": str(labels), "test_path": str(labels)}
-    return spec_of(EntitiesSpec, home.store, **(paths | more))
+    return spec_of(EntitiesSpec, **(paths | more))
 
 
 def job(files: Path, **more: Any) -> JobSettings:
@@ -120,7 +120,7 @@ def test_a_run_that_calls_a_registered_set_public_is_refused(
 ) -> None:
     if declared:
         declare(confide, files / "ward.jsonl")
-    steps = dp_bert_steps(job(files, all_public=True, vocabulary_epsilon=99.0), home.store)
+    steps = dp_bert_steps(job(files, all_public=True, vocabulary_epsilon=99.0))
     why = "registered as private, but this run calls it public"
     refused(steps["budget"], why)
     refused(steps["private_corpus"], why)
@@ -131,7 +131,7 @@ def test_a_run_registers_no_name_as_public(
 ) -> None:
     declare(confide, files / "ward.jsonl")
     settings = job(files, all_public=True, private_dataset="mine")
-    steps = dp_bert_steps(settings, home.store)
+    steps = dp_bert_steps(settings)
     refused(steps["budget"], "confide ledger register mine --public")
     refused(steps["private_corpus"], "confide ledger register mine --public")
     assert list(Ledger.open(home.ledger).datasets()) == ["ward"]
@@ -166,7 +166,7 @@ def test_a_run_that_calls_private_files_public_is_refused_before_it_is_charged(
     (files / "model" / DATA).write_text("{}")
     paths = ("public_path", "entities_train", "entities_test", "public_model")
     told = {n: str(files / v) if n in paths else v for n, v in settings.items()}
-    steps = dp_bert_steps(job(files, **told), home.store)
+    steps = dp_bert_steps(job(files, **told))
     refused(steps["budget"], "confide ledger declare-public")
     field = next((n for n in paths if n in told), "private_path")
     step = {
@@ -189,7 +189,7 @@ def test_what_is_refused_is_told_before_a_run_begins(
 
 def test_a_sweep_is_refused_alike(home: Deployment, files: Path) -> None:
     told = job(files).model_dump() | {"public_format": "text", "public_path": str(files / "wiki")}
-    spec = budget_of_run(SweepSettings.model_validate(told), home.store)
+    spec = budget_of_run(SweepSettings.model_validate(told))
     assert [source.field for source in spec.called_public] == ["public_path"]
     with pytest.raises(BadInput, match="declare-public"):
         refuse_undeclared(spec.called_public, home)
@@ -222,7 +222,7 @@ def test_an_empty_registration_of_the_budget_opens_no_door(
 ) -> None:
     """A budget spec by hand may name no source: the step that reads asks for itself."""
     told = job(files, public_format="text", public_path=str(files / "wiki"))
-    steps = dp_bert_steps(told, home.store)
+    steps = dp_bert_steps(told)
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     refused(steps["public_corpus"], "declare-public")

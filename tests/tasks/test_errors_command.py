@@ -35,7 +35,7 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     entities = publish(
         store, f"{store.root}/entities/{'b' * 16}", labelled, head="entities", public=False
     )
-    spec = spec_of(FinetuneSpec, store.root, model_uri="model", entities_uri=entities, plan=None)
+    spec = spec_of(FinetuneSpec, model_uri="model", entities_uri=entities, plan=None)
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
     told = {"spec": spec.model_dump(mode="json"), **head_of(spec).errors(TEST, predicted)}
     (made / ERRORS).write_text(json.dumps(told))

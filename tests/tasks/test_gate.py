@@ -202,9 +202,7 @@ def report_of(
     deployment: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, title: str = "t"
 ) -> ReportSpec:
     """Run a report step that writes nothing but the verdict, as a process would."""
-    spec = ReportSpec(
-        root=deployment.store, made_up=False, title=title, results={"dp": uri}, settings={}
-    )
+    spec = ReportSpec(made_up=False, title=title, results={"dp": uri}, settings={})
 
     def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         results = {name: context.input(uri) for name, uri in spec.results.items()}
@@ -333,7 +331,7 @@ def test_who_approves_is_asked_after_the_audits_and_judged_again(
     report = report_of(tracked, uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert client.get_registered_model(NAME).aliases == {}
-    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
     monkeypatch.setattr(contract, "_module", lambda _: promote)
     contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
     (version,) = client.search_model_versions(f"name = '{NAME}'")
@@ -350,7 +348,7 @@ def test_what_was_contradicted_while_it_waited_is_not_promoted(
     report = report_of(tracked, uri, monkeypatch)
     audited(tracked, uri)
     found.append(BAD)
-    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
     monkeypatch.setattr(contract, "_module", lambda _: promote)
     with pytest.raises(Contradicted):
         contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
@@ -380,9 +378,7 @@ def outside(
     monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [found])
     canaries = tmp_path / f"{found.verdict}.txt"
     canaries.write_text("her number is [[seven]]")
-    spec = PrivacyAuditSpec(
-        root=deployment.store, made_up=False, audited_model=model, given_canaries=str(canaries)
-    )
+    spec = PrivacyAuditSpec(made_up=False, audited_model=model, given_canaries=str(canaries))
     context = RUN.model_copy(update={"run_key": "later", "task": "privacy_audit"})
     return contract.run_step(spec, deployment, context)
 
@@ -396,7 +392,7 @@ def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack
     tmp_path: Path,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
     monkeypatch.setattr(contract, "_module", lambda _: promote)
     contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
     client, store = MlflowClient(tracked.tracking), store_of(tracked)
@@ -496,7 +492,7 @@ def test_a_contradicted_stranger_fails_its_audit_and_is_nobodys_version(
 def test_a_training_registers_nothing_by_itself(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = ReportSpec(root=tracked.store, made_up=False, title="t", results={}, settings={})
+    report = ReportSpec(made_up=False, title="t", results={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
     monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
     contract.run_step(report, tracked, RUN)

@@ -201,7 +201,7 @@ def test_epochs_become_updates_of_each_training() -> None:
         kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
         nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
     )  # fmt: skip
-    steps = dp_bert_steps(settings, "/store")
+    steps = dp_bert_steps(settings)
     kept = {n: s.kept_updates for n, s in steps.items() if isinstance(s, PretrainSpec)}
     assert kept == {
         "public_pretraining": (),
@@ -232,7 +232,7 @@ def test_epochs_become_updates_of_each_training() -> None:
     assert steps["budget"].model_dump()["charged"] == tuple(
         steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
     )
-    causal = dp_bert_steps(settings.model_copy(update={"model_kind": "gpt2"}), "/store")
+    causal = dp_bert_steps(settings.model_copy(update={"model_kind": "gpt2"}))
     tasks = [name for name in causal if " / " in name]
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
 
@@ -247,8 +247,7 @@ def test_private_fine_tunings_of_earlier_models_are_charged_each() -> None:
     }  # fmt: skip
     alone, kept = JobSettings(**told), JobSettings(**told, kept_epochs="1,2,3")
     charged = [
-        [spec.step for spec in budget_of_run(settings, "/store").charged]
-        for settings in (alone, kept)
+        [spec.step for spec in budget_of_run(settings).charged] for settings in (alone, kept)
     ]
     assert [one.count("finetune") for one in charged] == [1, 4]
     assert [one.count("pretrain") for one in charged] == [1, 1]
@@ -304,7 +303,7 @@ def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
         audited = chain.context(f"exposure after {updates}")
         audited.inputs = chain.inputs | {"model": model}
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
-        told = spec_of(ExposureSpec, chain.home.store, **inputs, model_updates=updates)
+        told = spec_of(ExposureSpec, **inputs, model_updates=updates)
         found = exposure.run(told, audited)
         assert found.facts[SUBJECT] == weights
         (epsilon,) = (n.value for n in audited.numbers if n.name == "epsilon")
@@ -343,7 +342,7 @@ def test_epochs_out_of_order_are_refused_with_the_settings(epochs: str) -> None:
 
 def test_what_releases_one_model_keeps_no_other(chain: Chain) -> None:
     kept: dict[str, Any] = {"updates": 3, "kept_updates": (1,)}
-    told = {"root": "/store", "made_up": False, "selection": {}}
+    told = {"made_up": False, "selection": {}}
     with pytest.raises(ValueError, match="a selection releases its best model alone"):
         SelectSpec(candidates=(chain.training(**kept),), **told)
     asked = {"search": "s", "number": 0, "least_noise_multiplier": 4.0, "most_updates": 9}

@@ -28,7 +28,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
         (tmp_path / f"{part}.tsv").write_text(f"{SENTENCE}-DOCSTART-\tO\n\n{SENTENCE}")
     (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,p\n")
     return spec_of(
-        EntitiesSpec, untracked.store, public=False, dataset="labels",
+        EntitiesSpec, public=False, dataset="labels",
         train_path=str(tmp_path / "train.tsv"), test_path=str(tmp_path / "test.tsv"),
         patients_path=str(tmp_path / "patients.csv"),
     )  # fmt: skip

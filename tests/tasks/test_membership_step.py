@@ -81,7 +81,6 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
 
 def attacking(chain: Chain, **changes: Any) -> MembershipSpec:
     spec = MembershipSpec(
-        root=chain.home.store,
         made_up=False,
         model_uri="model",
         reference_uris=("public model",),

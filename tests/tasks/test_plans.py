@@ -58,7 +58,7 @@ SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]
 
 
 def steps_of(**settings: Any) -> dict[str, Any]:
-    return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings), ROOT))
+    return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings)))
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
@@ -165,7 +165,7 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
     )
     ledger = _registered(deployment, 20.0)
-    budget.run(sweep_budget(settings, ROOT), bench_of(deployment))
+    budget.run(sweep_budget(settings), bench_of(deployment))
     assert len(ledger.history("notes")) == 1 + 4
 
 

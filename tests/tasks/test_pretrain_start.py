@@ -34,9 +34,7 @@ def declare(tmp_path: Path, model: Path) -> None:
 
 
 def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
-    spec = dp_bert_steps(JobSettings(layers=1, hidden=64, **settings), "file:///store")[
-        f"{mode}_pretraining"
-    ]
+    spec = dp_bert_steps(JobSettings(layers=1, hidden=64, **settings))[f"{mode}_pretraining"]
     assert isinstance(spec, PretrainSpec)
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
@@ -101,7 +99,7 @@ def test_a_public_model_of_the_other_architecture_is_refused(
 
 
 def test_private_trainings_begin_with_the_public_step_and_nothing_else(tmp_path: Path) -> None:
-    steps = dp_bert_steps(JobSettings(public_model="/bert"), "file:///store")
+    steps = dp_bert_steps(JobSettings(public_model="/bert"))
     for mode in ("dp", "nonprivate"):
         spec = steps[f"{mode}_pretraining"]
         assert isinstance(spec, PretrainSpec)

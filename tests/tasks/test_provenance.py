@@ -166,7 +166,7 @@ def house(untracked: Deployment) -> House:
 def made(house: House, kind: type[Spec], told: dict[str, Any]) -> Spec:
     """Return a spec whose inputs are given by their names in the house."""
     named = {n: house.uris.get(v, v) if n.endswith("_uri") else v for n, v in told.items()}
-    return spec_of(kind, house.deployment.store, **named)
+    return spec_of(kind, **named)
 
 
 def pretraining(house: House, **changes: Any) -> PretrainSpec:
@@ -181,7 +181,7 @@ def pretraining(house: House, **changes: Any) -> PretrainSpec:
 def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
     specs = tuple(pretraining(house, **one) for one in candidates or ({},))
     return SelectSpec(
-        root=house.deployment.store, made_up=False, candidates=specs,
+        made_up=False, candidates=specs,
         selection=SelectionConfig(selection_mean=2.0),
     )  # fmt: skip
 
@@ -386,7 +386,7 @@ def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: Hous
 
 def test_a_results_releases_are_gathered_whatever_the_step_says(house: House) -> None:
     spec = CanariesSpec(
-        root=house.deployment.store, made_up=False, seed=1,
+        made_up=False, seed=1,
         vocabulary_uri=house.uris["words elsewhere"],
         config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip

@@ -286,7 +286,7 @@ def test_an_exposure_has_the_label_of_its_model(
         context = chain.context(f"exposure {label}")
         context.inputs = chain.inputs | {"model": model}
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
-        spec = spec_of(ExposureSpec, chain.home.store, **inputs)
+        spec = spec_of(ExposureSpec, **inputs)
         answer = exposure.run(spec, context)
         labels = context.labels()
         assert labels.pop("epsilon") == {OPERATOR if label == OPERATOR else PUBLIC}
@@ -325,7 +325,7 @@ def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[Step
     named = replace(chain.inputs["canaries"], folder=other.out)
     context.inputs = chain.inputs | {"model": model, "canaries": named}
     spec = spec_of(
-        ExposureSpec, chain.home.store, model_uri="model", canaries_uri="canaries",
+        ExposureSpec, model_uri="model", canaries_uri="canaries",
         private_store_uri="rows", extraction=cast(Any, model).facts["extraction"] | changes,
     )  # fmt: skip
     return exposure.run(spec, context), context
@@ -537,7 +537,6 @@ def test_a_head_learns_labels_of_its_own_kind_alone(
 
 def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
     spec = PhrasesSpec(
-        root=chain.home.store,
         made_up=False,
         corpus_uri="corpus",
         vocabulary_uri="vocabulary",
@@ -632,7 +631,6 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
 ) -> None:
     config = WrittenTextConfig(written_documents=30, written_words=20, written_public_share=0.25)
     spec = WrittenTextSpec(
-        root=chain.home.store,
         made_up=False,
         phrases_uri="phrases",
         vocabulary_uri="vocabulary",
@@ -682,7 +680,6 @@ def test_a_released_word_that_no_phrase_holds_is_written_too(
     more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
     context.inputs = chain.inputs | {"vocabulary": more}
     spec = WrittenTextSpec(
-        root=chain.home.store,
         made_up=False,
         phrases_uri="phrases",
         vocabulary_uri="vocabulary",
@@ -698,7 +695,6 @@ def test_private_text_is_not_taken_for_public_text_among_written_one(
     chain: Chain, released: Input
 ) -> None:
     spec = WrittenTextSpec(
-        root=chain.home.store,
         made_up=False,
         phrases_uri="phrases",
         vocabulary_uri="vocabulary",

@@ -266,7 +266,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
 
     store = small_disk / "store"
     settings = JobSettings(synthetic_patients=400, declared_units=400)
-    spec = dp_bert_steps(settings, str(store))["private_corpus"]
+    spec = dp_bert_steps(settings)["private_corpus"]
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     words = [sys.executable, "-m", "tasks", spec.step, "--spec", str(tmp_path / "spec.json")]
     places = {"CONFIDE_STORE": str(store), "CONFIDE_HOME": str(tracked.home)}

@@ -187,7 +187,7 @@ def test_workers_on_the_step_s_own_machine_are_not_told_its_secrets(tmp_path: Pa
 
 def test_only_who_needs_the_cluster_is_told_of_it() -> None:
     told = {"CONFIDE_DATA_ENGINE": MASTER, "CONFIDE_SPARK_SECRET": "the secret"}
-    steps = dp_bert_steps(JobSettings(), "gs://confide/store")
+    steps = dp_bert_steps(JobSettings())
     for name in ("vocabulary", "private_store"):
         assert environment_for(steps[name], told, apart=True).items() >= told.items()
     for name in ("budget", "private_corpus", "dp_pretraining", "report"):

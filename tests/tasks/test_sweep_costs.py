@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from release_examples import bench_of
-from test_plans import PRIVATE, ROOT
+from test_plans import PRIVATE
 from test_total_delta import LABELS
 
 from dp_core.privacy.accounting import epsilon_pld
@@ -51,7 +51,7 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
     """Return the private trainings, or the fine-tunings, of a sweep, each once."""
-    every = sweep_steps(SweepSettings.model_validate(settings), ROOT)
+    every = sweep_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
     return [spec for _, name, spec in every if name == task]
 
@@ -59,7 +59,7 @@ def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
     """Return what the first step says that a sweep will cost, the ledger having been asked."""
     context = bench_of(deployment, run=run)
-    budget.run(budget_of_run(SweepSettings.model_validate(settings), ROOT), context)
+    budget.run(budget_of_run(SweepSettings.model_validate(settings)), context)
     return {name: label.value for name, label in context.measured.items()}  # type: ignore[attr-defined]
 
 
@@ -94,7 +94,6 @@ def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
             SweepSettings.model_validate(settings).job(
                 SweepSettings.model_validate(settings).points()[0]
             ),
-            ROOT,
         ).items()
         if name == "dp_pretraining"
     ]
@@ -110,9 +109,9 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
         causal | {"sweep_baselines": "public-training,nonprivate,nonprivate-training"}
     )
     points = settings.points()
-    steps = [sweep_point_steps(settings, point, ROOT) for point in points]
+    steps = [sweep_point_steps(settings, point) for point in points]
     assert not [task for own in steps for task in own if task in ("entities", "finetuning")]
-    jobs = [dp_bert_steps(settings.job(point), ROOT) for point in points[:2]]
+    jobs = [dp_bert_steps(settings.job(point)) for point in points[:2]]
     for own, job in zip(steps, jobs, strict=False):
         assert own["pretraining"] == job["dp_pretraining"]
         assert own["exposure"] == job["dp_exposure"]
@@ -123,13 +122,13 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
     charged = ledger.history("notes")
     together = settings.job(points[0]).model_dump() | {"more_trainings": "noise_multiplier=4"}
     of_job = bench_of(deployment)
-    budget.run(budget_of_run(JobSettings.model_validate(together), ROOT), of_job)
+    budget.run(budget_of_run(JobSettings.model_validate(together)), of_job)
     assert of_sweep == {
         name: label.value
         for name, label in of_job.measured.items()  # type: ignore[attr-defined]
     }
     assert ledger.history("notes") == charged  # the very same entries
-    assert not any("entities" in source.field for source in sweep_budget(settings, ROOT).reads)
+    assert not any("entities" in source.field for source in sweep_budget(settings).reads)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_points_that_share_a_training_are_charged_once_when_it_runs(
     units = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
     seeds = set()
     for point in settings.points():
-        spec = sweep_point_steps(settings, point, ROOT)["pretraining"]
+        spec = sweep_point_steps(settings, point)["pretraining"]
         assert isinstance(spec, PretrainSpec)
         step = bench_of(deployment, spec_hash=spec.digest())
         done = charge(step, units, planned_release(spec), content=b"manifest")
@@ -268,7 +267,7 @@ def test_one_of_a_random_number_is_charged_once_however_it_is_fine_tuned() -> No
         "sweep_finetune_epochs": "1,2", "entities_folds": 3,
     }  # fmt: skip
     found = SweepSettings.model_validate(settings)
-    spec = budget_of_run(found, ROOT)
+    spec = budget_of_run(found)
     assert [charged.step for charged in spec.charged] == ["select"]
     assert len(spec.charged[0].candidates) == 2  # type: ignore[union-attr]
     assert len(found.points()) == 2 * 3
@@ -287,7 +286,7 @@ def test_every_point_is_fine_tuned_from_its_own_training_on_its_own_fold() -> No
         for seed in (1, 2)
         for fold in range(3)
     ]
-    report = sweep_report(settings, ROOT)
+    report = sweep_report(settings)
     assert [one["finetuning"] for one in report.results.values()] == [t.output for t in tunings]
 
 
@@ -303,7 +302,7 @@ def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
     own = [point for point in found.points() if point.baseline]
     assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 2 * 5 + 10
     assert len(found.trainings()) == 2
-    steps = sweep_point_steps(found, own[3], ROOT)
+    steps = sweep_point_steps(found, own[3])
     tuned = steps["finetuning"]
     assert isinstance(tuned, FinetuneSpec)
     assert tuned.model_uri == steps["public_pretraining"].output
@@ -311,8 +310,8 @@ def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
     # A job's own comparison is the very same fine-tuning.
     (first, *_) = own
     assert (
-        sweep_point_steps(found, first, ROOT)["finetuning"].output
-        == dp_bert_steps(found.job(first), ROOT)["public_finetuning"].output
+        sweep_point_steps(found, first)["finetuning"].output
+        == dp_bert_steps(found.job(first))["public_finetuning"].output
     )
 
 
@@ -331,8 +330,8 @@ def test_baselines_are_charged_nothing_and_what_they_read_is_named_to_the_budget
     alone = WITH_BASELINES | {"sweep_baselines": "", "sweep_checkpoints": ""}
     before = planned(deployment, **alone)
     entries = len(ledger.history("notes")) + len(ledger.history("labels"))
-    budget = budget_of_run(SweepSettings.model_validate(WITH_BASELINES), ROOT)
-    assert budget.charged == budget_of_run(SweepSettings.model_validate(alone), ROOT).charged
+    budget = budget_of_run(SweepSettings.model_validate(WITH_BASELINES))
+    assert budget.charged == budget_of_run(SweepSettings.model_validate(alone)).charged
     read = [(source.field, source.uri) for source in budget.called_public]
     assert read == [("public_model", "/a/bert"), ("public_model", "/b/biobert")]
     without = WITH_BASELINES | {"sweep_checkpoints": ""}  # whose files the ledger is asked of
@@ -360,7 +359,7 @@ def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> No
     made: dict[str, tuple[str, str, int]] = {}
     trainings: dict[str, set[str]] = {}
     for point in points:
-        steps = sweep_point_steps(found, point, ROOT)
+        steps = sweep_point_steps(found, point)
         name = point.name.partition(" · ")[0]
         vocabulary, model, tuned = (steps[n] for n in ("vocabulary", "pretraining", "finetuning"))
         assert isinstance(vocabulary, VocabularySpec) and isinstance(model, PretrainSpec)
@@ -377,16 +376,16 @@ def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> No
         name: count for name, (*_, count) in EXPECTED.items()
     }
     # In MLflow the model that private trainings start from has the name of what it is.
-    named = {(task, spec.output): name for name, task, spec in sweep_steps(found, ROOT)}
-    start = sweep_point_steps(found, found.points()[0], ROOT)["public_pretraining"].output
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(found)}
+    start = sweep_point_steps(found, found.points()[0])["public_pretraining"].output
     assert named["public_pretraining", start] == named["pretraining", start] == "public training"
     assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
     # A job's own comparisons are the very same steps.
     own, job = (
-        sweep_point_steps(found, points[0], ROOT),
-        dp_bert_steps(found.job(points[0]), ROOT),
+        sweep_point_steps(found, points[0]),
+        dp_bert_steps(found.job(points[0])),
     )
     assert points[0].name.startswith("public text only")
     assert own["pretraining"].output == job["public_pretraining"].output
@@ -414,7 +413,7 @@ def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
         "training without privacy · epochs=2 of 4 · tuning epochs=7",
         "training without privacy · epochs=2",
     ]  # fmt: skip
-    specs_of = {p: sweep_point_steps(settings, p, ROOT) for p in points}
+    specs_of = {p: sweep_point_steps(settings, p) for p in points}
     first, last, tuned, other = (specs_of[point] for point in points[:4])
     training = first["pretraining"]
     assert isinstance(training, PretrainSpec)
@@ -439,7 +438,7 @@ def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
     assert {entry.event for entry in ledger.history("notes")} == {longest, shorter}
     assert len(ledger.history("notes")) == len(settings.trainings()) == 2
     assert len(models_of(p for p in settings.points() if p.mode == "dp")) == 4
-    named = {(task, spec.output): name for name, task, spec in sweep_steps(settings, ROOT)}
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(settings)}
     assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
     assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
     # Each a training that ends there, as ever.
@@ -482,8 +481,8 @@ def test_every_point_of_a_sweep_too_large_for_one_run_is_on_one_page_and_in_the_
     assert max(len(trainings_of(page)) for page in pages) <= PAGE
     trainings = {training for page in pages for training in trainings_of(page)}
     assert trainings == set(settings.trainings()) and len(trainings) == 700
-    assert list(sweep_report(settings, ROOT).results) == [point.name for point in on_pages]
-    assert len(budget_of_run(settings, ROOT).charged) == 700
+    assert list(sweep_report(settings).results) == [point.name for point in on_pages]
+    assert len(budget_of_run(settings).charged) == 700
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -118,10 +118,8 @@ def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettin
 
 def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Deployment) -> None:
     Ledger.open(tracked.ledger).register_made_up("notes")
-    first, second = (
-        sweep_point_steps(SETTINGS, point, tracked.store) for point in SETTINGS.points()
-    )
-    report = sweep_report(SETTINGS, tracked.store)
+    first, second = (sweep_point_steps(SETTINGS, point) for point in SETTINGS.points())
+    report = sweep_report(SETTINGS)
     with pytest.raises(BadInput, match="no point has finished"):
         contract.run_step(report, tracked, WHO)
     for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
@@ -152,7 +150,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
         | {"entities_folds": 2, "sweep_baselines": "public-training"}
     )
     f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
-    for _, task, spec in sweep_steps(settings, tracked.store):
+    for _, task, spec in sweep_steps(settings):
         if isinstance(spec, FinetuneSpec):
             f1 = next(f1s)
             right = [(int(i < 10 * f1), 1, 1) for i in range(10)]
@@ -166,7 +164,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
-    done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
+    done = contract.run_step(sweep_report(settings), tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
@@ -191,7 +189,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     told = {metric.name: metric.value for metric in done.metrics}
     assert told["epsilon"] == pytest.approx(all_four)
     assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
-    report = Path(sweep_report(settings, tracked.store).output.removeprefix("file://")) / "report"
+    report = Path(sweep_report(settings).output.removeprefix("file://")) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
@@ -203,10 +201,10 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
     """On private text: the vocabulary of exact counts makes no other number the operator's."""
     settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
-    report, red_name = sweep_report(settings, tracked.store), "without privacy"
+    report, red_name = sweep_report(settings), "without privacy"
     shape = {"layers": 1, "hidden": 64}
     for point in settings.points():
-        steps = sweep_point_steps(settings, point, tracked.store)
+        steps = sweep_point_steps(settings, point)
         red = point.baseline == "nonprivate"
         releases = [record("exact", exact, delta=0.0)] if red else None
         epsilon_training = None if red else 0.0 if point.baseline else 2.0
@@ -261,12 +259,12 @@ def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was
     settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
     (point,) = (one for one in settings.points() if one.baseline)
-    steps = sweep_point_steps(settings, point, tracked.store)
+    steps = sweep_point_steps(settings, point)
     for task in ("vocabulary", "pretraining", "exposure", "finetuning"):
         trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
         facts = trained if task == "pretraining" else {}
         _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
-    report = sweep_report(settings, tracked.store)
+    report = sweep_report(settings)
     contract.run_step(report, tracked, WHO)
     for edition in EDITIONS:
         page = (Path(report.output.removeprefix("file://")) / edition / "report.html").read_text()
@@ -284,10 +282,10 @@ def test_causal_models_are_compared_by_the_perplexity_of_private_text(
         | {"model_kind": "feed-forward", "sweep_seeds": 2, "sweep_baselines": "public-training"}
         | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
     )
-    report = sweep_report(settings, tracked.store)
+    report = sweep_report(settings)
     perplexities = iter([(310.0, 420.25), (318.0, 440.25), (311.0, 500.75), None, (300.0, 610.5)])
     shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
-    for _, task, spec in sweep_steps(settings, tracked.store):
+    for _, task, spec in sweep_steps(settings):
         if task == "pretraining":
             found = next(perplexities)
             metrics = [] if found is None else [
@@ -340,14 +338,14 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
         | {"sweep_noise_multipliers": "1", "sweep_finetune_seeds": seeds, "head": "pairs"}
     )
     accuracies = iter([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5])
-    for _, task, spec in sweep_steps(settings, tracked.store):
+    for _, task, spec in sweep_steps(settings):
         if isinstance(spec, FinetuneSpec):
             accuracy = next(accuracies)
             documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
         elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
-    done = contract.run_step(sweep_report(settings, tracked.store), tracked, WHO)
+    done = contract.run_step(sweep_report(settings), tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     (row,) = (dict(zip(columns, row, strict=True)) for row in table["rows"])
@@ -372,7 +370,7 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
         | {"sweep_noise_multipliers": "1", "sweep_epochs": "1,4", "sweep_seeds": 2}
         | {"sweep_epochs_from": "checkpoints"}
     )
-    for _, task, spec in sweep_steps(settings, tracked.store):
+    for _, task, spec in sweep_steps(settings):
         on_the_way = bool(spec.model_dump().get("model_updates"))
         if isinstance(spec, FinetuneSpec):
             _done(tracked, task, spec, 0.3 if on_the_way else 0.7)
@@ -382,7 +380,7 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
             _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
-    report = sweep_report(settings, tracked.store)
+    report = sweep_report(settings)
     done = contract.run_step(report, tracked, WHO)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from release_examples import bench_of, record
-from test_plans import PRIVATE, ROOT, steps_of
+from test_plans import PRIVATE, steps_of
 
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import PlanError
@@ -103,7 +103,7 @@ def test_a_whole_run_is_refused_before_it_is_registered(deployment: Deployment) 
 def test_a_sweeps_registration_counts_every_point(deployment: Deployment) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     small = SweepSettings.model_validate(PRIVATE)
-    spec = sweep_budget(small, ROOT)
+    spec = sweep_budget(small)
     assert len(spec.charged) == 13
     first, *points = spec.charged
     large = [

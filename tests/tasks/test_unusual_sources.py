@@ -65,7 +65,7 @@ def run(spec: StepSpec, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSpec:
-    return spec_of(CorpusSpec, deployment.store, format=format, path=str(path))
+    return spec_of(CorpusSpec, format=format, path=str(path))
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -112,7 +112,7 @@ def test_labels_behind_the_same_door(
     (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
     os.mkfifo(tmp_path / "in" / NAME)
     spec = spec_of(
-        EntitiesSpec, deployment.store, format="pubtator", train_path=str(tmp_path / "in"),
+        EntitiesSpec, format="pubtator", train_path=str(tmp_path / "in"),
         test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", entities_unit="document",
     )  # fmt: skip
     code, said = run(spec, capfd)

@@ -60,7 +60,7 @@ class Job:
     def __init__(self, deployment: Deployment, **settings: Any) -> None:
         self.deployment = deployment
         self.settings = JobSettings.model_validate(SMALL | settings)
-        self.steps = dp_bert_steps(self.settings, deployment.store)
+        self.steps = dp_bert_steps(self.settings)
 
     def run(self, *tasks: str) -> StepResult:
         """Run these tasks, in their order; return the last one's result."""
@@ -106,10 +106,10 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("source", FREE)
 def test_what_is_public_costs_nothing_and_holds_nothing_private(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
-    spec = dp_bert_steps(job, "file:///s")["vocabulary"]
+    spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
     assert needs(spec) == {Need.CLUSTER}
-    charged = [c.step for c in budget_of_run(job, "file:///s").charged]
+    charged = [c.step for c in budget_of_run(job).charged]
     assert charged == ["pretrain"]
     job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # it is not spent
 
@@ -119,10 +119,10 @@ def test_what_is_public_costs_nothing_and_holds_nothing_private(source: str) -> 
 )
 def test_what_reads_private_words_is_not_given_files(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
-    spec = dp_bert_steps(job, "file:///s")["vocabulary"]
+    spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and spec.corpus_uri
     assert needs(spec) == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
-    charged = [c.step for c in budget_of_run(job, "file:///s").charged]
+    charged = [c.step for c in budget_of_run(job).charged]
     assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
 
@@ -157,7 +157,7 @@ def test_a_spec_by_hand_names_what_its_source_reads_and_nothing_else(
     source: str, given: dict[str, str], said: str
 ) -> None:
     body = {
-        "root": "file:///s", "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
+        "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
         "config": {"vocabulary_source": source}, **given,
     }  # fmt: skip
     with pytest.raises(ValidationError, match=said):
@@ -303,7 +303,7 @@ def test_a_checkpoint_without_an_update_is_compared_with_as_it_is(
     sweep = SweepSettings.model_validate(SMALL | told)
     (point,) = (point for point in sweep.points() if point.baseline)
     job = Job(untracked)
-    job.steps = dict(sweep_point_steps(sweep, point, untracked.store))
+    job.steps = dict(sweep_point_steps(sweep, point))
     result = job.run(
         "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
         "private_store", "public_store", "pretraining", "exposure",
