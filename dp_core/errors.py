@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
@@ -9,6 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+OUT_OF_MEMORY = (
+    "the memory is exhausted. Give the process more, or train smaller batches (docs/operate.md), "
+    "and try again: what is done stays done."
+)
 _CODE = Path(__file__).resolve().parents[1]
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z0-9+.-]+:/{2})"
@@ -76,13 +81,37 @@ def kind_and_place(error: BaseException) -> str:
     A library's message may quote what it read, and what it read may be private.
     """
     place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        file = Path(frame.filename)
+    for frame, line in traceback.walk_tb(error.__traceback__):  # which reads no source file
+        file = Path(frame.f_code.co_filename)
         if file.is_relative_to(_CODE) and "site-packages" not in file.parts:
-            place = f" at {file.relative_to(_CODE)}:{frame.lineno}"
+            place = f" at {file.relative_to(_CODE)}:{line}"
     number = error.errno if isinstance(error, OSError) else None
     reason = f" ({os.strerror(number)})" if number else ""
     return f"{type(error).__name__}{reason}{place}"
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Return whether a disk had no room left; the same command may succeed later."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed; a library that cannot be mapped is an `ImportError`."""
+    if isinstance(error, ImportError):
+        return "failed to map segment" in str(error)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+
+
+def fault_line(error: BaseException) -> str:
+    """Return an unexpected error as one line: its kind and place, never its message."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    if isinstance(error, OSError) and is_full_disk(error):
+        return (
+            f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
+            "CONFIDE_STORE are, and try again: what is done stays done."
+        )
+    return f"{kind_and_place(error)}. Set CONFIDE_DEBUG=1 to see the traceback."
 
 
 def without_password(url: str) -> str:

@@ -137,10 +137,9 @@ def run(*words: object, environment: dict[str, str] | None = None) -> bool:
     return not subprocess.run(command, env=environment, check=False).returncode  # noqa: S603
 
 
-if __name__ == "__main__":
-    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-        os.environ.pop(variable, None)  # they would change what is installed, or where
-    match sys.argv[1:]:
+def main(words: list[str]) -> None:
+    """Run the command that the words name."""
+    match words:
         case ["ensure", *names] if all((LOCKS / f"{name}.txt").exists() for name in names):
             for each in names:
                 ensure(each)
@@ -148,3 +147,15 @@ if __name__ == "__main__":
             lock(compile_options)
         case _:
             sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        os.environ.pop(variable, None)  # they would change what is installed, or where
+    try:
+        main(sys.argv[1:])
+    except PermissionError as error:
+        sys.exit(
+            f"confide: this user may not use {error.filename}, which belongs to another user: "
+            "make the environments in a checkout that this user owns (make setup)."
+        )

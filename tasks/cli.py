@@ -8,7 +8,9 @@ import sys
 
 import click
 
-from dp_core.errors import ConfideError
+from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
+
+_OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
 LOCAL = {  # functions of tasks/local/commands.py, with one line of help
     "demo": "Run the embedded job (or another) through Airflow, and show what came out.",
@@ -85,12 +87,18 @@ def main() -> int:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - as `tasks.runtime.step.main`
-        from tasks.runtime.step import fault_line
-
-        _traceback()
-        click.echo(f"confide: {fault_line(error)}", err=True)
+        _end_with_line(error)
         return 1
     return code if isinstance(code, int) else 0  # click hands the code of `exit` back
+
+
+def _end_with_line(error: BaseException) -> None:
+    """Write an unexpected error to standard error in one line, also without memory for more."""
+    try:
+        _traceback()
+        click.echo(f"confide: {fault_line(error)}", err=True)
+    except MemoryError:
+        os.write(2, _OUT_OF_MEMORY)
 
 
 def _traceback() -> None:

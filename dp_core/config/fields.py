@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # What most people need comes first; the rest is advanced.
 GRID = "0. Grid"
@@ -56,6 +56,16 @@ class Config(BaseModel):
     # Validators are built at the first use: each task of Airflow imports all models and uses few.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_values_as_numbers(cls, values: Any) -> Any:
+        """Refuse `true` and `false` as numbers: pydantic would read them as 1 and 0."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field and not _admits_truth_values(field.annotation):
+                raise ValueError(f"{name}: {str(value).lower()} is not a number or text")
+        return values
+
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
         """Return these settings' values of one concern, some of them changed.
 
@@ -67,6 +77,10 @@ class Config(BaseModel):
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def _admits_truth_values(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_admits_truth_values, get_args(annotation)))
 
 
 def setting(

@@ -12,7 +12,7 @@ import click
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_json
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import Deployment, sqlite_file
 
 
 @click.command("backup")
@@ -66,10 +66,9 @@ def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
 
 
 def _database(url: str, copy: Path) -> str:
-    scheme, _, place = url.partition(":///")
-    if scheme.partition("+")[0] != "sqlite":
+    source = sqlite_file(url)
+    if source is None:
         return "kept by a server: pg_dump, docs/operate.md"
-    source = Path(place.partition("?")[0])
     if not source.exists():
         return "none yet"
     with (

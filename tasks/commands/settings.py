@@ -19,7 +19,7 @@ from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
 from tasks.protocol.presets import PRESETS, preset
 from tasks.protocol.settings_file import read_object
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import Deployment, is_executable
 
 S = TypeVar("S", bound=JobSettings)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -169,7 +169,7 @@ def _processor_only(deployment: Deployment) -> bool:
     By its packages alone: to import TensorFlow takes seconds.
     """
     python = Path(deployment.task_python)
-    if python.exists() and python.parent.parent.resolve() != Path(sys.prefix).resolve():
+    if is_executable(python) and python.parent.parent.resolve() != Path(sys.prefix).resolve():
         return False  # another environment, whose packages are not ours to read
     installed = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
     return installed == {"tensorflow-cpu"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput
 from tasks.protocol.fork_server import SERVER
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_url
 
 USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # MLflow keeps the password of its first start in it
@@ -122,7 +122,7 @@ def environment(
         "AIRFLOW__CORE__PARALLELISM": "4",
         # By default it sleeps 1 s, half of it between two tasks; this takes 6% of a core, not 2%.
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow.db'}",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlite_url(folder / "airflow.db"),
         # Reading the DAGs costs seconds of a core: not every half minute beside a training.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
         "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
@@ -166,7 +166,7 @@ def mlflow_environment(deployment: Deployment, folder: Path, secret: Secrets) ->
     lines = [
         "[mlflow]",
         "default_permission = NO_PERMISSIONS",  # as in the compose stack
-        f"database_uri = sqlite:///{folder / MLFLOW_USERS}",
+        f"database_uri = {sqlite_url(folder / MLFLOW_USERS).replace('%', '%%')}",  # as configparser
         f"auth_cache_ttl_seconds = {_PASSWORD_SECONDS}",
     ]
     write_private(settings, "\n".join(lines) + "\n")

@@ -38,7 +38,7 @@ from tasks.local.configuration import (
 from tasks.protocol import fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 FORK_SERVER = "fork-server"
 RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # what it takes to run a DAG
@@ -106,7 +106,7 @@ def start(
             command is starting this stack.
         ConfideError: a component ended, or was not up in time; the line names its log.
     """
-    if not _ORCHESTRATOR.exists():
+    if not is_executable(_ORCHESTRATOR):
         raise BadInput("Airflow's environment is missing", fix="Run `make setup`.")
     os.umask(0o077)  # logs and databases are for their owner alone
     deployment.prepare()

@@ -1,26 +1,31 @@
-"""A JSON object of settings, in a file or in a word: of the command line and of the DAGs."""
+"""JSON objects of settings, from a file or from a variable of the environment."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
 
+MOST_BYTES = 1 << 20  # of a settings file; the largest sweeps take a few kilobytes
+
 
 def read_object(file: Path, where: str) -> dict[str, Any]:
-    """Return the JSON object of a file.
+    """Return the JSON object in a file.
 
     Args:
-        file: UTF-8.
-        where: what an error says of its place.
+        file: a regular UTF-8 file of at most `MOST_BYTES`.
+        where: the place that an error names.
 
     Raises:
-        BadInput: it cannot be read, or is no JSON object.
+        BadInput: the file cannot be read, is too large, or holds no JSON object.
     """
     try:
-        return parse_object(file.read_text(encoding="utf-8"), where)
+        return parse_object(_content(file).decode(), where)
     except UnicodeError:
         reason = "not UTF-8"
     except OSError as error:
@@ -28,14 +33,42 @@ def read_object(file: Path, where: str) -> dict[str, Any]:
     raise BadInput(f"cannot be read ({reason})", where=where)
 
 
-def parse_object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object of a text.
+def _content(file: Path) -> bytes:
+    """Return the bytes of a regular file.
+
+    A device may never end, and opening a pipe would wait for its writer.
 
     Raises:
-        BadInput: it is none.
+        OSError: the file cannot be opened, is not a regular file, or is too large.
     """
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_BYTES >> 20} MiB")
+    return content
+
+
+def parse_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a text.
+
+    Raises:
+        BadInput: the text holds no JSON object, or a key occurs twice in an object.
+    """
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in values if keys.count(key) > 1)
+            raise BadInput(
+                "the key occurs twice", where=f"{where}: {twice}", fix="Write each setting once."
+            )
+        return values
+
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
         raise BadInput(f"not JSON ({error.msg}: {position})", where=where) from None

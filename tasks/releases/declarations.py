@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dp_core.data.readers.sources import entries
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
@@ -26,7 +26,7 @@ from tasks.releases.ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key, read_result
-from tasks.runtime.deployment import Deployment, is_full_disk
+from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
 

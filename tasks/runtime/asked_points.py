@@ -26,7 +26,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.sweep import SEARCHED, START
 from tasks.runtime.context import read_result
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import Deployment, sqlite_url
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -102,7 +102,7 @@ def _study(settings: SweepSettings, deployment: Deployment) -> Study:
     deployment.prepare()
     name = f"{deployment.store} {settings.search}"  # of other results it would be another
     return optuna.create_study(
-        storage=f"sqlite:///{deployment.home / STORAGE}",
+        storage=sqlite_url(deployment.home / STORAGE),
         study_name=sha256(name.encode()).hexdigest()[:16],
         direction="maximize",
         load_if_exists=True,

@@ -94,7 +94,12 @@ def read_result(store: Store, uri: str) -> StepResult | None:
     try:
         return StepResult.model_validate_json(content)
     except ValidationError as error:
-        raise BadInput("not a result of this version", where=f"{uri}/{RESULT}") from error
+        raise BadInput(
+            "not a result of this version" if content else "the file is empty",
+            where=f"{uri}/{RESULT}",
+            fix="Delete the file and run the same command again: a settled release is made again "
+            "with the same noise, and is not charged twice.",
+        ) from error
 
 
 def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:

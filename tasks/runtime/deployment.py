@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dp_core.errors import BadInput, without_password
+from dp_core.errors import BadInput, is_full_disk, without_password
 from tasks.protocol.least_privilege import CLUSTER, HOSTS, HOSTS_AT, WITHHELD
 from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
@@ -95,10 +94,10 @@ class Deployment:
                 where="CONFIDE_LAUNCHER",
                 fix=f"Use one of {', '.join(LAUNCHERS)}.",
             )
-        tracking = env.get("CONFIDE_TRACKING") or f"sqlite:///{home}/mlflow.db"
+        tracking = env.get("CONFIDE_TRACKING") or sqlite_url(home / "mlflow.db")
         served = tracking if tracking.startswith(("http://", "https://")) else ""
         store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
-        ledger = env.get("CONFIDE_LEDGER") or f"sqlite:///{home}/ledger.db"
+        ledger = env.get("CONFIDE_LEDGER") or sqlite_url(home / "ledger.db")
         for name, address in (
             ("CONFIDE_STORE", store),
             ("CONFIDE_LEDGER", ledger),
@@ -196,6 +195,30 @@ class Deployment:
         return self.home / "logs"
 
 
+def sqlite_url(file: Path) -> str:
+    """Return the SQLAlchemy URL of a SQLite file; characters that a URL reserves are encoded."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file that a SQLAlchemy URL names, or None if a server keeps the database."""
+    if not url.startswith("sqlite"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    return Path(make_url(url).database or "")
+
+
+def is_executable(program: Path) -> bool:
+    """Return whether this user may run a program.
+
+    `Path.exists` raises an error if a folder on the way to the program is closed to this user.
+    """
+    return os.access(program, os.X_OK)
+
+
 def _hosts(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_HOSTS):
         raise BadInput(
@@ -241,11 +264,6 @@ def _relative(name: str) -> BadInput:
         where=name,
         fix="Write the whole path, from / on (sqlite:////srv/confide/ledger.db: four slashes).",
     )
-
-
-def is_full_disk(error: OSError) -> bool:
-    """Whether there was no room: nobody's mistake, and later it may do."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def refused(error: OSError, what: str, *, where: str) -> Exception:

@@ -24,7 +24,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.messages import CHANNEL, Follower, Progress
 from tasks.runtime.context import read_result
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 _LOOK = 0.2  # seconds between looks at a step's progress
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -175,4 +175,5 @@ def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
 
 
 def _python(deployment: Deployment) -> str:
-    return deployment.task_python if Path(deployment.task_python).exists() else sys.executable
+    python = deployment.task_python
+    return python if is_executable(Path(python)) else sys.executable

@@ -26,13 +26,13 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, kind_and_place
+from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
 from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
-from tasks.runtime.deployment import Deployment, is_full_disk
+from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import ProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
@@ -166,16 +166,6 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
     else:
         tracker.end("FAILED", also=("parent",), closed=closed)
         tracker.send_address()
-
-
-def fault_line(error: BaseException) -> str:
-    """Return an unexpected error as one line: its kind and place, never its message."""
-    if isinstance(error, OSError) and is_full_disk(error):
-        return (
-            f"the disk is full ({os.strerror(error.errno or 0)}). Make room where CONFIDE_HOME and "
-            "CONFIDE_STORE are, and try again: what is done stays done."
-        )
-    return f"{kind_and_place(error)}. Set CONFIDE_DEBUG=1 to see the traceback."
 
 
 def _module(spec: StepSpec) -> StepModule:

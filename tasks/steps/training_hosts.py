@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.data.token_store import TokenStore, joined
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput, ConfideError, fault_line
 from dp_core.training.hosts import Helper, Hosts, help_train
 from dp_core.training.links import LEAST_SECRET, Link, LinkBroken, connect
 from tasks.protocol.least_privilege import HELPER, HOSTS, HOSTS_AT, HOSTS_SECRET, for_helpers
 from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.runtime.log import configure, log
-from tasks.runtime.step import fault_line
 from tasks.steps.token_store import AUDIT, TRAIN
 from tasks.storage import Store, is_remote, local_path
 

@@ -36,8 +36,8 @@ def sha256_of(file: Path) -> str:
 class Store:
     """Everything below one root URI.
 
-    Objects are named by store addresses (`store://STEP/HASH`), which do not depend on the root, or by
-    URIs below the root.
+    Objects are named by store addresses (`store://STEP/HASH`), which do not depend on the root, or
+    by URIs below the root.
 
     Args:
         root: a path, `file://` or `gs://` URI.

@@ -37,7 +37,6 @@ from tasks.protocol import (
     sweep_report,
 )
 
-ROOT = "file:///store"
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
 )  # with every step that settings can switch on

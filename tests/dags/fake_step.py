@@ -53,7 +53,8 @@ if code:
     send(Failed(exit_code=int(code), reason=f"made to fail with {code}"))
     sys.exit(int(code))
 
-output = Path(unquote(urlparse(spec.output).path))
+store = Path(unquote(urlparse(os.environ["CONFIDE_STORE"]).path))
+output = store / spec.output.removeprefix("store://")
 output.mkdir(parents=True, exist_ok=True)
 result = StepResult(
     step=spec.step,

@@ -35,7 +35,7 @@ def test_promotion_waits_for_the_person_and_the_person_for_the_report(asked):
 
 def test_the_report_then_promotes_nothing_and_the_last_step_reads_it(asked):
     task = asked.get_task("promote")
-    specs = task.plan({}, "file:///store", None)
+    specs = task.plan({}, None)
     assert specs["report"].promotion == "approved"
     assert specs["promote"].report_uri == specs["report"].output
 

@@ -80,7 +80,7 @@ def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
         of_point = steps_of(point, steps)
         assert {own_name(task) for task in own} == set(of_point)
         for task in own.values():
-            planned = task.plan(settings.model_dump(), "file:///store", point)
+            planned = task.plan(settings.model_dump(), point)
             assert planned[own_name(task.task_id)] == of_point[own_name(task.task_id)]
         assert steps["budget"].charged.count(of_point["dp_pretraining"]) == 1
         read = set(steps["report"].results.values())

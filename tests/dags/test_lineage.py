@@ -75,10 +75,10 @@ def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():
     from dags.launcher.lineage import STORE, lineage_of
 
     steps = dp_bert_steps(JobSettings(private_path="", phrases_epsilon=2.0))
-    known = {spec.output.removeprefix("file:///store/") for spec in steps.values()}
+    known = {spec.output.removeprefix("store://") for spec in steps.values()}
     for name, spec in steps.items():
         found = lineage_of(spec)
-        assert [one.name for one in found.outputs] == [spec.output.removeprefix("file:///store/")]
+        assert [one.name for one in found.outputs] == [spec.output.removeprefix("store://")]
         read = [one.name for one in found.inputs]
         assert set(read) <= known and len(set(read)) == len(read), name
         assert {one.namespace for one in [*found.inputs, *found.outputs]} == {STORE}

@@ -11,12 +11,12 @@ FILES = {"given_members": "/in.txt", "given_held_out": "/out.txt"}
 @pytest.fixture
 def plan(dags):
     (task,) = dags["privacy_audit"].tasks
-    return lambda **params: task.plan(params, "file:///store", None)["privacy_audit"]
+    return lambda **params: task.plan(params, None)["privacy_audit"]
 
 
 def test_a_model_of_the_store_is_an_input_and_a_folder_a_source(plan):
-    of_run = plan(audited_model="file:///store/pretrain/0123456789abcdef", **FILES)
-    assert of_run.model_uri == "file:///store/pretrain/0123456789abcdef"
+    of_run = plan(audited_model="store://pretrain/0123456789abcdef", **FILES)
+    assert of_run.model_uri == "store://pretrain/0123456789abcdef"
     assert [source.field for source in of_run.sources] == ["given_members", "given_held_out"]
     of_others = plan(audited_model="/models/x", given_canaries="/c.txt")
     assert of_others.model_uri == ""

@@ -87,15 +87,15 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _kept(output: str) -> bytes:
-    return (Path(output.removeprefix("file://")) / "spec.json").read_bytes()
+def _kept(store: Path, output: str) -> bytes:
+    return (store / output.removeprefix("store://") / "spec.json").read_bytes()
 
 
 def test_a_step_answers_with_publishable_numbers_only(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = ProcessStep(task_id="dp_pretraining", plan=plan)
-    spec = plan({}, store.as_uri(), None)["dp_pretraining"]
+    spec = plan({}, None)["dp_pretraining"]
     metrics = {"epsilon": 1.5}  # and no `loss`
     assert operator.execute(context_of()) == {"output": spec.output, "metrics": metrics}
     assert "dp_pretraining: working" in capsys.readouterr().out  # its log is the task's
@@ -117,7 +117,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
         "point": "",
     }
     assert "PYTHONDONTWRITEBYTECODE" not in told
-    spec = spec_from_json(_kept(work.spec.output))
+    spec = spec_from_json(_kept(store, work.spec.output))
     assert (spec, spec.seed) == (work.spec, 7)
 
 
@@ -130,8 +130,8 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
         return {"report": sweep_report(SweepSettings.model_validate(dict(params)))}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
-    assert len(_kept(answer["output"])) > launcher.LONGEST_ARGUMENT
-    assert len(spec_from_json(_kept(answer["output"])).points) == 250
+    assert len(_kept(store, answer["output"])) > launcher.LONGEST_ARGUMENT
+    assert len(spec_from_json(_kept(store, answer["output"])).points) == 250
 
 
 def test_cancelling_ends_the_step_and_what_it_started(

@@ -208,6 +208,9 @@ def test_a_file_that_is_not_there_is_refused_before_the_budget_is_asked(run, dag
 
 
 def _spec_of(output: str) -> str:
+    import os
     from pathlib import Path
+    from urllib.parse import unquote, urlparse
 
-    return (Path(output.removeprefix("file://")) / "spec.json").read_text()
+    store = Path(unquote(urlparse(os.environ["CONFIDE_STORE"]).path))
+    return (store / output.removeprefix("store://") / "spec.json").read_text()

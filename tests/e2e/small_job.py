@@ -7,7 +7,8 @@ from typing import Any
 
 from tasks.protocol import RunContext, StepSpec
 from tasks.runtime import step as contract
-from tasks.storage import encode_data
+from tasks.runtime.deployment import Deployment
+from tasks.storage import encode_data, local_path
 
 SIZES: dict[str, Any] = {
     "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
@@ -26,4 +27,4 @@ def run(spec: StepSpec) -> int:
 
 def folder_of(spec: StepSpec) -> Path:
     """Return the folder of a step's output."""
-    return Path(spec.output.removeprefix("file://"))
+    return local_path(Deployment.from_environment().open_store().location(spec.output))

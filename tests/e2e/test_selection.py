@@ -55,7 +55,7 @@ def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
     assert MechanismEvent.from_json(own.event) == event
     assert own.epsilon == own.epsilon_rdp  # no PLD of it is known, and the claim says so
     statement = (
-        Path(steps["pretraining"].output.removeprefix("file://")) / "PRIVACY.md"
+        deployment.open_store().local_copy(steps["pretraining"].output) / "PRIVACY.md"
     ).read_text()
     assert "secret random number of trainings" in statement and "Rényi" in statement
     # K stays secret: nothing that is left tells how many trainings there were

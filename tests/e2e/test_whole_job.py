@@ -42,6 +42,7 @@ from tasks.protocol import (
 from tasks.releases.statements import DATA, kept_folder
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
+from tasks.storage import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
 
@@ -70,7 +71,10 @@ class Finished:
         return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
 
     def output(self, task: str) -> Path:
-        return Path(self.steps[task].output.removeprefix("file://"))
+        return self.folder(self.steps[task].output)
+
+    def folder(self, uri: str) -> Path:
+        return local_path(self.deployment.open_store().location(uri))
 
     def statement(self, task: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.output(task) / DATA).read_text())
@@ -392,7 +396,7 @@ def test_a_model_of_an_earlier_epoch_has_the_epsilon_of_all_of_them_in_every_roo
     assert set(own) == {"finetuning", "exposure"}
 
     folder = finished.output("dp_pretraining")
-    tuned = Path(own["finetuning"].removeprefix("file://"))
+    tuned = finished.folder(own["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
         said = json.loads((model / DATA).read_text())
         assert said["epsilon"] == total and said["dataset"] == "notes"

@@ -117,7 +117,7 @@ class Cluster(Services):
         docker("rm", "--force", name)
 
     def checksums(self, spec: StepSpec) -> dict[str, Any]:
-        (found,) = self.read(f"{spec.output.removeprefix('gs://confide/')}/checksums.json")
+        (found,) = self.read(f"{spec.output.removeprefix('store://')}/checksums.json")
         return dict(found)
 
     def charged(self, spec: StepSpec) -> list[list[str]]:
@@ -126,7 +126,7 @@ class Cluster(Services):
 
     def forget(self, spec: StepSpec) -> None:
         """Take a step's output away: it will do its work again."""
-        folder = spec.output.removeprefix("gs://confide/")
+        folder = spec.output.removeprefix("store://")
         self.storage(
             f"for name in names({folder + '/'!r}):\n"
             "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
@@ -218,7 +218,7 @@ for folder, _, files in os.walk('/var/lib/confide/spark-events'):
             text += json.dumps(event)
 print('SparkListenerTaskEnd' in text, [word for word in sys.argv[1:] if word in text])
 """
-    output = SPECS["vocabulary"].output.removeprefix("gs://confide/")
+    output = SPECS["vocabulary"].output.removeprefix("store://")
     (words,) = cluster.read(f"{output}/words.json")
     long = [word for word in words if len(word) > 8 and word.isalpha()][:40]
     assert long

@@ -13,9 +13,14 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage import RESULT, Store, local_path
 
 POSITIONS = 8
+
+
+def output_folder(deployment: Deployment, uri: str) -> Path:
+    """Return the folder of an output in a deployment whose store is on this machine."""
+    return local_path(deployment.open_store().location(uri))
 
 
 def vocabulary_in(*folders: Path) -> int:

@@ -103,7 +103,7 @@ def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
     ] * 4
     spent = ledger.remaining("notes").spent
     done = list(steps)
-    assert len(done) + 1 <= most_steps(SETTINGS, deployment)
+    assert len(done) + 1 <= most_steps(SETTINGS)
     trainings = {spec.digest(): spec for spec in of_kind(PretrainSpec, done)}
     assert 1 < len(trainings) <= 4
     assert ledger.remaining("notes").spent == spent  # each took an entry that was there

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import Confide
 from spec_examples import run, spec_of
+from step_outputs import output_folder
 
 from dp_core.data.corpus import open_corpus
 from dp_core.privacy.ledger import Ledger
@@ -36,7 +37,7 @@ def spec(deployment: Deployment, at_home: None, no_mlflow: None, tmp_path: Path)
 
 
 def folder(spec: CorpusSpec) -> Path:
-    return Path(spec.output.removeprefix("file://"))
+    return output_folder(Deployment.from_environment(), spec.output)
 
 
 @pytest.mark.parametrize("harm", ["missing", "altered", "of another length"])

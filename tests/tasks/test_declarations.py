@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import Confide
 from spec_examples import run, spec_of
+from step_outputs import output_folder
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
@@ -274,7 +275,7 @@ def test_a_file_that_changes_between_the_look_and_the_reading_is_not_read(
 
 
 def _read_all(spec: StepSpec) -> str:
-    folder = Path(spec.output.removeprefix("file://"))
+    folder = output_folder(Deployment.from_environment(), spec.output)
     files = [f for f in folder.rglob("*") if f.is_file()]
     return "".join(
         str(pq.read_table(f).to_pylist())

@@ -33,7 +33,7 @@ from evidence_examples import (
     store_of,
     write_result,
 )
-from step_outputs import publish
+from step_outputs import output_folder, publish
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
@@ -446,7 +446,7 @@ def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Pa
 
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
     """Alter the statement in the store, and its checksum with it."""
-    folder = Path(uri.removeprefix("file://"))
+    folder = output_folder(deployment, uri)
     content = json.loads((folder / DATA).read_text())
     change(content)
     (folder / DATA).write_text(json.dumps(content))
@@ -478,7 +478,7 @@ def test_a_tampered_statement_is_no_evidence(
 
 
 def test_a_damaged_file_is_no_evidence(deployment: Deployment, model: str, tmp_path: Path) -> None:
-    (Path(model.removeprefix("file://")) / WORDS).write_text("nothing was used")
+    (output_folder(deployment, model) / WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from spec_examples import spec_of
+from step_outputs import output_folder
 
 from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
@@ -37,7 +38,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
 def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: EntitiesSpec) -> None:
     result = contract.run_step(spec, untracked, WHO)
     assert result.facts["all_name_a_patient"] is True
-    train = read_part(Path(spec.output.removeprefix("file://")), "train")
+    train = read_part(output_folder(untracked, spec.output), "train")
     assert [(s.document_id, s.patient_id) for s in train] == [
         ("train.tsv#0", "p"), ("train.tsv#1", "p")
     ]  # fmt: skip
@@ -94,7 +95,7 @@ def test_texts_with_a_class_name_their_patients_themselves(
     change = {"head": "pairs", "format": "tsv", "patients_path": ""}
     result = contract.run_step(spec.model_copy(update=change), untracked, WHO)
     assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
-    texts = read_text_part(Path(result.outputs["train"].removeprefix("file://")).parent, "train")
+    texts = read_text_part(output_folder(untracked, result.outputs["train"]).parent, "train")
     assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
     assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 1  # the same first text, no id
     assert units_of(texts, PrivacyUnit.EXAMPLE) == ["0", "1"]

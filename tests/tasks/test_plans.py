@@ -46,7 +46,6 @@ PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",
     "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
 }  # fmt: skip
-ROOT = "file:///store"
 SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]] = [
     ({}, PoissonGaussian, NeighboringRelation.ADD_REMOVE),
     (

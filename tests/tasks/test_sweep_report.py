@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from release_examples import record
+from step_outputs import output_folder
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import EMBEDDED, rows_from_ranks
@@ -126,7 +126,7 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
         _done(tracked, task, first[task])
     _done(tracked, "pretraining", second["pretraining"])  # and its fine-tuning failed
     names = list(report.results)
-    page = Path(report.output.removeprefix("file://")) / "report" / "report.html"
+    page = output_folder(tracked, report.output) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, WHO)
     assert partial.facts["missing"] == names[1:]
@@ -189,7 +189,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     told = {metric.name: metric.value for metric in done.metrics}
     assert told["epsilon"] == pytest.approx(all_four)
     assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
-    report = Path(sweep_report(settings).output.removeprefix("file://")) / "report"
+    report = output_folder(tracked, sweep_report(settings).output) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
@@ -243,7 +243,7 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
         "Exposure mean, bits", "Exposure largest, bits",
     ):  # fmt: skip
         assert red_row[column].get("withheld") or red_row[column]["text"] == "–", column
-    folder = Path(report.output.removeprefix("file://"))
+    folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     assert shown.count("0.71828") == 2 and kept.count("0.71828") == 3
     lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
@@ -267,7 +267,7 @@ def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was
     report = sweep_report(settings)
     contract.run_step(report, tracked, WHO)
     for edition in EDITIONS:
-        page = (Path(report.output.removeprefix("file://")) / edition / "report.html").read_text()
+        page = (output_folder(tracked, report.output) / edition / "report.html").read_text()
         assert "No private text was used" not in page
         assert "No training with differential privacy of this sweep has finished" in page
 
@@ -300,7 +300,7 @@ def test_causal_models_are_compared_by_the_perplexity_of_private_text(
     done = contract.run_step(report, tracked, WHO)
     assert set(report.results["public training"]) == {"vocabulary", "pretraining", "exposure"}
     assert done.facts["finetuned"] == {} and done.facts["missing"] == []
-    folder = Path(report.output.removeprefix("file://"))
+    folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     table = json.loads(kept)["sweep"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
@@ -399,7 +399,7 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
     assert accuracies == ["–", "40.0"]  # it was measured on the last model alone
     assert any("has the ε of all" in note for note in table["notes"])
     assert any("would give another model" in note for note in table["notes"])
-    folder = Path(report.output.removeprefix("file://")) / "report"
+    folder = output_folder(tracked, report.output) / "report"
     drawn = (folder / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=20 step=12 σ=1" in drawn
     assert "models on the way of one training" in (folder / "report.html").read_text()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from step_outputs import output_folder
 from tokenizers import Tokenizer
 
 from dp_core.data.tokens import SPECIAL_TOKENS
@@ -70,7 +71,7 @@ class Job:
         return result
 
     def folder(self, task: str) -> Path:
-        return Path(self.steps[task].output.removeprefix("file://"))
+        return output_folder(self.deployment, self.steps[task].output)
 
     def tokens(self) -> list[str]:
         ids = read_vocabulary(self.folder("vocabulary"))

@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +180,10 @@ def _checked(url: str) -> URL:
 
 
 def _check_file(name: str | None) -> None:
-    """Refuse a place that is not one and the same file for every process; make its folder.
+    """Refuse a database that is not the same file for every process; make the file (mode 0600).
 
     Raises:
-        BadInput: in memory, or relative to wherever a command is started.
+        BadInput: the database is in memory, relative to the working directory, or cannot be made.
     """
     if name in (None, "", ":memory:"):
         raise BadInput("a ledger in memory forgets", where="CONFIDE_LEDGER", fix="Name a file.")
@@ -196,13 +196,15 @@ def _check_file(name: str | None) -> None:
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileExistsError):  # SQLite would make it with this process's umask
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise BadInput(
-            f"{file.parent} cannot be made ({os.strerror(error.errno or 0)})",
+            f"{file} cannot be made ({os.strerror(error.errno or 0)})",
             where="CONFIDE_LEDGER",
-            fix="Name a folder that you may write.",
+            fix="Name a file in a folder that this user may write.",
         ) from None
 
 
