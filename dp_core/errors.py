@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 OUT_OF_MEMORY = (
-    "the memory is exhausted. Give the process more, or train smaller batches (docs/operate.md), "
-    "and try again: what is done stays done."
+    "the memory is exhausted. Give the process more, and try again: what is done stays done."
 )
 _CODE = Path(__file__).resolve().parents[1]
 _URL = re.compile(

@@ -24,7 +24,7 @@ from tasks.protocol import (
     sweep_steps,
 )
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, run_job
+from tasks.runtime.process import Job, run_job, stops_on_signals
 from tasks.tracking.mlflow import send_all
 
 
@@ -56,10 +56,13 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         number = len(steps)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
-    with one_after_the_other(number) as watch:
-        finished = run_job(
-            Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
-        )
+    work = Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps)
+    try:
+        with stops_on_signals(), one_after_the_other(number) as watch:
+            finished = run_job(work, deployment, watch)
+    except SystemExit:
+        click.echo("confide: stopped by a signal. The same command continues the run.", err=True)
+        raise
     send_all(deployment)
     if as_json:
         write_json(finished.summary())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +19,7 @@ from tasks.local.stack import Stack
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.protocol.messages import Follower, Progress, channel_file
 from tasks.runtime.deployment import Deployment
+from tasks.runtime.process import stops_on_signals
 
 DAG = "dp_bert"
 PREFIX = "demo__"
@@ -160,7 +158,7 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
         console.print(f"Using the Airflow that runs at {stack.airflow_url}", highlight=False)
         yield stack
         return
-    with _signals_raise():
+    with stops_on_signals():
         try:
             stack = local.start(deployment, local.RUNNERS, console.print, end_with_us=True)
             for earlier in stack.api().unfinished_runs(DAG):
@@ -181,21 +179,6 @@ def _failed_if_interrupted(api: AirflowApi, run_id: str) -> Iterator[None]:
             if api.run_state(DAG, run_id) not in {"success", "failed"}:
                 api.fail_run(DAG, run_id)
         raise
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit that still stops what was started."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:

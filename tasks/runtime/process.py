@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from dp_core.errors import Contradicted, Unfinished
@@ -149,6 +151,21 @@ def _run_step(
             supervisor.stop([ours], supervisor.LAUNCHER_GRACE)
             process.wait()
     return code, told.look().reason()
+
+
+@contextmanager
+def stops_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exit that still stops the processes that were started."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
