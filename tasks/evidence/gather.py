@@ -18,7 +18,6 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile, tpr_ceiling
 from dp_core.privacy.ledger import Entry, Ledger, State
-from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.evidence import check_evidence
 from tasks.evidence.audits import audits_of, subjects_of
@@ -42,6 +41,7 @@ from tasks.evidence.nist import nist_fields
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import releasable_model
+from tasks.releases.restored_state import entry_of
 from tasks.releases.statements import DATA, of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -193,24 +193,7 @@ def _entries(ledger: Ledger, result: StepResult, uri: str) -> dict[str, Entry]:
     Raises:
         BadInput: one is missing, not settled, or another mechanism's.
     """
-    found = {}
-    for record in result.releases:
-        where = f"release {record.ledger_id} of {uri}"
-        try:
-            entry = ledger.entry(record.ledger_id)
-        except BadInput:
-            raise BadInput("the ledger does not hold it", where=where, fix=RESTORE) from None
-        held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta)
-        if held != (record.dataset, record.unit, record.event, record.delta):
-            raise BadInput("the ledger holds another release", where=where, fix=_RUN_AGAIN)
-        if entry.state is not State.SETTLED or not entry.released_hash:
-            raise BadInput(
-                f"the ledger has not settled it: it is {entry.state.value}",
-                where=where,
-                fix="Let its step finish: confide run, with the same settings.",
-            )
-        found[entry.id] = entry
-    return found
+    return {r.ledger_id: entry_of(ledger, r, uri) for r in result.releases}
 
 
 def _own_release(ledger: Ledger, result: StepResult, uri: str) -> str:

@@ -58,6 +58,9 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
 }
 
 
+STEPS = tuple(_NEEDS)
+
+
 def needs(spec: StepSpec) -> frozenset[Need]:
     """Return what the step of this spec is given.
 

@@ -45,6 +45,7 @@ class ReleaseRecord(Config):
     delta: float
     plan: str = ""  # of the run that registered it, with others, before the first release
     declared_units: int = 0  # public upper bound on the units, below one in which δ must stay
+    released: str = ""  # keyed digest of the released content; empty without a guarantee
     seed_known: bool = False  # the noise came from a seed that was not secret
 
     @property

@@ -22,6 +22,7 @@ from tasks.protocol import ReleaseRecord
 from tasks.releases.ledger import ledger_for
 from tasks.releases.plans import PlannedRelease, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
+from tasks.releases.restored_state import confirm_releases
 from tasks.runtime.context import StepContext
 from tasks.runtime.log import log
 
@@ -45,8 +46,8 @@ class Charge:
         Raises:
             BadInput: something else was released under the same noise before.
         """
-        self.ledger.settle(self.entry.id, self.seed.derive("released", content))
-        return _recorded(self.context, self.entry, self.declared_units, self.seed.known)
+        entry = self.ledger.settle(self.entry.id, self.seed.derive("released", content))
+        return _recorded(self.context, entry, self.declared_units, self.seed.known)
 
 
 def register_plan(context: StepContext, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
@@ -115,6 +116,7 @@ def charge(
     refuse_operator_ancestors(context)
     refuse_large_deltas([planned], context.releases)
     ledger = ledger_for(context, units.dataset)
+    confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     for attempt in count():
         unit = units.unit or planned.unit
         entry = ledger.reserve(
@@ -137,6 +139,7 @@ def record_operator_use(
     The output, and whatever descends from it, carries the record: its ε is infinite.
     """
     ledger = ledger_for(context, units.dataset)
+    confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     if units.unit is None:
         raise BadInput("nobody has chosen its unit", where=units.dataset)
     unit = units.unit
@@ -173,6 +176,7 @@ def _recorded(
         delta=entry.delta,
         plan=entry.plan_key if entry.accounted and entry.whole_plan else "",
         declared_units=declared_units,
+        released=entry.released_hash,
         seed_known=seed_known,
     )
     context.descends_from(record)

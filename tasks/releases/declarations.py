@@ -134,7 +134,7 @@ def refuse_undeclared(sources: Iterable[Source], deployment: Deployment) -> None
     Raises:
         BadInput: names the first, and the command by which the operator declares it.
     """
-    ledger = Ledger.open(deployment.ledger)
+    ledger = open_ledger(deployment, deployment.open_store())
     for source in sources:
         _refuse_undeclared(_digest_elsewhere(source, deployment), source, ledger)
 

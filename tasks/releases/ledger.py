@@ -14,11 +14,10 @@ from dp_core.privacy.ledger import Budget, Ledger
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol.settings import MADE_UP
+from tasks.releases.restored_state import IDENTITY, refuse_lost_ledger
 from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
-
-IDENTITY = "store://ledger/identity"  # where the store remembers its ledger
 
 
 def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
@@ -34,6 +33,7 @@ def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
         LedgerUnavailable: the database does not answer; may be retried.
     """
     ledger = Ledger.open(deployment.ledger)
+    refuse_lost_ledger(ledger, deployment)
     if not deployment.holds_seeds:  # a step that reads files from outside: it writes nothing
         if store is not None:
             confirm_store(store, ledger.identity())

@@ -160,6 +160,12 @@ class Deployment:
         self.home.chmod(0o700)
 
     @property
+    def ledger_place(self) -> str:
+        """The file of the ledger, or its URL without the password if a server keeps it."""
+        file = sqlite_file(self.ledger)
+        return str(file) if file else without_password(self.ledger)
+
+    @property
     def holds_seeds(self) -> bool:
         """Whether this process was given the seeds: steps that read files from outside are not."""
         return str(self.seeds) != WITHHELD

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
-from tasks.protocol import RunContext, StepResult, StepSpec, one_line, spec_from_json
+from tasks.protocol import Need, RunContext, StepResult, StepSpec, needs, one_line, spec_from_json
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
@@ -134,6 +134,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
                 log(f"{run.task}: done before")
             else:
                 result = _work(_module(spec), spec, context)
+            _confirm_releases(spec, result, context)
             tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
             with suppress(OSError):  # a full disk is no reason to answer something else
@@ -166,6 +167,17 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
     else:
         tracker.end("FAILED", also=("parent",), closed=closed)
         tracker.send_address()
+
+
+def _confirm_releases(spec: StepSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse a result with a release that the ledger does not hold, in steps that may read it."""
+    if result.releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
+        from tasks.releases.ledger import open_ledger
+        from tasks.releases.restored_state import confirm_releases
+
+        confirm_releases(
+            open_ledger(context.deployment, context.store), result.releases, spec.output
+        )
 
 
 def _module(spec: StepSpec) -> StepModule:

@@ -112,7 +112,7 @@ def released_model(
         (own / "model.safetensors").write_bytes(content)
         (own / "config.json").write_text("{}")
         write_statement(own, releases, made_up=False, released_after=after)
-    uri = f"{store.root}/{step}/{name}"
+    uri = f"store://{step}/{name}"
     store.publish(folder, uri)
     write_result(
         store,

@@ -34,13 +34,13 @@ class Reports:
         self.count += 1
         finetuned, figures = {}, {}
         for name, right in models.items():
-            uri = f"{self.store.root}/finetune/{len(finetuned):08}{self.count:08}"
+            uri = f"store://finetune/{len(finetuned):08}{self.count:08}"
             counts = {str(i): (int(i < (right or 0)), 1, 1) for i in range(400)}
             publish(self.store, uri, **({} if right is None else {"documents": counts}))
             finetuned[name] = [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
             figures[name] = {"epsilon": {"value": "inf", "label": "public"}}
             figures[name]["f1"] = {"value": str((right or 0) / 400), "label": "dp"}
-        uri, made = f"{self.store.root}/report/{self.count:016}", self.folder / str(self.count)
+        uri, made = f"store://report/{self.count:016}", self.folder / str(self.count)
         for edition in EDITIONS:
             (made / edition).mkdir(parents=True)
             shown = {name: dict(own) for name, own in figures.items()}
@@ -149,7 +149,7 @@ def test_what_is_no_run_is_refused_in_one_line(reports: Reports, confide: Confid
     for words, said in (
         (["3"], "RUN 3: there are 1 reports. 0 is the latest."),
         ([uri, "0"], "one run is named twice"),
-        ([f"{reports.store.root}/report/x"], "no report there"),
+        (["store://report/x"], "no report there"),
         (["elsewhere"], "elsewhere"),
     ):
         code, out, err = confide("compare", *words)
@@ -161,7 +161,7 @@ def test_a_report_of_an_earlier_version_is_refused(
     reports: Reports, confide: Confide, tmp_path: Path
 ) -> None:
     (tmp_path / "old" / "report").mkdir(parents=True)
-    uri = f"{reports.store.root}/report/{'a' * 16}"
+    uri = f"store://report/{'a' * 16}"
     publish(reports.store, uri, tmp_path / "old", created="2025-01-01")
     answer = json.loads(reports.store.read(f"{uri}/{RESULT}")) | {"outputs": {"report": "report"}}
     reports.store.write(f"{uri}/{RESULT}", json.dumps(answer).encode())

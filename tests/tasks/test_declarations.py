@@ -35,7 +35,7 @@ from tasks.releases.ledger import IDENTITY
 from tasks.releases.statements import DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus
-from tasks.storage import Store
+from tasks.storage import Store, local_path
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
 Refused = Callable[[StepSpec, str], None]
@@ -71,7 +71,9 @@ def declare(confide: Confide, *paths: Path | str) -> None:
 def published(home: Deployment) -> list[Path]:
     """Return what lies in the store, and copies of sources that a refusal left behind."""
     store = [f for f in (home.home / "store").rglob("*") if f.is_file()]
-    store = [f for f in store if f != home.home / "store" / IDENTITY]  # which ledger it belongs to
+    store = [
+        f for f in store if f != local_path(home.open_store().location(IDENTITY))
+    ]  # which ledger it belongs to
     return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
 
 

@@ -33,14 +33,14 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     made.mkdir()
     write_sentences(TEST, labelled / "test.jsonl")
     entities = publish(
-        store, f"{store.root}/entities/{'b' * 16}", labelled, head="entities", public=False
+        store, f"store://entities/{'b' * 16}", labelled, head="entities", public=False
     )
     spec = spec_of(FinetuneSpec, model_uri="model", entities_uri=entities, plan=None)
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
     told = {"spec": spec.model_dump(mode="json"), **head_of(spec).errors(TEST, predicted)}
     (made / ERRORS).write_text(json.dumps(told))
     return publish(
-        store, f"{store.root}/finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
+        store, f"store://finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
     )
 
 

@@ -215,7 +215,7 @@ def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object)
     folder, store = _exposed(deployment, name, ranks), store_of(deployment)
     publish(
         store,
-        f"{store.root}/exposure/{name * 16}",
+        f"store://exposure/{name * 16}",
         folder,
         outputs=(EXPOSURE, EXPOSURE_IN_ROWS),
         **facts,
@@ -278,7 +278,7 @@ def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(
     ]  # fmt: skip
     (folder / MEMBERSHIP_FILE).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
     store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
-    publish(store, f"{store.root}/membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
+    publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
 
     shared, _ = read_pack(pack_of(deployment, model, tmp_path / "shared"))
     (told,) = [a for a in shared.audits if a.key == "membership"]
@@ -317,7 +317,7 @@ def _extracted(
         (folder / f"{key}.json").write_text(text)
     store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
     publish(
-        store, f"{store.root}/exposure/{'e' * 16}", folder, outputs=list(found),
+        store, f"store://exposure/{'e' * 16}", folder, outputs=list(found),
         **{SUBJECT: ours, PROBES: "c"},
     )  # fmt: skip
 
@@ -391,7 +391,7 @@ def test_the_latest_report_names_the_model(
 ) -> None:
     store = store_of(deployment)
     publish(
-        store, f"{store.root}/report/{'b' * 16}", created="2026-01-01",
+        store, f"store://report/{'b' * 16}", created="2026-01-01",
         models={"dp_pretraining": model},
     )  # fmt: skip
     words = tmp_path / "words.json"
@@ -712,7 +712,7 @@ def test_a_result_without_its_statement_is_no_evidence(
     store = store_of(deployment)
     empty = tmp_path / "empty"
     empty.mkdir()
-    uri = f"{store.root}/pretrain/{'c' * 16}"
+    uri = f"store://pretrain/{'c' * 16}"
     store.publish(empty, uri)
     write_result(store, uri, settled(deployment, TRAINING))
     assert "no privacy statement there" in _refused(deployment, uri, tmp_path)

@@ -26,7 +26,7 @@ def store(at_home: None, deployment: Deployment) -> Store:
 
 
 def _result(store: Store, step: str, *releases: ReleaseRecord, **facts: object) -> str:
-    return publish(store, f"{store.root}/{step}/{'a' * 16}", releases=releases, **facts)
+    return publish(store, f"store://{step}/{'a' * 16}", releases=releases, **facts)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def model(store: Store, tmp_path: Path) -> str:
     for name, content in FILES.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content)
-    uri = publish(store, f"{store.root}/pretrain/{'a' * 16}", made)
+    uri = publish(store, f"store://pretrain/{'a' * 16}", made)
     _result(store, "report", created="2026-01-01", models={"dp_pretraining": uri})
     return uri
 
@@ -97,7 +97,7 @@ def test_the_last_model_is_handed_on_or_the_one_that_is_asked_for(
         (made / folder).mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "PRIVACY.md"):
             (made / folder / name).write_text(folder)
-    uri = publish(store, f"{store.root}/pretrain/{'b' * 16}", made)
+    uri = publish(store, f"store://pretrain/{'b' * 16}", made)
     for given, words, content in (("last", (), ""), ("early", ("--after", "30"), "after/30")):
         assert export(tmp_path / given, "--uri", uri, *words)[0] == 0
         assert _content(tmp_path / given) == {"config.json": content, "PRIVACY.md": content}
@@ -114,7 +114,7 @@ def test_what_is_the_operators_stays_behind(export: Export, store: Store, tmp_pa
         (made / name).write_text("{}")
     uri = publish(
         store,
-        f"{store.root}/finetune/{'a' * 16}",
+        f"store://finetune/{'a' * 16}",
         made,
         artifacts=[["errors.json", "operator", ""], ["config.json", "dp", ""]],
     )
@@ -147,7 +147,7 @@ def test_a_report_that_names_no_model_says_how_to_find_one(
     _result(store, "report", created="2026-01-01")
     code, said = export(tmp_path / "given")
     assert code == 2
-    assert "Run the job again" in said and f"{store.root}/pretrain/" in said
+    assert "Run the job again" in said and "store://pretrain/" in said
 
 
 @pytest.mark.parametrize("command", ["export given", "report"])

@@ -119,7 +119,7 @@ def audited(deployment: Deployment, uri: str, name: str = "a" * 16) -> None:
     result = read_result(store, uri)
     assert result is not None
     weights = {SUBJECT: result.facts["weights_digest"]}
-    publish(store, f"{store.root}/audit/{name}", **weights, made_up=False)
+    publish(store, f"store://audit/{name}", **weights, made_up=False)
 
 
 def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_an_output_of_another_version_hides_no_audit_and_stops_none(
     tracked: Deployment, uri: str, found: list[AuditRecord]
 ) -> None:
     store = store_of(tracked)
-    store.write(f"{store.root}/audit/{'0' * 16}/result.json", b'{"version": 1}')
+    store.write(f"store://audit/{'0' * 16}/result.json", b'{"version": 1}')
     audited(tracked, uri)
     found.append(BAD)
     assert judged(tracked, uri)["verdict"] == "contradicted"

@@ -48,7 +48,7 @@ def test_a_path_reaches_the_step_as_it_was_given_and_runs_nothing(tmp_path, monk
     deployment = Deployment.from_environment(
         {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TASK_PYTHON": str(python)}
     )
-    spec = spec_of(CorpusSpec, tmp_path.as_uri(), path=path)
+    spec = spec_of(CorpusSpec, path=path)
     context = RunContext(run_key="$(touch here)", run_name="a; touch here", task="private_corpus")
     code, _ = _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None)
     assert code == 0

@@ -60,7 +60,7 @@ def test_the_store_remembers_uses_that_drew_no_seed(deployment: Deployment) -> N
     with pytest.raises(BadInput, match="name the entries of another ledger"):
         record_operator_use(bench_of(deployment), NOTES)
     store = Store(deployment.store, deployment.cache)
-    remembered = store.read(f"{deployment.store}/{IDENTITY}")
+    remembered = store.read(IDENTITY)
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 

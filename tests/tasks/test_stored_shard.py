@@ -114,7 +114,7 @@ def test_the_one_that_was_just_fetched_stays_whatever_its_size(tmp_path: Path) -
 
 class Bench(StepContext):
     def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
+        self.deployment, self.store = deployment, deployment.open_store()
 
 
 def deployment(home: Path, **told: str) -> Deployment:

@@ -96,6 +96,7 @@ class Database:
         self._engine = create_engine(self._url, poolclass=NullPool, connect_args=self._arguments())
         if self._url.get_backend_name() == "sqlite":
             _prepare_sqlite(self._engine)
+            self._refuse_damaged_pages()
         self._migrate()
 
     @contextmanager
@@ -132,6 +133,24 @@ class Database:
         if self._url.get_backend_name() == "sqlite":
             return {"timeout": WAIT_SECONDS}
         return {"connect_timeout": 10, "options": f"-c lock_timeout={WAIT_SECONDS}s"}
+
+    def _refuse_damaged_pages(self) -> None:
+        """Refuse a file whose pages are not those of a whole database.
+
+        SQLite reports a damaged page only when a query meets it. The check reads the whole file:
+        about 10 ms for 10,000 entries.
+
+        Raises:
+            LedgerDamaged: a page is damaged.
+        """
+        with self.transaction() as db:
+            fault = db.execute(text("PRAGMA quick_check(1)")).scalar_one()
+        if fault != "ok":
+            raise LedgerDamaged(
+                "it is damaged, or no ledger at all",
+                where=f"privacy ledger {self.location}",
+                fix=RESTORE,
+            )
 
     def _migrate(self) -> None:
         if self.schema_version() == migrations.CURRENT:
