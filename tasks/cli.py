@@ -12,7 +12,7 @@ from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
 
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
-LOCAL = {  # functions of tasks/local/commands.py, with one line of help
+LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
     "demo": "Run the embedded job (or another) through Airflow, and show what came out.",
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         if cmd_name not in LOCAL | COMMANDS:
             return None
         module = f"tasks.commands.{cmd_name.replace('-', '_')}:command"
-        place = f"tasks.local.commands:{cmd_name}" if cmd_name in LOCAL else module
+        place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
         command: click.Command = pkgutil.resolve_name(place)
         return command
 

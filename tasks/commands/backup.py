@@ -78,4 +78,5 @@ def _database(url: str, copy: Path) -> str:
         whole.backup(target)
         if target.execute("PRAGMA integrity_check").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("damaged")
+    copy.chmod(0o600)
     return str(copy)

@@ -16,7 +16,7 @@ import click
 from tasks.commands import doctor_services
 from tasks.commands.doctor_services import Finding
 from tasks.commands.output import as_json, write_json
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 _ROOM = 1 << 30  # bytes that a job should have free, its environments being there
 
@@ -42,11 +42,15 @@ def _python(deployment: Deployment) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
-    yield Finding("task environment", task.exists(), True, str(task), "Run: make setup")
+    yield Finding("task environment", is_executable(task), True, str(task), "Run: make setup")
     if (CHECKOUT / "Makefile").exists():  # a step's image has no other environment, and needs none
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
         yield Finding(
-            "orchestrator environment", airflow.exists(), False, str(airflow), "Run: make setup"
+            "orchestrator environment",
+            is_executable(airflow),
+            False,
+            str(airflow),
+            "Run: make setup",
         )
 
 
@@ -61,7 +65,7 @@ def _packages(deployment: Deployment) -> Iterator[Finding]:
 def _machine(deployment: Deployment) -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     yield Finding("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
-    folder = next(p for p in (deployment.home, *deployment.home.parents) if p.exists())
+    folder = next(p for p in (deployment.home, *deployment.home.parents) if os.access(p, os.F_OK))
     free = shutil.disk_usage(folder).free
     yield Finding(
         "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
@@ -73,7 +77,7 @@ def _machine(deployment: Deployment) -> Iterator[Finding]:
 
 def _secrets(deployment: Deployment) -> Iterator[Finding]:
     if not deployment.seeds.exists():
-        yield Finding("privacy seeds", True, True, "none drawn yet")
+        yield Finding("privacy seeds", True, True, "there are none yet")
         return
     mode = stat.S_IMODE(deployment.seeds.stat().st_mode)
     open_ones = [f.name for f in deployment.seeds.iterdir() if f.stat().st_mode & 0o077]

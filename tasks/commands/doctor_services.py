@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError, without_password
 from tasks.local.airflow_api import AirflowApi
 from tasks.local.stack import TRAINING_POOL, connected, named_airflow
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_file
 
+RESTORE_BOTH = "Restore ledger and seeds from one backup (docs/operate.md)."
 _SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
 _PATIENCE = 20  # seconds for a command that asks another program
 
@@ -48,14 +51,22 @@ def storage(deployment: Deployment) -> Iterator[Finding]:
 
 
 def ledger(deployment: Deployment) -> Iterator[Finding]:
-    """Ask the privacy ledger for its accounts, its schema, its integrity and its clock."""
-    fix, address = "Check CONFIDE_LEDGER.", without_password(deployment.ledger)
-    asked = answers("ledger", address, lambda: _ledger(deployment), fix)
-    yield asked
-    if not asked.ok:
+    """Ask the privacy ledger for its accounts, schema, integrity and clock.
+
+    The ledger is also compared with the seeds and with the outputs in the store.
+    """
+    fix, place = "Check CONFIDE_LEDGER.", deployment.ledger_place
+    answer = answers("ledger", place, lambda: _ledger(deployment), fix)
+    yield answer
+    if not answer.ok:
         return
-    fix = "Restore ledger and seeds from one backup (docs/operate.md)."
-    yield answers("ledger's integrity", address, lambda: _integrity(deployment), fix)
+    if (file := sqlite_file(deployment.ledger)) is not None:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        fix = f"chmod 600 {shlex.quote(str(file))}"
+        yield Finding("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
+    yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
+    yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
+    yield from _releases(deployment)
     try:
         skew = _skew(deployment)
     except (ConfideError, OSError):
@@ -65,12 +76,36 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
         yield Finding("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
 
 
+def _releases(deployment: Deployment) -> Iterator[Finding]:
+    """Compare the releases in the ledger with the outputs in the store, both ways."""
+    from tasks.releases.ledger import open_ledger
+    from tasks.releases.restored_state import compare
+
+    try:
+        faults, without_output = compare(open_ledger(deployment), deployment.open_store())
+    except (ConfideError, OSError) as error:
+        yield Finding("releases in the store", False, True, str(error), RESTORE_BOTH)
+        return
+    words = _first(faults) or "the ledger holds each of them"
+    yield Finding("releases in the store", not faults, True, words, RESTORE_BOTH)
+    if without_output:
+        words = f"{len(without_output)} settled releases have no output in the store"
+        fix = "Were outputs deleted, or does CONFIDE_STORE name another store?"
+        yield Finding("outputs of releases", False, False, words, fix)
+
+
+def _first(faults: Sequence[str]) -> str:
+    """Return the first of several faults, and the number of the others."""
+    return f"{faults[0]} (and {len(faults) - 1} more)" if len(faults) > 1 else "".join(faults)
+
+
 def tracking(deployment: Deployment) -> Iterator[Finding]:
     """Ask MLflow; without it the steps keep their numbers."""
     from tasks.tracking.mlflow import unsent
 
     fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
-    address = without_password(deployment.tracking)
+    file = sqlite_file(deployment.tracking)
+    address = str(file) if file else without_password(deployment.tracking)
     yield answers("MLflow", address, lambda: _mlflow(deployment), fix, needed=False)
     waiting = unsent(deployment)
     words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
@@ -143,10 +178,20 @@ def _integrity(deployment: Deployment) -> str:
 
     ledger = open_ledger(deployment)
     if faults := ledger.faults(SeedStore(deployment.seeds)):
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ConfideError(f"{faults[0]}{more}")
+        raise ConfideError(_first(faults))
     confirm_store(deployment.open_store(), ledger.identity())
     return "every entry can be read; seeds and store belong to it"
+
+
+def _seeds_of_releases(deployment: Deployment) -> str:
+    from dp_core.privacy.seed_store import SeedStore
+    from tasks.releases.ledger import open_ledger
+    from tasks.releases.restored_state import lost_seeds
+
+    lost = lost_seeds(open_ledger(deployment), SeedStore(deployment.seeds))
+    if lost:
+        raise ConfideError(f"the seeds of {len(lost)} releases are missing (entry {lost[0]})")
+    return "every seed that was drawn is there"
 
 
 def _skew(deployment: Deployment) -> float | None:

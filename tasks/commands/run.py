@@ -11,7 +11,6 @@ import click
 
 from tasks.commands import report
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.progress_bars import one_after_the_other
 from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
 from tasks.protocol import (
     JobSettings,
@@ -25,6 +24,7 @@ from tasks.protocol import (
 )
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job, stops_on_signals
+from tasks.runtime.progress_bars import one_after_the_other
 from tasks.tracking.mlflow import send_all
 
 

@@ -9,7 +9,8 @@ import secrets
 import socket
 import urllib.request
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # MLflow keeps the password of its first start in it
 HOST = "127.0.0.1"
 PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
+_TRIES = 20  # ports that the kernel proposes, of which another stack may have reserved some
 _UNWANTED = re.compile(r"AIRFLOW_.*|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV")
 
 # What a server may need of our own environment: where its programs, its home and its temporary
@@ -65,25 +67,38 @@ def write_private(file: Path, text: str) -> None:
     part.replace(file)
 
 
-def free_port(service: str) -> int:
-    """Return the service's port: the one the environment names, the usual one, or any free one.
+@contextmanager
+def free_ports(services: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Give each service a free port that no other stack on this machine chooses meanwhile.
+
+    A server binds its port seconds after the port is chosen. Until the context ends, a Unix socket
+    with an abstract name reserves the port among all starting stacks: the kernel releases the name
+    when the process ends, and its scope is the network namespace, as that of ports.
 
     Raises:
-        BadInput: the environment names one, and it is taken.
+        BadInput: the environment names a port that is taken.
     """
+    with ExitStack() as reserved:
+        yield {service: _free_port(service, reserved) for service in services}
+
+
+def _free_port(service: str, reserved: ExitStack) -> int:
+    """Return the port that the environment names, the usual one, or any free port."""
     variable, usual = PORTS[service]
     named = os.environ.get(variable, "")
     if named and not named.isdigit():
         raise BadInput(f"{named!r} is not a port", where=variable, fix="Give a number.")
-    for port in (int(named),) if named else (usual, 0):
+    for wanted in (int(named),) if named else (usual, *[0] * _TRIES):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise BadInput(f"port {named} is taken", where=variable, fix="Name another, or none.")
+            with suppress(OSError, OverflowError):  # taken, reserved, or beyond 65535
+                probe.bind((HOST, wanted))
+                port = int(probe.getsockname()[1])
+                name = socket.socket(socket.AF_UNIX)
+                reserved.enter_context(name)
+                name.bind(f"\0confide-port-{port}")
+                return port
+    raise BadInput(f"port {named or usual} is taken", where=variable, fix="Name another, or none.")
 
 
 def environment(

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from tasks.local.configuration import (
     airflow_home,
     environment,
     fork_server_socket,
-    free_port,
+    free_ports,
     mlflow_command,
     mlflow_environment,
     mlflow_folder,
@@ -138,11 +139,22 @@ def _starting_alone(folder: Path) -> Iterator[None]:
 def _start(
     deployment: Deployment, names: Sequence[str], log: Callable[[str], None], end_with_us: bool
 ) -> Stack:
-    """Start the components, as `start`, alone."""
+    """Stop what an earlier stack left, and start the components on free ports."""
     stop(deployment)
+    with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers have bound them
+        return _start_on(ports, deployment, names, log, end_with_us)
+
+
+def _start_on(
+    ports: dict[str, int],
+    deployment: Deployment,
+    names: Sequence[str],
+    log: Callable[[str], None],
+    end_with_us: bool,
+) -> Stack:
+    """Start the components on these ports and wait until they are healthy."""
     folder = airflow_home(deployment)
     secret = Secrets.of(folder)
-    ports = {name: free_port(name) for name in ("airflow", "mlflow")}
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
@@ -278,6 +290,9 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
                 api.warm_up()
                 api.ensure_pool(*TRAINING_POOL)
                 pooled = True
+            if "mlflow" in stack.components and not _is_bound(stack.ports["mlflow"]):
+                waiting = "mlflow"
+                continue
             unread = [dag for dag in DAGS if _time(api.dag_parsed_at(dag)) < _time(began)]
             if not unread:
                 return
@@ -289,6 +304,11 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
     raise ConfideError(
         f"{waiting} was not up within {START_SECONDS:.0f} s", fix=f"See {deployment.logs}."
     )
+
+
+def _is_bound(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((HOST, port)) == 0
 
 
 def _time(text: str) -> datetime:

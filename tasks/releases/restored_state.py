@@ -1,13 +1,13 @@
 """Whether ledger, seeds and store belong together, for example after a backup was restored.
 
-Outputs in the store carry records of the releases that they descend from. Each record must agree with
-a settled entry of the ledger: otherwise the ledger is older than the store, and a total that is
-computed from it would be too small.
+Outputs in the store carry records of the releases that they descend from. Each record must agree
+with a settled entry of the ledger. Otherwise the ledger is older than the store, and it would admit
+releases as if the recorded ones had never been made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger, State
@@ -85,31 +85,26 @@ def lost_seeds(ledger: Ledger, seeds: SeedStore) -> list[str]:
     return [e.id for e in _entries(ledger) if e.seed_hash and e.seed_key not in drawn]
 
 
-def unknown_releases(ledger: Ledger, store: Store) -> Iterator[str]:
-    """Yield one line for each output of which the ledger does not hold a release."""
-    confirmed: set[str] = set()
-    for step in STEPS:
-        for uri in store.outputs(step):
-            result = read_result(store, uri)
-            fresh = [r for r in result.releases if r.ledger_id not in confirmed] if result else []
+def compare(ledger: Ledger, store: Store) -> tuple[list[str], list[str]]:
+    """Compare the ledger with the outputs in the store, both ways.
+
+    Returns:
+        One line for each recorded release that the ledger does not hold as settled, and the ids of
+        the settled entries that no output carries.
+    """
+    faults: list[str] = []
+    carried: set[str] = set()
+    for uri in (uri for step in STEPS for uri in store.outputs(step)):
+        result = read_result(store, uri)
+        fresh = [r for r in result.releases if r.ledger_id not in carried] if result else []
+        for record in fresh:
+            carried.add(record.ledger_id)
             try:
-                confirm_releases(ledger, fresh, uri)
+                entry_of(ledger, record, uri)
             except BadInput as error:
-                yield f"{error.where}: {error.what}"
-            confirmed.update(record.ledger_id for record in fresh)
-
-
-def releases_without_output(ledger: Ledger, store: Store) -> list[str]:
-    """Return the ids of the settled entries that no output in the store carries."""
-    carried = {
-        record.ledger_id
-        for step in STEPS
-        for uri in store.outputs(step)
-        if (result := read_result(store, uri)) is not None
-        for record in result.releases
-    }
-    settled = [e.id for e in _entries(ledger) if e.state is State.SETTLED]
-    return [entry_id for entry_id in settled if entry_id not in carried]
+                faults.append(f"{error.where}: {error.what}")
+    settled = [entry.id for entry in _entries(ledger) if entry.state is State.SETTLED]
+    return faults, [entry_id for entry_id in settled if entry_id not in carried]
 
 
 def _entries(ledger: Ledger) -> list[Entry]:

@@ -25,6 +25,7 @@ from tasks.protocol import (
     sweep_budget,
 )
 from tasks.protocol.sweep import SEARCHED, START
+from tasks.releases.restored_state import IDENTITY
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url
 
@@ -45,11 +46,11 @@ def asked_steps(
     Points with the same private training share it: one release, which the first of them chose.
     """
     store = deployment.open_store()
-    study = _study(settings, deployment)
     points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
     trainings: dict[SweepPoint, PretrainSpec] = {}
     told: list[str] = []
-    yield "", "budget", sweep_budget(settings)
+    yield "", "budget", sweep_budget(settings)  # after which the store remembers its ledger
+    study = _study(settings, deployment)
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
         if point.training not in trainings:
@@ -100,10 +101,11 @@ def _study(settings: SweepSettings, deployment: Deployment) -> Study:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     deployment.prepare()
-    name = f"{deployment.store} {settings.search}"  # of other results it would be another
+    ledger = deployment.open_store().read(IDENTITY) or b""  # another one has other results
+    name = ledger + settings.search.encode()
     return optuna.create_study(
         storage=sqlite_url(deployment.home / STORAGE),
-        study_name=sha256(name.encode()).hexdigest()[:16],
+        study_name=sha256(name).hexdigest()[:16],
         direction="maximize",
         load_if_exists=True,
     )

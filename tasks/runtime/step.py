@@ -28,7 +28,16 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
-from tasks.protocol import Need, RunContext, StepResult, StepSpec, needs, one_line, spec_from_json
+from tasks.protocol import (
+    Need,
+    ReleaseRecord,
+    RunContext,
+    StepResult,
+    StepSpec,
+    needs,
+    one_line,
+    spec_from_json,
+)
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
@@ -131,10 +140,10 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             result = read_result(store, spec.output)
             if done_before := result is not None and _answers(result, spec_hash):
                 _check_sources(spec, result, context)
+                _confirm_releases(spec, result.releases, context)
                 log(f"{run.task}: done before")
             else:
                 result = _work(_module(spec), spec, context)
-            _confirm_releases(spec, result, context)
             tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
             with suppress(OSError):  # a full disk is no reason to answer something else
@@ -169,15 +178,16 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
         tracker.send_address()
 
 
-def _confirm_releases(spec: StepSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result with a release that the ledger does not hold, in steps that may read it."""
-    if result.releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
+def _confirm_releases(
+    spec: StepSpec, releases: Sequence[ReleaseRecord], context: StepContext
+) -> None:
+    """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
+    if releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
         from tasks.releases.ledger import open_ledger
         from tasks.releases.restored_state import confirm_releases
 
-        confirm_releases(
-            open_ledger(context.deployment, context.store), result.releases, spec.output
-        )
+        ledger = open_ledger(context.deployment, context.store)
+        confirm_releases(ledger, releases, spec.output)
 
 
 def _module(spec: StepSpec) -> StepModule:
@@ -208,6 +218,7 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
     context.out.mkdir(parents=True)
     context.tracker.begin()
     answer = module.run(spec, context)
+    _confirm_releases(spec, context.releases, context)
     context.store.publish(context.out, spec.output)
     kept = context.exact_vocabulary
     result = StepResult(

@@ -79,6 +79,7 @@ def settled(
                 epsilon_rdp=0.6,
                 delta=delta,
                 plan=entry.plan_key,
+                released=entry.released_hash,
                 declared_units=UNITS,
             )
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from sqlalchemy import select
+
 from dp_core.labels import Labelled
+from dp_core.privacy.ledger import Budget, Entry, Ledger, State
+from dp_core.privacy.ledger.database import Database
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol import ReleaseRecord
@@ -32,6 +37,25 @@ def record(
         ledger_id=name, dataset=dataset, unit=event.unit.value, event=event.to_json(),
         epsilon_rdp=None, **fields,
     )  # fmt: skip
+
+
+def hold(deployment: Deployment, records: Iterable[ReleaseRecord]) -> None:
+    """Write settled entries with the ids of these records into the ledger."""
+    ledger = Ledger.open(deployment.ledger)
+    for release in records:
+        if release.dataset not in ledger.datasets():
+            ledger.register_made_up(release.dataset)
+        with Database(deployment.ledger).transaction() as db:
+            if db.scalars(select(Entry).where(Entry.id == release.ledger_id)).one_or_none():
+                continue
+            entry = Entry(
+                id=release.ledger_id, budget_id=Budget.of_dataset(db, release.dataset).id,
+                dataset=release.dataset, unit=PrivacyUnit(release.unit),
+                event=MechanismEvent.from_json(release.event), delta=release.delta,
+                spec_hash=release.ledger_id, attempt=0, state=State.SETTLED, plan_key="",
+                whole_plan=False, run="", released_hash=release.released,
+            )  # fmt: skip
+            db.add(entry)
 
 
 def bench_of(

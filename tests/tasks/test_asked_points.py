@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from tasks.protocol.least_privilege import Need
 from tasks.releases.charge import charge
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
+from tasks.runtime import asked_points
 from tasks.runtime.asked_points import STORAGE, asked_steps, most_steps
 from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
@@ -260,3 +262,13 @@ def _grid(settings: dict[str, Any]) -> Steps:
     from tasks.protocol import sweep_steps
 
     return sweep_steps(SweepSettings.model_validate(settings))
+
+
+@pytest.mark.parametrize("name", ["feature%2Fx", "why?", "Zürich #1"])
+def test_study_is_kept_in_the_home_whatever_the_name_of_the_folder(
+    name: str, tmp_path: Path
+) -> None:
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / name)})
+    asked_points._study(SETTINGS, deployment)
+    assert (tmp_path / name / STORAGE).stat().st_size > 0
+    assert [folder.name for folder in tmp_path.iterdir()] == [name]

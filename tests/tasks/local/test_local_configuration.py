@@ -1,15 +1,24 @@
 """What the local stack is told: loopback only, secrets for the owner alone, ports that agree."""
 
+import configparser
 import json
+import os
 import socket
+import stat
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger
+from tasks.commands import doctor_services
+from tasks.commands.backup import copied
 from tasks.local import configuration, stack
 from tasks.local.configuration import Secrets
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 
 @pytest.fixture
@@ -128,15 +137,87 @@ def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tm
     assert began == [1, 1]
 
 
-def test_a_taken_port_is_evaded(taken, monkeypatch):
+def chosen(service: str = "airflow") -> int:
+    with configuration.free_ports([service]) as ports:
+        return ports[service]
+
+
+def test_taken_port_is_not_chosen(taken, monkeypatch):
     monkeypatch.setitem(configuration.PORTS, "airflow", ("CONFIDE_AIRFLOW_PORT", taken))
-    assert configuration.free_port("airflow") != taken
+    assert chosen() != taken
 
 
-def test_a_port_that_was_named_is_never_replaced(taken, monkeypatch):
+def test_named_port_is_never_replaced(taken, monkeypatch):
     monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", str(taken))
     with pytest.raises(BadInput, match=f"port {taken} is taken"):
-        configuration.free_port("airflow")
+        chosen()
+    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", "99999")
+    with pytest.raises(BadInput, match="port 99999 is taken"):
+        chosen()
     monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", "eighty")
     with pytest.raises(BadInput, match="is not a port"):
-        configuration.free_port("airflow")
+        chosen()
+
+
+CHOOSE = """
+import sys
+from tasks.local import configuration
+with configuration.free_ports(("airflow", "mlflow")) as ports:
+    print(*ports.values(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_stacks_that_start_at_the_same_time_choose_different_ports():
+    """Each process holds its choice as a starting stack does, and binds no port meanwhile."""
+    words = [sys.executable, "-c", CHOOSE]
+    pipe = subprocess.PIPE
+    starting = [
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=CHECKOUT) for _ in range(6)
+    ]
+    try:
+        ports = [port for process in starting for port in process.stdout.readline().split()]
+    finally:
+        for process in starting:
+            process.communicate()
+    assert len(ports) == 12 and len(set(ports)) == 12
+    with configuration.free_ports(["airflow"]) as first:
+        assert chosen() != first["airflow"]
+    assert {process.returncode for process in starting} == {0}
+
+
+HOSTILE_HOMES = [
+    "feature%2Fx", "per%20cent", "100%", "why?", "no#1", "sp ace", "Zürich", "日本", "a@b:c",
+    "a&b=c", "$HOME", "new\nline", "+plus", "semi;colon",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_HOMES)
+def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp_path):
+    home = tmp_path / name / "home"
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})
+    deployment.prepare()
+    folder = configuration.airflow_home(deployment)
+    folder.mkdir()
+    secret = configuration.Secrets.of(folder)
+    airflow = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    mlflow = configuration.mlflow_environment(deployment, folder, secret)
+    users = configparser.ConfigParser()  # as MLflow reads the file
+    users.read(mlflow["MLFLOW_AUTH_CONFIG_PATH"])
+    urls = {
+        deployment.ledger: home / "ledger.db",
+        deployment.tracking: home / "mlflow.db",
+        mlflow["MLFLOW_BACKEND_STORE_URI"]: home / "mlflow.db",
+        users["mlflow"]["database_uri"]: folder / configuration.MLFLOW_USERS,
+        airflow["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]: folder / "airflow.db",
+    }
+    for url, file in urls.items():
+        assert make_url(url).database == str(file)
+    Ledger.open(deployment.ledger).register_made_up("notes")
+    assert stat.S_IMODE((home / "ledger.db").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - names as the file system has them
+    findings = {f.name: f for f in doctor_services.ledger(deployment)}
+    assert findings["ledger's file"].ok
+    assert findings["ledger's file"].found == f"{home / 'ledger.db'}: mode 600"
+    copied(deployment, tmp_path / "backup")
+    assert (tmp_path / "backup" / "ledger.db").stat().st_size > 0

@@ -1,0 +1,198 @@
+"""A home that was moved or restored: outputs, ledger and seeds must still belong together."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from release_examples import NOTES, bench_of, charged
+from step_outputs import output_folder
+from test_vocabulary_source import SMALL
+
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.ledger.database import LedgerDamaged
+from dp_core.privacy.seed_store import SeedStore
+from tasks.commands import doctor_services
+from tasks.commands.backup import copied
+from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
+from tasks.protocol.settings import MADE_UP
+from tasks.releases.charge import record_operator_use
+from tasks.releases.ledger import open_ledger
+from tasks.releases.restored_state import confirm_releases
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
+
+WHO = RunContext(run_key="moved", run_name="moved", task="vocabulary")
+TASKS = ("budget", "private_corpus", "vocabulary")
+
+
+def release(deployment: Deployment, spec_hash: str = "a" * 64) -> ReleaseRecord:
+    """Settle one release and leave an output in the store that carries its record."""
+    settled = charged(bench_of(deployment, spec_hash)).settle(spec_hash.encode())
+    result = StepResult(
+        step="pretrain", spec_hash=spec_hash, outputs={}, metrics=[], releases=[settled],
+        facts={"made_up": False},
+    )  # fmt: skip
+    address = f"store://pretrain/{spec_hash[:16]}"
+    deployment.open_store().write(f"{address}/result.json", result.model_dump_json().encode())
+    return settled
+
+
+def restore(deployment: Deployment, backup: Path) -> None:
+    """Put ledger and seeds of a backup in the place of today's."""
+    for file in deployment.home.glob("ledger.db*"):
+        file.unlink()
+    shutil.rmtree(deployment.seeds)
+    shutil.copy2(backup / "ledger.db", deployment.home / "ledger.db")
+    shutil.copytree(backup / "seeds", deployment.seeds)
+
+
+def findings(deployment: Deployment) -> dict[str, doctor_services.Finding]:
+    return {finding.name: finding for finding in doctor_services.ledger(deployment)}
+
+
+@pytest.fixture
+def older(registered: Deployment, tmp_path: Path) -> tuple[Deployment, ReleaseRecord]:
+    """A deployment that was restored from a backup of before its second release."""
+    release(registered)
+    copied(registered, tmp_path / "backup")
+    second = release(registered, "b" * 64)
+    assert all(finding.ok for finding in findings(registered).values())
+    restore(registered, tmp_path / "backup")
+    return registered, second
+
+
+def test_release_that_the_restored_ledger_lacks_is_refused_as_input(
+    older: tuple[Deployment, ReleaseRecord],
+) -> None:
+    deployment, second = older
+    for use in (
+        lambda context: charged(context),
+        lambda context: record_operator_use(context, NOTES),
+    ):
+        context = bench_of(deployment, "c" * 64)
+        context.releases.append(second)
+        with pytest.raises(BadInput, match="the ledger does not hold it.*Restore ledger and seeds"):
+            use(context)
+    assert len(Ledger.open(deployment.ledger).history("notes")) == 1
+
+
+def test_doctor_names_an_output_that_is_younger_than_the_ledger(
+    older: tuple[Deployment, ReleaseRecord],
+) -> None:
+    deployment, second = older
+    finding = findings(deployment)["releases in the store"]
+    assert not finding.ok and finding.needed
+    assert second.ledger_id in finding.found and "does not hold it" in finding.found
+
+
+def test_doctor_names_settled_releases_without_an_output(registered: Deployment) -> None:
+    release(registered)
+    registered.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
+    found = findings(registered)
+    assert found["releases in the store"].ok
+    assert "1 settled releases have no output" in found["outputs of releases"].found
+
+
+def test_doctor_is_not_green_without_the_seeds_of_settled_releases(registered: Deployment) -> None:
+    release(registered)
+    identity = SeedStore(registered.seeds).remembered_ledger()
+    for file in registered.seeds.glob("*.json"):
+        file.unlink()
+    assert identity is not None
+    finding = findings(registered)["seeds of releases"]
+    assert not finding.ok and finding.needed
+    assert "the seeds of 1 releases are missing" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ledger_id": "0" * 32}, "does not hold it"),
+        ({"dataset": "letters"}, "another release"),
+        ({"delta": 1e-9}, "another release"),
+        ({"released": "00"}, "another digest"),
+        ({"released": ""}, "another digest"),
+    ],
+)
+def test_record_must_agree_with_its_settled_entry(
+    registered: Deployment, change: dict[str, object], words: str
+) -> None:
+    settled, ledger = release(registered), Ledger.open(registered.ledger)
+    confirm_releases(ledger, [settled], "x")
+    with pytest.raises(BadInput, match=words):
+        confirm_releases(ledger, [settled.model_copy(update=change)], "x")
+
+
+def test_record_of_an_entry_that_is_not_settled_is_refused(registered: Deployment) -> None:
+    settled, ledger = release(registered), Ledger.open(registered.ledger)
+    open_entry = charged(bench_of(registered, "d" * 64)).entry
+    waiting = settled.model_copy(update={"ledger_id": open_entry.id})
+    with pytest.raises(BadInput, match="has not settled it: it is reserved"):
+        confirm_releases(ledger, [waiting], "x")
+
+
+def test_emptied_ledger_is_missing_whatever_still_remembers_it(
+    registered: Deployment, tmp_path: Path
+) -> None:
+    release(registered)
+    registered.seeds.rename(tmp_path / "seeds")
+    for file in registered.home.glob("ledger.db*"):
+        file.write_bytes(b"")
+    with pytest.raises(BadInput, match="the privacy ledger is missing"):  # the store remembers it
+        open_ledger(registered)
+    (tmp_path / "seeds").rename(registered.seeds)
+    shutil.rmtree(registered.home / "store")
+    with pytest.raises(BadInput, match="the privacy ledger is missing"):  # the seeds remember it
+        open_ledger(registered)
+
+
+def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(registered: Deployment) -> None:
+    release(registered)
+    file = registered.home / "ledger.db"
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+        table = "SELECT rootpage FROM sqlite_schema WHERE name = 'entries'"
+        page = db.execute(table).fetchone()[0]
+    content = bytearray(file.read_bytes())
+    content[(page - 1) * size + 8 : page * size] = b"\xa5" * (size - 8)
+    file.write_bytes(content)
+    with pytest.raises(LedgerDamaged, match="it is damaged") as caught:
+        Ledger.open(registered.ledger)
+    assert "\n" not in str(caught.value)
+
+
+def run(deployment: Deployment) -> list[StepResult]:
+    steps = dp_bert_steps(JobSettings.model_validate(SMALL))
+    return [contract.run_step(steps[task], deployment, WHO) for task in TASKS]
+
+
+def test_moved_home_finds_its_outputs_and_charges_nothing_again(
+    untracked: Deployment, tmp_path: Path
+) -> None:
+    made = run(untracked)
+    before = Ledger.open(untracked.ledger).history(MADE_UP)
+    untracked.home.rename(tmp_path / "another place%2F")
+    moved = Deployment.from_environment(
+        {"CONFIDE_HOME": str(tmp_path / "another place%2F"), "CONFIDE_TRACKING": untracked.tracking}
+    )
+    assert run(moved) == made  # with the seconds that the first run took
+    after = Ledger.open(moved.ledger).history(MADE_UP)
+    assert [(e.id, e.state) for e in after] == [(e.id, e.state) for e in before]
+    assert not untracked.home.exists()
+    for result in made:
+        for uri in result.outputs.values():
+            assert output_folder(moved, uri).is_relative_to(moved.home)
+    assert str(untracked.home) not in "".join(result.model_dump_json() for result in made)
+
+
+def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Deployment) -> None:
+    run(untracked)
+    with sqlite3.connect(untracked.home / "ledger.db") as db:
+        db.execute("UPDATE entries SET state = 'reserved', released_hash = ''")
+    with pytest.raises(BadInput, match="has not settled it"):
+        run(untracked)
