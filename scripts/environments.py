@@ -149,13 +149,18 @@ def main(words: list[str]) -> None:
             sys.exit(__doc__)
 
 
-if __name__ == "__main__":
-    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-        os.environ.pop(variable, None)  # they would change what is installed, or where
+def command_line(words: list[str]) -> None:
+    """Run the command; end with one line if a file on the way is closed to this user."""
     try:
-        main(sys.argv[1:])
+        main(words)
     except PermissionError as error:
         sys.exit(
             f"confide: this user may not use {error.filename}, which belongs to another user: "
             "make the environments in a checkout that this user owns (make setup)."
         )
+
+
+if __name__ == "__main__":
+    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        os.environ.pop(variable, None)  # they would change what is installed, or where
+    command_line(sys.argv[1:])

@@ -175,3 +175,22 @@ def test_without_python_3_11_one_line_says_so(tmp_path):
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1
     assert "Python 3.11 is needed" in answer.stderr
+
+
+def test_python_of_another_user_ends_with_one_line(environments, monkeypatch):
+    """`Path.exists` raises an error below a folder that is closed to this user."""
+    folder = environments.VENVS / "task"
+    folder.mkdir(parents=True)
+    (folder / ".locks").write_text(environments.digest("task"))
+    exists = Path.exists
+
+    def closed(path):
+        if path.name == "python":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", closed)
+    with pytest.raises(SystemExit) as ended:
+        environments.command_line(["ensure", "task"])
+    assert f"this user may not use {folder / 'bin' / 'python'}" in ended.value.code
+    assert "\n" not in ended.value.code

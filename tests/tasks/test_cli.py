@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Confide
 
+from dp_core.errors import OUT_OF_MEMORY, fault_line
 from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from tasks import cli
+from tasks.commands import run
 from tasks.commands.ledger import _planned
 from tasks.commands.settings import SettingsOptions, settings_told
 from tasks.protocol import JobSettings
@@ -387,3 +393,59 @@ def test_asking_imports_nothing_heavy() -> None:
     assert heavy("--help") == []
     epsilon = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=4", "--steps=1", "--delta=.1"]
     assert {"tensorflow", "mlflow", "sqlalchemy", "matplotlib"}.isdisjoint(heavy(*epsilon))
+
+
+def test_exhausted_memory_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also if there is no memory left to build the line."""
+
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli.cli, "main", exhausted)
+    assert cli.main() == 1
+    assert capfd.readouterr().err == f"confide: {OUT_OF_MEMORY}\n"
+    monkeypatch.setattr(cli, "fault_line", exhausted)
+    assert cli.main() == 1
+    assert capfd.readouterr().err == f"confide: {OUT_OF_MEMORY}\n"
+
+
+def test_libraries_that_memory_has_no_room_for_are_named_as_exhausted_memory() -> None:
+    unmapped = ImportError("libx.so: failed to map segment from shared object")
+    for error in (MemoryError(), unmapped, OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert fault_line(error) == OUT_OF_MEMORY
+    assert fault_line(ImportError("no module named x")) != OUT_OF_MEMORY
+
+
+def test_faults_with_little_memory_read_no_source_file() -> None:
+    """The handler of `MemoryError` must not need memory for the lines of a traceback."""
+    script = (
+        "import resource, sys\n"
+        "from tasks import cli\n"
+        "def exhaust(*_, **__):\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))\n"
+        "    bytearray(1 << 34)\n"
+        "cli.cli.main = exhaust\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, f"confide: {OUT_OF_MEMORY}\n")
+
+
+def test_stopped_run_says_that_the_same_command_continues_it(
+    monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None
+) -> None:
+    def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(run, "run_job", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        confide("run")
+    assert ended.value.code == 143
+    assert "stopped by a signal. The same command continues" in confide.captured.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,11 +1,14 @@
 """`confide doctor` asks a deployment's services, and names what is wrong and what to do."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tasks.commands import doctor, doctor_services
+from tasks.commands import doctor, doctor_services, settings
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
+from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import EventLog, Identity, Tag
 
@@ -147,3 +150,18 @@ def test_a_seed_that_others_can_read_is_found(deployment):
     assert "1 files that others can read" in finding.found
     (deployment.seeds / "a.json").chmod(0o600)
     assert found(doctor._secrets, deployment)["privacy seeds"].ok
+
+
+def test_python_of_another_user_is_a_finding_and_no_error(deployment, monkeypatch):
+    exists = Path.exists
+
+    def closed(path):
+        if path.name in ("python", "airflow"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", closed)
+    elsewhere = replace(deployment, task_python="/nowhere/bin/python")
+    assert not found(doctor._python, elsewhere)["task environment"].ok
+    assert process._python(elsewhere) == sys.executable
+    assert not settings._processor_only(replace(deployment, task_python="/bin/sh"))

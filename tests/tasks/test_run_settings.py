@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,44 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
         ("large-batches", {"epochs": "20"}, {"weight_decay": 1.0, "first_batch_size": 256}),
     ],
 )
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_settings_file_must_be_regular_and_small(
+    tmp_path: Path, confide: Confide, kind: str
+) -> None:
+    """A device never ends, and opening a pipe would wait for its writer."""
+    file = tmp_path / "settings.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file = Path("/dev/zero")
+    else:
+        file.write_bytes(b" " * ((1 << 20) + 1))
+    code, _, err = confide("run", "--settings", str(file))
+    reason = "more than 1 MiB" if kind == "large" else "not a regular file"
+    assert code == 2 and f"{file}: cannot be read ({reason})" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"layers": 2, "epochs": 1, "layers": 4}', "layers: the key occurs twice"),
+        ('{"layers": true}', "layers: true is not a number or text"),
+        ('{"epochs": false}', "epochs: false is not a number or text"),
+        ('{"device": true}', "device: true is not a number or text"),
+    ],
+)
+def test_ambiguous_settings_are_refused(
+    tmp_path: Path, confide: Confide, content: str, words: str
+) -> None:
+    (tmp_path / "settings.json").write_text(content)
+    code, _, err = confide("run", "--settings", str(tmp_path / "settings.json"))
+    assert code == 2 and words in err
+
+
+def test_truth_values_are_still_read_where_they_belong() -> None:
+    assert JobSettings.model_validate({"nonprivate": False}).nonprivate is False
+
+
 def test_a_preset_is_a_settings_file_by_name(
     preset: str, more: dict[str, str], found: dict[str, Any]
 ) -> None:
