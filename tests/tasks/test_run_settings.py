@@ -52,6 +52,15 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
         ("large-batches", {"epochs": "20"}, {"weight_decay": 1.0, "first_batch_size": 256}),
     ],
 )
+def test_a_preset_is_a_settings_file_by_name(
+    preset: str, more: dict[str, str], found: dict[str, Any]
+) -> None:
+    settings = settings_told(
+        JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
+    )
+    assert settings.model_dump().items() >= found.items()
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
 def test_settings_file_must_be_regular_and_small(
     tmp_path: Path, confide: Confide, kind: str
@@ -88,15 +97,6 @@ def test_ambiguous_settings_are_refused(
 
 def test_truth_values_are_still_read_where_they_belong() -> None:
     assert JobSettings.model_validate({"nonprivate": False}).nonprivate is False
-
-
-def test_a_preset_is_a_settings_file_by_name(
-    preset: str, more: dict[str, str], found: dict[str, Any]
-) -> None:
-    settings = settings_told(
-        JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
-    )
-    assert settings.model_dump().items() >= found.items()
 
 
 def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> None:
