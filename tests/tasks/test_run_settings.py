@@ -269,7 +269,7 @@ def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
     assert f"tensorflow-cpu) drives no {device}" in err
     other = tmp_path / "other" / "bin" / "python"  # whose packages are not known here
     other.parent.mkdir(parents=True)
-    other.touch()
+    other.touch(mode=0o755)
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(other))
     assert confide(*words)[0] == 1
     assert steps == ["dp_bert"]
