@@ -397,33 +397,26 @@ def _reduce_poisson(event: Event) -> Reduction:
 
 
 def _reduce_truncated(event: Event) -> Reduction:
-    units, cap = event["declared_units"], event["cap"]
+    from scipy.stats import binom
 
-    def part(rate: float, sigma: float, times: int) -> Part:
-        _gaussian(sigma)
-        return lambda spacing: (
-            _pld()
-            .from_truncated_subsampled_gaussian_mechanism(
-                dataset_size=units,
-                sampling_probability=rate,
-                truncated_batch_size=cap,
-                noise_multiplier=sigma,
-                value_discretization_interval=spacing,
-            )
-            .self_compose(times)
+    def part(rate: float, sigma: float, times: int) -> tuple[Part, tuple[str, str]]:
+        cut = float(binom.sf(event["cap"] - 1, event["declared_units"] - 1, rate))
+        plain, moved = _sampled(rate, sigma, 1), _sampled(rate, sigma / 2, 1)
+
+        def mixture(spacing: float) -> Any:
+            one = plain(spacing)
+            whole = moved(spacing).compute_mixture(one, cut) if cut else one
+            return whole.self_compose(times)
+
+        return mixture, (
+            f"{times} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ)) with"
+            f" σ = {sigma:.6g}, and, with probability {cut:.3g}, σ/2",
+            "a batch that is cut moves by at most twice the clip norm, another by once (the"
+            " decomposition of arXiv:2508.15089; whether a batch is cut does not depend on the unit)",
         )
 
-    return Reduction(
-        tuple(part(*phase) for phase in event["phases"]),
-        tuple(
-            (
-                f"{n} × TruncatedSubsampledGaussian(n = {units}, q = {q:.6g}, at most {cap},"
-                f" σ = {s:.6g})",
-                "truncated Poisson sampling (arXiv:2508.15089)",
-            )
-            for q, s, n in event["phases"]
-        ),
-    )
+    parts, lines = zip(*(part(*phase) for phase in event["phases"]), strict=True)
+    return Reduction(parts, lines)
 
 
 def _reduce_fixed_size(event: Event) -> Reduction:
