@@ -16,7 +16,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.storage import sha256_of
 
 if TYPE_CHECKING:
-    from tasks.evidence.model import OperatorWords
+    from tasks.evidence.pack_contents import OperatorWords
 
 
 @click.command("evidence")
@@ -120,7 +120,7 @@ def _operator_words(file: Path | None) -> OperatorWords:
     from pydantic import ValidationError
 
     from dp_core.config.fields import one_line
-    from tasks.evidence.model import OperatorWords
+    from tasks.evidence.pack_contents import OperatorWords
 
     if file is None:
         return OperatorWords()

@@ -56,7 +56,7 @@ CONTROL = "the same training without privacy, for comparison"
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditOutput:
     """The output of an audit's step.
 
     Attributes:
@@ -88,7 +88,7 @@ class Audit:
     name: str
     measured: str
     step: str = ""
-    read: Callable[[Audit, Finding], Sequence[AuditRecord]] | None = None
+    read: Callable[[Audit, AuditOutput], Sequence[AuditRecord]] | None = None
 
 
 def audits_of(
@@ -149,7 +149,7 @@ def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
 
 def _findings(
     store: Store, audit: Audit, subjects: dict[str, str], operator: bool
-) -> list[Finding]:
+) -> list[AuditOutput]:
     """Return the audit's outputs of these models, and for the operator those of their controls."""
     found, others = [], []
     for uri in store.outputs(audit.step) if audit.step else ():
@@ -160,26 +160,26 @@ def _findings(
         if result is None:
             continue
         if subject := subjects.get(str(result.facts.get(SUBJECT) or "-")):
-            found.append(Finding(store, uri, result, subject))
+            found.append(AuditOutput(store, uri, result, subject))
         elif operator and operator_only(result.releases) and not result.facts.get("model_updates"):
-            others.append(Finding(store, uri, result, CONTROL))
+            others.append(AuditOutput(store, uri, result, CONTROL))
     probes = {one.result.facts.get(PROBES) for one in found} - {None}
     return found + [one for one in others if one.result.facts.get(PROBES) in probes]
 
 
-def _exposure(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _exposure(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return the exposure of canaries among random tokens."""
     label = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
     return _exposure_of(audit, finding, EXPOSURE, EMBEDDED, label)
 
 
-def _exposure_in_rows(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _exposure_in_rows(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return the exposure of canaries in the very rows that trained, which are private."""
     return _exposure_of(audit, finding, EXPOSURE_IN_ROWS, IN_ROWS, Label.OPERATOR)
 
 
 def _exposure_of(
-    audit: Audit, finding: Finding, key: str, context: str, label: Label
+    audit: Audit, finding: AuditOutput, key: str, context: str, label: Label
 ) -> list[AuditRecord]:
     """Return the group with the largest exposure in a context; none if none was measured there."""
     if key not in finding.result.outputs:  # of a version that did not measure it
@@ -242,14 +242,14 @@ def _with_rank_null(row: ExposureRow) -> dict[str, float | str]:
     return told
 
 
-def _membership(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _membership(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return at each level the attack that leaks most, of all that were made there."""
     rows = json.loads(finding.text(MEMBERSHIP_FILE))["rows"]
     most = {row["level"]: row for row in sorted(rows, key=lambda r: float(r["leakage"]["value"]))}
     return [_membership_at(audit, finding, row) for row in most.values()]
 
 
-def _membership_at(audit: Audit, finding: Finding, row: dict[str, Any]) -> AuditRecord:
+def _membership_at(audit: Audit, finding: AuditOutput, row: dict[str, Any]) -> AuditRecord:
     leakage, ceiling = row["leakage"], row["leakage_ceiling"]
     value, low, high = leakage["value"], leakage["low"], leakage["high"]
     return AuditRecord(
@@ -280,12 +280,12 @@ def _membership_at(audit: Audit, finding: Finding, row: dict[str, Any]) -> Audit
     )
 
 
-def _discoverable(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _discoverable(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return how many rows that trained came out by greedy decoding."""
     return _extraction(audit, finding, FROM_ROWS, Label.OPERATOR)
 
 
-def _targeted(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _targeted(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return how many secrets are among the k likeliest tokens."""
     own = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
     return _extraction(audit, finding, FROM_CANARIES, own)
@@ -294,7 +294,9 @@ def _targeted(audit: Audit, finding: Finding) -> list[AuditRecord]:
 _EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
 
 
-def _extraction(audit: Audit, finding: Finding, sought: Sought, label: Label) -> list[AuditRecord]:
+def _extraction(
+    audit: Audit, finding: AuditOutput, sought: Sought, label: Label
+) -> list[AuditRecord]:
     """Return the record of one protocol; none of it where the settings did not ask for it."""
     if audit.key not in finding.result.outputs:
         return []
@@ -312,17 +314,17 @@ def _extraction(audit: Audit, finding: Finding, sought: Sought, label: Label) ->
     return [record.model_copy(update={"subject": finding.subject})]
 
 
-def _lower_bound(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _lower_bound(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return what the audit of the model's own training found."""
     return _kept(finding, AUDIT_FILE)
 
 
-def _from_outside(audit: Audit, finding: Finding) -> list[AuditRecord]:
+def _from_outside(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
     """Return what was found by canaries and texts that somebody gave."""
     return _kept(finding, GIVEN_FILE)
 
 
-def _kept(finding: Finding, file: str) -> list[AuditRecord]:
+def _kept(finding: AuditOutput, file: str) -> list[AuditRecord]:
     """Return the records that a step left as they are."""
     return [
         AuditRecord.model_validate(record | {"subject": finding.subject})

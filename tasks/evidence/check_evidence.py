@@ -3,19 +3,21 @@
 
     python check_evidence.py [FOLDER] [--model FOLDER_OF_THE_MODEL]
 
-It reads evidence.json; compares every file's digest with the one named there; holds statement,
-releases and ledger extract against each other; reduces every private mechanism to what Google's
-`dp_accounting` knows, by the theorem named beside it, and derives ε and the ceilings on attacks
-again. Nothing of the software that trained the model is imported.
+The script trusts no figure and no sentence of the pack. From the recorded mechanisms alone it
+derives the neighbouring relation, ε (with Google's `dp_accounting`, by the theorem that each
+reduction names), whether δ is below 1/n, and the ceilings on attacks. It then writes every page of
+the pack again from the data, and compares them byte for byte. `RECORDED` lists the fields that
+cannot be derived.
 
-Exit codes: 0 everything holds; 1 something does not; 2 this is no evidence pack, or it cannot be
-checked here; 4 nothing is wrong, but a part could not be derived again.
+Exit codes: 0 everything holds; 1 there is a fault; 2 the folder holds no evidence pack of this
+version, or it cannot be checked here; 4 no fault, but a part could not be derived.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import html
 import json
 import math
 import re
@@ -26,368 +28,588 @@ from pathlib import Path
 from typing import Any
 
 HOLDS, FAULTY, NO_PACK, NOT_DERIVED = 0, 1, 2, 4
-TOLERANCE = 0.005  # by which a derived number may differ from the one that is claimed
-EVIDENCE, SCHEMA = "evidence.json", "evidence.schema.json"
-STATEMENT, LEDGER = "privacy_statement.json", "ledger.json"
-WEIGHTS = (".safetensors",)
-_SETTLED = 1e-3  # two grids that agree so well are fine enough
+TOLERANCE = 0.005  # share by which a claim may lie below the derived number
+EVIDENCE, LEDGER, STATEMENT = "evidence.json", "ledger.json", "privacy_statement.json"
+PAGE, CARD, WORDS, SCRIPT = "evidence.html", "README.md", "PRIVACY.md", "check_evidence.py"
+FILES = {LEDGER, STATEMENT, PAGE, CARD, WORDS, SCRIPT}  # of a pack, in addition to evidence.json
+FALSE_POSITIVE_RATES = (0.001, 0.01)
+NOT_STATED = "not stated by the operator"
+RECORDED = {  # fields that no data of a pack can confirm, by file
+    EVIDENCE: (
+        "edition", "made_up", "created", "model", "made_by", "versions", "operator_words",
+        "measures", "audits", "claims[].assumptions", "claims[].declared_units",
+        "claims[].releases[].ledger_id", "trained_by.sampling", "trained_by.clip_norm",
+        "trained_by.clipping", "trained_by.examples_per_step", "trained_by.max_examples_per_unit",
+    ),
+    LEDGER: (
+        "extracts[].budget_epsilon", "extracts[].budget_delta", "extracts[].share_spent",
+        "extracts[].shares_budget", "extracts[].left_out", "extracts[].entries[].plan",
+        "extracts[].entries[].seed_hash", "extracts[].entries[].released_hash",
+        "extracts[].entries[].reserved", "extracts[].entries[].settled",
+    ),
+}  # fmt: skip
+_MOST_BYTES = 1 << 26
+_SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
+_ROUNDING = 1e-5  # absolute: ε and ceilings below it are the grid's
+_ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
 
 class NotAPackError(Exception):
-    """The folder holds no evidence, or this machine cannot read it."""
+    """The folder holds no evidence of this version, or this machine cannot read it."""
 
 
 class NotDerivedError(Exception):
-    """A mechanism that dp_accounting cannot express, and no theorem here reduces to what it can."""
+    """dp_accounting cannot express a mechanism, and no theorem here reduces it."""
 
 
-# --- from a mechanism to privacy loss distributions of dp_accounting
+# --- the shape of the data: strict JSON, exact fields, numbers in range
+
+_REAL: Callable[[Any], bool] = lambda v: type(v) in (int, float) and math.isfinite(v)  # noqa: E731
+_TEXT: Callable[[Any], bool] = lambda v: isinstance(v, str) and v.isprintable()  # noqa: E731
+_FLAG: Callable[[Any], bool] = lambda v: isinstance(v, bool)  # noqa: E731
 
 
-@dataclass
-class Reduction:
-    """A mechanism as a composition of privacy loss distributions (PLD).
+def _whole(low: int, high: int = 10**15) -> Callable[[Any], bool]:
+    return lambda v: type(v) is int and low <= v <= high
 
-    Attributes:
-        parts: each makes a PLD on a grid of the spacing that it is given.
-        lines: what stands for what, and by which theorem.
-        settled: (δ) -> ε where the mechanism, alone, is claimed by Rényi DP; None otherwise.
+
+def _within(low: float, high: float) -> Callable[[Any], bool]:
+    """Return the test for a number above `low` and at most `high`."""
+    return lambda v: _REAL(v) and low < v <= high
+
+
+@dataclass(frozen=True)
+class _Optional:
+    shape: Any
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    shape: Any
+
+
+_SHA256, _DAY, _NAME = r"[0-9a-f]{64}", r"\d{4}-\d\d-\d\d", r"\S(.*\S)?"
+_UNIT, _RELATION = {"example", "document", "patient"}, {_ADD_REMOVE, _ZERO_OUT, _REPLACE}
+_EPSILON, _DELTA, _SIGMA = (lambda v: _REAL(v) and 0 <= v <= 1e6), _within(0, 1), _within(0, 1e12)
+_EVENT = object()  # a mechanism: `MECHANISMS` has its fields
+_STEPS = _whole(1, 10**7)
+_REDERIVED = {"tool": _NAME, "epsilon": _Optional(_EPSILON)}
+_CLAIMED_RELEASE = {
+    "ledger_id": _NAME, "event": _EVENT, "unit": _UNIT, "neighbours": _RELATION, "delta": _DELTA,
+    "epsilon": _EPSILON, "rederived": _REDERIVED,
+}  # fmt: skip
+_CLAIM = {
+    "dataset": _NAME, "unit": _UNIT, "neighbours": _RELATION,
+    "declared_units": _Optional(_whole(1)), "epsilon": _Optional(_EPSILON), "delta": _DELTA,
+    "one_plan": _FLAG, "assumptions": [_TEXT], "releases": [_CLAIMED_RELEASE],
+    "rederived": _Optional(_REDERIVED), "tpr_ceilings": [{"fpr": _DELTA, "tpr": _DELTA}],
+}  # fmt: skip
+_AUDIT = {
+    "key": r"[a-z][a-z0-9_]*", "name": _NAME, "subject": _NAME, "level": _Optional(_TEXT),
+    "measured": _NAME, "value": _Optional(_REAL), "interval": _Optional((_REAL, _REAL)),
+    "confidence": _Optional(_DELTA), "ceiling": _Optional(_REAL), "ceiling_of": _TEXT,
+    "power": _TEXT, "bounds_claim": _FLAG, "finding": _TEXT,
+    "verdict": {"consistent", "contradicted", "inconclusive", "not run"},
+    "null_control": _Optional({
+        "of": _NAME, "low": _REAL, "high": _REAL, "alarm_rate": _DELTA,
+        "p_value": _Optional(_REAL),
+    }),
+    "label": {"dp", "public", "operator"},
+    "rows": [_Mapping(lambda v: _REAL(v) or _TEXT(v))],
+}  # fmt: skip
+_OPERATOR_WORDS = (
+    "model_name", "license", "language", "contact", "intended_use", "out_of_scope_use",
+    "data_collection", "data_people", "legal_basis", "known_biases", "access_to_private_data",
+)  # fmt: skip
+SHAPES: dict[str, Any] = {
+    EVIDENCE: {
+        "version": _whole(2, 2), "edition": {"publishable", "operator"}, "made_up": _FLAG,
+        "created": _DAY, "claims": [_CLAIM], "audits": [_AUDIT], "files": _Mapping(_SHA256),
+        "model": {
+            "step": _NAME, "kind": _Optional(_TEXT), "layers": _Optional(_whole(0)),
+            "hidden": _Optional(_whole(0)), "parameters": _Optional(_whole(0)),
+            "head": _Optional(_TEXT), "files": _Mapping(_SHA256),
+        },
+        "trained_by": _Optional({
+            "ledger_id": _NAME, "sampling": _NAME, "declared_units": _whole(1),
+            "phases": [{"steps": _STEPS, "expected_batch": _within(0, 1e15)}],
+            "noise_multiplier": _SIGMA, "clip_norm": _SIGMA, "clipping": _NAME,
+            "examples_per_step": _whole(1), "max_examples_per_unit": _whole(1),
+            "noise_bands": _whole(1),
+        }),
+        "measures": [{"name": _NAME, "value": _REAL, "label": {"dp", "public", "operator"}}],
+        "operator_words": dict.fromkeys(_OPERATOR_WORDS, _NAME),
+        "versions": _Mapping(_NAME), "made_by": {"spec_hash": _TEXT, "output": _NAME},
+    },
+    LEDGER: {
+        "version": _whole(2, 2),
+        "extracts": [{
+            "dataset": _NAME, "budget_unit": _Optional(_UNIT),
+            "budget_neighbours": _Optional(_RELATION), "budget_epsilon": _Optional(_EPSILON),
+            "budget_delta": _Optional(_DELTA), "share_spent": _Optional(_EPSILON),
+            "shares_budget": _FLAG, "left_out": _NAME,
+            "entries": [{
+                "number": _whole(1), "id": _NAME, "of_this_data_set": _FLAG,
+                "in_this_model": _FLAG, "event": _EVENT, "unit": _UNIT, "neighbours": _RELATION,
+                "delta": lambda v: _REAL(v) and 0 <= v < 1, "accounted": _FLAG,
+                "state": {"planned", "reserved", "settled", "withdrawn"},
+                "plan": _whole(0), "known_seed": _FLAG, "seed_hash": _TEXT, "released_hash": _TEXT,
+                "reserved": _TEXT, "settled": _TEXT,
+            }],
+        }],
+    },
+}  # fmt: skip
+
+
+def read_json(text: bytes) -> Any:
+    """Return the JSON value, in which no key occurs twice and every number is finite.
+
+    Raises:
+        ValueError: `text` is something else.
     """
 
-    parts: list[Callable[[float], Any]] = field(default_factory=list)
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    settled: Callable[[float], float] | None = None
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return dict(pairs)
 
-    def add(self, other: Reduction) -> None:
-        """Compose with another."""
-        self.parts += other.parts
-        self.lines += [line for line in other.lines if line not in self.lines]
+    def finite(number: str) -> float:
+        if not math.isfinite(float(number)):
+            raise ValueError(f"{number} is not finite")
+        return float(number)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-_SUBSAMPLED = (
-    "the Poisson-subsampled Gaussian is dominated by (1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²)"
-    " (Zhu, Dong and Wang 2022, Theorem 11)"
-)
+def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
+    """Yield a line for each field that is missing, unknown, of another type or out of range."""
+    if isinstance(shape, _Optional):
+        if value is not None:
+            yield from misshapen(value, shape.shape, where)
+    elif shape is _EVENT:
+        kind = value.get("kind") if isinstance(value, dict) else None
+        mechanism = MECHANISMS.get(kind) if isinstance(kind, str) else None
+        if mechanism is not None:
+            known = {"kind": {kind}, "version": _whole(1), "unit": _Optional(_UNIT)}
+            yield from misshapen(value, known | mechanism.fields, where)
+        elif not isinstance(kind, str):
+            yield f"{where} is no mechanism"
+    elif isinstance(shape, dict | _Mapping) and isinstance(value, dict):
+        fields = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.shape)
+        yield from (f"{where}.{name} is missing" for name in fields if name not in value)
+        yield from (f"{where}.{name} is unknown" for name in value if name not in fields)
+        for name in fields.keys() & value.keys():
+            if name.isprintable():
+                yield from misshapen(value[name], fields[name], f"{where}.{name}")
+            else:
+                yield f"{where} has a name that cannot be printed"
+    elif isinstance(shape, list) and isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from misshapen(item, shape[0], f"{where}[{number}]")
+    elif isinstance(shape, tuple) and isinstance(value, list) and len(shape) == len(value):
+        for number, (item, part) in enumerate(zip(value, shape, strict=True)):
+            yield from misshapen(item, part, f"{where}[{number}]")
+    elif isinstance(shape, str):
+        if not (_TEXT(value) and re.fullmatch(shape, value, re.ASCII)):
+            yield f"{where} is not text of the expected form"
+    elif isinstance(shape, set):
+        if not (isinstance(value, str) and value in shape):
+            yield f"{where} is not one of: {', '.join(sorted(shape))}"
+    elif not callable(shape) or not shape(value):
+        yield f"{where} is of another type, or out of range"
 
 
-def reduce(event: Mapping[str, Any]) -> Reduction:
-    """Return the reduction of a mechanism, as the statement and the ledger record it.
+# --- mechanisms: neighbouring relation, words, and reduction to dp_accounting
+
+Event = Mapping[str, Any]
+Part = Callable[[float], Any]  # grid spacing -> privacy loss distribution (PLD) of dp_accounting
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A mechanism as a composition of privacy loss distributions.
+
+    Attributes:
+        parts: their PLDs.
+        lines: (reduced mechanism, theorem that reduces it).
+        by_renyi: δ -> ε of a mechanism that, alone, is claimed by Rényi DP; None for the others.
+    """
+
+    parts: tuple[Part, ...]
+    lines: tuple[tuple[str, str], ...]
+    by_renyi: Callable[[float], float] | None = None
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One kind of mechanism, version 1.
+
+    Attributes:
+        title: the release in a word or two.
+        relation: under which its ε holds; None for its parts' relation.
+        fields: the shape of its parameters.
+        words: the mechanism in one clause, as the privacy statement writes it.
+        reduce: its reduction.
+        converts: relations to which a theorem converts it.
+    """
+
+    title: str
+    relation: str | None
+    fields: dict[str, Any]
+    words: Callable[[Event], str]
+    reduce: Callable[[Event], Reduction]
+    converts: frozenset[str] = frozenset({_REPLACE})
+
+
+def mechanism_of(event: Event) -> Mechanism:
+    """Return the kind of a recorded mechanism.
+
+    Raises:
+        NotDerivedError: this script does not know it.
+    """
+    known = MECHANISMS.get(event["kind"])
+    if known is None or event["version"] != 1:
+        raise NotDerivedError(f"no reduction is known for the mechanism {event['kind']!r}")
+    return known
+
+
+def parts_of(event: Event) -> list[Event]:
+    """Return the mechanisms of which this one is made."""
+    values = [v for value in event.values() for v in (value if type(value) is list else [value])]
+    return [part for part in values if isinstance(part, dict)]
+
+
+def relation_of(event: Event) -> str:
+    """Return the neighbouring relation under which the ε of a mechanism holds.
+
+    Raises:
+        NotDerivedError: a part is unknown.
+        ValueError: its parts have different relations, or no theorem converts it.
+    """
+    known = mechanism_of(event)
+    relations = {relation_of(part) for part in parts_of(event)}
+    if event["kind"] == "restated":
+        if relations != {_ADD_REMOVE} or event["to"] not in mechanism_of(event["event"]).converts:
+            raise ValueError(f"no theorem converts it to {event['to']}")
+        if (event["to"] == _REPLACE) != (event["delta"] > 0):
+            raise ValueError("only replace-one needs a δ of its halves")
+        return str(event["to"])
+    if known.relation is not None:
+        return known.relation
+    if len(relations) != 1:
+        raise ValueError("its parts have different neighbouring relations")
+    return relations.pop()
+
+
+def title_of(event: Event) -> str:
+    """Return the release in a word or two."""
+    if event["kind"] == "restated":
+        return title_of(event["event"])
+    return str(event["reason"]) if event["kind"] == "unaccounted" else mechanism_of(event).title
+
+
+def words_of(event: Event) -> str:
+    """Return a mechanism in one clause."""
+    return mechanism_of(event).words(event)
+
+
+def units_of(event: Event) -> set[str | None]:
+    """Return the units that a mechanism and its parts protect."""
+    return {event["unit"]}.union(*(units_of(part) for part in parts_of(event)))
+
+
+def reduce(event: Event) -> Reduction:
+    """Return the reduction of a recorded mechanism.
 
     Raises:
         NotDerivedError: there is none.
     """
-    kind = event.get("kind")
-    found = _REDUCTIONS.get((str(kind), event.get("version")))
-    if found is None:
-        raise NotDerivedError(f"no reduction is known for the mechanism {kind!r}")
-    return found(event)
+    return mechanism_of(event).reduce(event)
 
 
-def _composed(event: Mapping[str, Any]) -> Reduction:
-    return _all_of(event["events"])
-
-
-def _phrase_rounds(event: Mapping[str, Any]) -> Reduction:
-    whole = _all_of(event["rounds"])
-    whole.lines.append(
-        (
-            "rounds: composed, each as if it had been fixed beforehand",
-            "adaptive composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)",
-        )
-    )
-    return whole
-
-
-def _all_of(events: Sequence[Mapping[str, Any]]) -> Reduction:
-    whole = Reduction()
-    for event in events:
-        whole.add(reduce(event))
-    return whole
-
-
-def _poisson(event: Mapping[str, Any]) -> Reduction:
-    return _phases([(q, s, n) for q, s, n in event["phases"]], _SUBSAMPLED)
-
-
-def _cyclic(event: Mapping[str, Any]) -> Reduction:
-    cycle = event["cycle"]
-    return _phases(
-        [(q, s, math.ceil(n / cycle)) for q, s, n in event["phases"]],
-        f"noise of at most {cycle} bands on batches from {cycle} parts in turn is ⌈n/{cycle}⌉"
-        " Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)",
+def _composed(events: Sequence[Event]) -> Reduction:
+    reductions = [reduce(event) for event in events]
+    return Reduction(
+        tuple(part for one in reductions for part in one.parts),
+        tuple(dict.fromkeys(line for one in reductions for line in one.lines)),
+        reductions[0].by_renyi if len(reductions) == 1 else None,
     )
 
 
-def _phases(phases: Sequence[tuple[float, float, int]], theorem: str) -> Reduction:
-    whole = Reduction()
-    for rate, sigma, times in phases:
-        whole.parts.append(_subsampled(rate, sigma, int(times)))
-        said = f"{int(times)} × PoissonSampled(q = {rate:.6g}, Gaussian(σ = {sigma:.6g}))"
-        whole.lines.append((said, theorem))
-    return whole
+def _pld() -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution
 
 
-def _subsampled(rate: float, sigma: float, times: int) -> Callable[[float], Any]:
-    def part(spacing: float) -> Any:
-        if rate == 1:
-            return _gaussian_pld(sigma / math.sqrt(times), spacing)
-        one = _library().from_gaussian_mechanism(
-            sigma, value_discretization_interval=spacing, sampling_prob=rate
+def _gaussian(sigma: float) -> Part:
+    if sigma < 0.05:
+        raise NotDerivedError(f"noise of σ = {sigma:.3g} promises nothing that a grid can hold")
+    return lambda spacing: _pld().from_gaussian_mechanism(
+        sigma, value_discretization_interval=spacing
+    )
+
+
+def _sampled(rate: float, sigma: float, times: int) -> Part:
+    if rate == 1:
+        return _gaussian(sigma / math.sqrt(times))
+    _gaussian(sigma)
+    return lambda spacing: (
+        _pld()
+        .from_gaussian_mechanism(sigma, value_discretization_interval=spacing, sampling_prob=rate)
+        .self_compose(times)
+    )
+
+
+def _epsilon_delta(epsilon: float, delta: float) -> Part:
+    """Return the dominating pair of all (ε, δ)-DP mechanisms."""
+    from dp_accounting.pld import common
+
+    known = common.DifferentialPrivacyParameters(epsilon, delta)
+    return lambda spacing: _pld().from_privacy_parameters(
+        known, value_discretization_interval=spacing
+    )
+
+
+def _reduce_poisson(event: Event) -> Reduction:
+    cycle = event.get("cycle", 1)
+    phases = [(q, s, math.ceil(n / cycle)) for q, s, n in event["phases"]]
+    theorem = (
+        "(1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²) dominates it (Zhu, Dong and Wang 2022,"
+        " Theorem 11)"
+    )
+    if "cycle" in event:
+        theorem = (
+            f"noise of at most {cycle} bands on batches from {cycle} parts in turn is ⌈n/{cycle}⌉"
+            " Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)"
         )
-        return one.self_compose(times) if times > 1 else one
+    return Reduction(
+        tuple(_sampled(*phase) for phase in phases),
+        tuple(
+            (f"{n} × PoissonSampled(q = {q:.6g}, Gaussian(σ = {s:.6g}))", theorem)
+            for q, s, n in phases
+        ),
+    )
 
-    return part
 
-
-def _truncated(event: Mapping[str, Any]) -> Reduction:
+def _reduce_truncated(event: Event) -> Reduction:
     from scipy.stats import binom
 
-    units, cap = event["declared_units"], event["cap"]
-    whole = Reduction()
-    for rate, sigma, times in event["phases"]:
-        cut = float(binom.sf(cap - 1, units - 1, rate))
+    def part(rate: float, sigma: float, times: int) -> tuple[Part, tuple[str, str]]:
+        cut = float(binom.sf(event["cap"] - 1, event["declared_units"] - 1, rate))
+        plain, moved = _sampled(rate, sigma, 1), _sampled(rate, sigma / 2, 1)
 
-        def part(
-            spacing: float, q: float = rate, s: float = sigma, n: int = int(times), w: float = cut
-        ) -> Any:
-            plain = _subsampled(q, s, 1)(spacing)
-            one = plain if w == 0 else _subsampled(q, s / 2, 1)(spacing).compute_mixture(plain, w)
-            return one.self_compose(n) if n > 1 else one
+        def mixture(spacing: float) -> Any:
+            one = plain(spacing)
+            whole = moved(spacing).compute_mixture(one, cut) if cut else one
+            return whole.self_compose(times)
 
-        whole.parts.append(part)
-        said = f"{int(times)} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ))"
-        whole.lines.append(
-            (
-                f"{said} with σ = {sigma:.6g}, and, with probability {cut:.3g}, σ/2",
-                "a batch that is cut moves by at most twice the clip norm, one that is not by once"
-                " (the decomposition of arXiv:2508.15089, whether a batch is cut being independent"
-                " of the unit)",
-            )
+        return mixture, (
+            f"{times} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ)) with"
+            f" σ = {sigma:.6g}, and, with probability {cut:.3g}, σ/2",
+            "a batch that is cut moves by at most twice the clip norm, another by once (the"
+            " decomposition of arXiv:2508.15089; whether a batch is cut does not depend on the unit)",
         )
-    return whole
+
+    parts, lines = zip(*(part(*phase) for phase in event["phases"]), strict=True)
+    return Reduction(parts, lines)
 
 
-def _fixed_size(event: Mapping[str, Any]) -> Reduction:
-    whole = Reduction()
-    slots = event["slots"]
-    for batch, sigma, times in event["phases"]:
-        rate, mu = batch / slots, 2 / sigma
+def _reduce_fixed_size(event: Event) -> Reduction:
+    import numpy as np
 
-        def profile(eps: Any, q: float = rate, m: float = mu) -> tuple[Any, Any]:
-            numpy = _numpy()
-            inner = numpy.log1p(numpy.expm1(eps) / q)
-            both = q * _gaussian_delta(inner, m)
+    def part(batch: int, sigma: float, times: int) -> Part:
+        rate, mu = batch / event["slots"], 2 / sigma
+        _gaussian(sigma)
+
+        def profile(eps: Any) -> tuple[Any, Any]:
+            both = rate * _gaussian_delta(np.log1p(np.expm1(eps) / rate), mu)
             return both, both
 
-        reach = _reach_of(mu)
-        whole.parts.append(_of_profile(profile, reach, int(times)))
-        whole.lines.append(
+        return _from_profile(profile, mu, times)
+
+    return Reduction(
+        tuple(part(*phase) for phase in event["phases"]),
+        tuple(
             (
-                f"{int(times)} × the profile q·G(ln(1 + (e^ε − 1)/q)), q = {rate:.6g}, G that of a"
-                f" Gaussian with μ = {mu:.6g}",
+                f"{n} × the profile q·G(ln(1 + (e^ε − 1)/q)), q = {batch / event['slots']:.6g}, of"
+                f" a Gaussian G with μ = {2 / s:.6g}",
                 "sampling without replacement, replace-one (Balle, Barthe and Gaboardi 2018,"
                 " Theorems 2 and 11)",
             )
-        )
-    return whole
+            for batch, s, n in event["phases"]
+        ),
+    )
 
 
-def _gaussian(event: Mapping[str, Any]) -> Reduction:
-    times = event["count"] if event["kind"] == "gaussian" else event["participations"]
+def _reduce_gaussian(event: Event) -> Reduction:
+    times = event["count"] if "count" in event else event["participations"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
-    return Reduction(
-        [lambda spacing: _gaussian_pld(sigma, spacing)],
-        [
-            (
-                f"Gaussian(σ = {sigma:.6g}) for {times} of them",
-                "k Gaussian mechanisms are one of σ/√k (Dong, Roth and Su 2022, Corollary 3.3)",
-            )
-        ],
-    )
+    theorem = "k Gaussian mechanisms are one of σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
+    line = (f"Gaussian(σ = {sigma:.6g}) for {times} Gaussian mechanism(s)", theorem)
+    return Reduction((_gaussian(sigma),), (line,))
 
 
-def _histogram(event: Mapping[str, Any]) -> Reduction:
-    """Discrete Gaussian noise on the words that are there, cut at a threshold.
+def _reduce_histogram(event: Event) -> Reduction:
+    """Discrete Gaussian noise on the words that are present, cut at a threshold.
 
-    A unit has N words, of which ℓ are its own alone. One of these passes with probability τ by
-    itself, and gives the unit away; given that none does, m = N − ℓ counts moved by 1 are left.
+    A unit has N words, of which it alone has ℓ. Each of these passes with probability τ, and
+    gives the unit away; if none passes, m = N − ℓ counts that are moved by 1 remain.
     """
-    if (event["mechanism"], event["noise"]) != ("set-counts", "discrete-gaussian"):
-        raise NotDerivedError(f"histogram {event['mechanism']!r} with noise {event['noise']!r}")
-    numpy = _numpy()
-    words, sigma, threshold = event["words_per_unit"], event["sigma"], event["threshold"]
-    tau = float(_tail(numpy.array([threshold - 1.0]), sigma)[0])
-    every = {*range(min(words, 8) + 1), words}
-    every |= {round(words ** (i / 48)) for i in range(49)}  # the worst ℓ is 0, N, or in between
+    import numpy as np
 
-    def profile(eps: Any) -> tuple[Any, Any]:
-        with_unit, without = numpy.zeros_like(eps), numpy.zeros_like(eps)
-        for lone in sorted(every):
-            stay = lone * math.log1p(-tau)
-            passes = -math.expm1(stay)
-            hidden = _moved_counts(eps - stay, words - lone, sigma)
-            with_unit = numpy.maximum(with_unit, passes + (1 - passes) * hidden)
-            without = numpy.maximum(without, _moved_counts(eps + stay, words - lone, sigma))
-        return with_unit, without
+    words, sigma = event["words_per_unit"], event["sigma"]
+    _gaussian(sigma / math.sqrt(words))
+    tau = float(_tail(np.array([event["threshold"] - 1.0]), sigma)[0])
+    every = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
 
-    mu = math.sqrt(words) / sigma
+    def part(spacing: float) -> Any:
+        one = _pld().from_discrete_gaussian_mechanism(
+            sigma, value_discretization_interval=spacing, use_connect_dots=True
+        )
+        shared = {m: one.self_compose(m) for m in {words - lone for lone in every} - {0}}
+
+        def moved(eps: Any, m: int) -> Any:
+            least = np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0)))
+            if m == 0:
+                return least
+            return np.maximum(least, shared[m].get_delta_for_epsilon(eps))
+
+        def profile(eps: Any) -> tuple[Any, Any]:
+            with_unit, without = np.zeros_like(eps), np.zeros_like(eps)
+            for lone in sorted(every):
+                stay = lone * math.log1p(-tau)
+                passes = -math.expm1(stay)
+                hidden = moved(eps - stay, words - lone)
+                with_unit = np.maximum(with_unit, passes + (1 - passes) * hidden)
+                without = np.maximum(without, moved(eps + stay, words - lone))
+            return with_unit, without
+
+        return _from_profile(profile, math.sqrt(words) / sigma, 1)(spacing)
+
     return Reduction(
-        [_of_profile(profile, _reach_of(mu), 1)],
-        [
+        (part,),
+        (
             (
-                f"Gaussian(σ = {sigma:.6g}/√{words}) on words that others hold, and a word of one"
-                f" unit alone that passes with probability τ = {tau:.3g}; the worst number of such"
-                " words at each ε",
-                "m discrete Gaussians of variance σ² add up to one of mσ² but for a factor within"
-                " 1e-13 (Kairouz, Liu and Steinke 2021, Theorem 11); given that no lone word"
-                " passes, they are all that differs",
-            )
-        ],
+                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and a word of"
+                f" one unit alone that passes with probability τ = {tau:.3g}; the worst number of"
+                " such words at each ε",
+                "given that no such word passes, the other counts are all that differs",
+            ),
+        ),
     )
 
 
-def _moved_counts(eps: Any, moved: int, sigma: float) -> Any:
-    """Return δ(ε) of `moved` counts with discrete Gaussian noise, each moved by 1."""
-    numpy = _numpy()
-    none = numpy.maximum(0.0, -numpy.expm1(numpy.minimum(eps, 0.0)))
-    if moved == 0:
-        return none
-    spread = math.sqrt(moved) * sigma
-    beyond = numpy.floor(eps * sigma**2 + moved / 2) + 1
-    found = _tail(beyond - moved, spread) - numpy.exp(numpy.minimum(eps, 700.0)) * _tail(
-        beyond, spread
-    )
-    return numpy.clip(found, none, 1.0)
-
-
-def _tail(k: Any, sigma: float) -> Any:
-    """Return Pr[Z ≥ k] of a discrete Gaussian, k whole numbers."""
-    numpy = _numpy()
-    if sigma > 2e4:  # the midpoint rule is exact to 1/σ²
-        from scipy.special import ndtr
-
-        return ndtr((0.5 - k) / sigma)
-    reach = math.ceil(16 * sigma) + 2
-    support = numpy.arange(-reach, reach + 1, dtype=float)
-    weights = numpy.exp(-(support**2) / (2 * sigma**2))
-    tails = numpy.append(numpy.cumsum(weights[::-1])[::-1] / weights.sum(), 0.0)
-    return tails[numpy.clip(k + reach, 0, len(support)).astype(int)]
-
-
-_LATTICE = (1024.0, 256.0, 1280.0)  # of the drawn noise: coarse deviation, factor, fine deviation
-
-
-def _noised_weights(event: Mapping[str, Any]) -> Reduction:
-    """Noised weights on a lattice, in rounds, released where they reach a threshold."""
-    numpy = _numpy()
-    items, scales, rule = event["items_per_unit"], event["scales"], event["rule"]
-    square = _LATTICE[0] ** 2
+def _norms(event: Event) -> tuple[float, float]:
+    """Return (standard deviation S of the noise, l2 norm of a unit over all rounds), in places."""
+    square = 1024.0**2
     for _ in range(event["levels"]):
-        square = _LATTICE[1] ** 2 * square + _LATTICE[2] ** 2
-    stretch = math.sqrt(1 + 1 / max(4, items)) if rule in ("mad", "mad2r") else 1.0
-    norms = [scale * stretch + event["rounding"] for scale in scales]
-    sigma = math.sqrt((square - 16) / math.fsum(norm**2 for norm in norms))
-    t = numpy.arange(1, items + 1, dtype=float)
-    weight = numpy.full(items, event["largest"], dtype=float)
-    if rule != "elimination":
-        weight = numpy.minimum(weight, 1 / numpy.sqrt(t))
+        square = 256.0**2 * square + 1280.0**2
+    rerouted = event["rule"] in ("mad", "mad2r")
+    stretch = math.sqrt(1 + 1 / max(4, event["items_per_unit"])) if rerouted else 1.0
+    squares = [(scale * stretch + event["rounding"]) ** 2 for scale in event["scales"]]
+    return math.sqrt(square), math.sqrt(math.fsum(squares))
+
+
+def _reduce_noised_weights(event: Event) -> Reduction:
+    """Noised weights on a lattice, in rounds, released where they reach a threshold."""
+    import numpy as np
+
+    items, scales = event["items_per_unit"], event["scales"]
+    deviation, norm = _norms(event)
+    sigma = math.sqrt(deviation**2 - 16) / norm
+    t = np.arange(1, items + 1, dtype=float)
+    weight = np.full(items, event["largest"], dtype=float)
+    if event["rule"] != "elimination":
+        weight = np.minimum(weight, 1 / np.sqrt(t))
     coin = 0.0
     for first, last, threshold in event["checks"]:
-        given = sum(numpy.ceil(weight * scale) + 1 for scale in scales[first : last + 1])
-        passes = _tail(numpy.floor(threshold - given), math.sqrt((last - first + 1) * square))
-        coin += float(numpy.max(-numpy.expm1(t * numpy.log1p(-numpy.minimum(passes, 1 - 1e-16)))))
+        given = sum(np.ceil(weight * scale) + 1 for scale in scales[first : last + 1])
+        passes = _tail(np.floor(threshold - given), math.sqrt(last - first + 1) * deviation)
+        coin += float(np.max(-np.expm1(t * np.log1p(-np.minimum(passes, 1 - 1e-16)))))
     coin = min(1.0, coin)
-
     return Reduction(
-        [lambda spacing: _gaussian_pld(sigma, spacing), _pair(0.0, coin)],
-        [
+        (_gaussian(sigma), _epsilon_delta(0.0, coin)),
+        (
             (
-                f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added"
-                f" δ = {coin:.3g}: that an item of one unit alone passes",
+                f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ ="
+                f" {coin:.3g} for an item of one unit alone that passes",
                 "adaptively composed Gaussians are one, μ² = Σ(norm/S)² (Dong, Roth and Su 2022,"
                 " Corollary 3.3), a discrete one of deviation S as a continuous one of √(S² − 16);"
                 " a new item passes only by its own noise (Confide, docs/proofs.md, “Items that"
                 " one unit brings”)",
-            )
-        ],
-    )
-
-
-def _converted(event: Mapping[str, Any]) -> Reduction:
-    inner = reduce(event["event"])
-    if event["to"] == "zero-out-one":
-        inner.lines.append(
-            (
-                "the same under zero-out",
-                "a unit that contributes nothing leaves the release as if it were not there",
-            )
-        )
-        return inner
-    if event["to"] != "replace-one":
-        raise NotDerivedError(f"no theorem converts to {event['to']!r}")
-    # (2ε, (1 + e^ε)δ) holds at every δ; at a slightly smaller one it stays within the claimed δ
-    # where the two libraries differ in the last digits of ε.
-    delta = event["delta"] / (1 + 1e-3)
-    epsilon = _epsilon(inner, delta)
-    doubled, added = 2 * epsilon, (1 + math.exp(epsilon)) * delta
-    return Reduction(
-        [_pair(doubled, added)],
-        [
-            *inner.lines,
-            (
-                f"(2ε, (1 + e^ε)δ) = ({doubled:.6g}, {added:.3g}) for replace-one",
-                "group privacy for two steps (Vadhan 2017, Lemma 2.2)",
             ),
-        ],
+        ),
     )
 
 
-def _selection(event: Mapping[str, Any]) -> Reduction:
-    """Return the best of a secret random number of trainings, by Rényi DP."""
+def _reduce_phrase_rounds(event: Event) -> Reduction:
+    whole = _composed(event["rounds"])
+    theorem = "adaptive composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)"
+    line = ("rounds: composed, each as if it had been fixed beforehand", theorem)
+    return Reduction(whole.parts, (*whole.lines, line))
+
+
+def _reduce_restated(event: Event) -> Reduction:
+    inner = reduce(event["event"])
+    if event["to"] == _ZERO_OUT:
+        theorem = "a unit that contributes nothing leaves the release as if it were not there"
+        return Reduction(inner.parts, (*inner.lines, ("the same under zero-out-one", theorem)))
+    # (2ε, (1 + e^ε)δ) holds at every δ. The slightly smaller δ keeps the result within the claimed
+    # δ where the two libraries differ in the last digits of ε.
+    delta = event["delta"] / (1 + 1e-3)
+    epsilon = _epsilon_of(inner, delta)
+    if epsilon > 300 or (1 + math.exp(epsilon)) * delta >= 1:
+        raise NotDerivedError("under replace-one its δ is 1 or more")
+    line = (
+        f"(2ε, (1 + e^ε)δ) for replace-one, from (ε, δ) at δ = {event['delta']:.3g}",
+        "group privacy for two steps (Vadhan 2017, Lemma 2.2)",
+    )
+    pair = _epsilon_delta(2 * epsilon, (1 + math.exp(epsilon)) * delta)
+    return Reduction((pair,), (*inner.lines, line))
+
+
+def _reduce_selection(event: Event) -> Reduction:
+    """The best of a secret random number of trainings, by Rényi DP."""
     import logging
 
+    import numpy as np
     from dp_accounting import dp_event, rdp
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # an order whose series diverges is left out
-    numpy = _numpy()
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
     candidates = [_dp_event(one) for one in event["candidates"]]
-    curves = [
-        numpy.asarray(rdp.RdpAccountant(orders).compose(one).rdp, dtype=float) for one in candidates
-    ]
-    worst = next((i for i, c in enumerate(curves) if all(numpy.all(c >= d) for d in curves)), None)
+    curves = [np.asarray(rdp.RdpAccountant(orders).compose(one).rdp) for one in candidates]
+    worst = next((i for i, c in enumerate(curves) if all(np.all(c >= d) for d in curves)), None)
     if worst is None:
         raise NotDerivedError("no candidate of the selection is the costliest at every Rényi order")
+    shape, gamma, mean = event["eta"], event["gamma"], event["mean"]
     if event["count"] == "poisson":
-        mean, shape = event["mean"], math.inf
+        shape = math.inf
+    elif shape == 0:
+        mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
-        shape, gamma = event["eta"], event["gamma"]
-        mean = (
-            (1 / gamma - 1) / math.log(1 / gamma)
-            if shape == 0
-            else shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-        )
+        mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
     best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
         return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
 
-    return Reduction(
-        [_pair(by_renyi(event["delta"]), event["delta"])],
-        [
-            (
-                f"RepeatAndSelect(mean = {mean:.6g}, shape = {shape:g}) of the costliest of"
-                f" {len(candidates)} candidates, by Rényi DP",
-                "Papernot and Steinke 2022, Theorems 2 and 6; a candidate drawn at random costs at"
-                " most the worst at each order (van Erven and Harremoës 2014, Theorem 13)",
-            )
-        ],
-        by_renyi,
+    line = (
+        f"RepeatAndSelect(mean = {mean:.6g}, shape = {shape:g}) of the costliest of"
+        f" {len(candidates)} candidates, by Rényi DP",
+        "Papernot and Steinke 2022, Theorems 2 and 6; a candidate drawn at random costs at most"
+        " the worst at each order (van Erven and Harremoës 2014, Theorem 13)",
     )
+    pair = _epsilon_delta(by_renyi(event["delta"]), event["delta"])
+    return Reduction((pair,), (line,), by_renyi)
 
 
-def _dp_event(event: Mapping[str, Any]) -> Any:
+def _dp_event(event: Event) -> Any:
     """Return a training as an event of dp_accounting's Rényi accountant."""
     import dp_accounting as dpa
 
@@ -395,148 +617,292 @@ def _dp_event(event: Mapping[str, Any]) -> Any:
         case "composed":
             return dpa.ComposedDpEvent([_dp_event(one) for one in event["events"]])
         case "gaussian":
-            sigma = event["noise_multiplier"] / math.sqrt(event["count"])
-            return dpa.GaussianDpEvent(sigma)
-        case "poisson_gaussian" | "cyclic_poisson_gaussian" as kind:
-            cycle = event["cycle"] if kind.startswith("cyclic") else 1
+            return dpa.GaussianDpEvent(event["noise_multiplier"] / math.sqrt(event["count"]))
+        case "poisson_gaussian" | "cyclic_poisson_gaussian":
+            phases = [
+                (dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(s)), n)
+                for q, s, n in event["phases"]
+            ]
+            cycle = event.get("cycle", 1)
             return dpa.ComposedDpEvent(
-                [
-                    dpa.SelfComposedDpEvent(
-                        dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(s)), math.ceil(n / cycle)
-                    )
-                    for q, s, n in event["phases"]
-                ]
+                [dpa.SelfComposedDpEvent(one, math.ceil(n / cycle)) for one, n in phases]
             )
     raise NotDerivedError(f"a selection among trainings of the kind {event['kind']!r}")
 
 
-_REDUCTIONS: dict[tuple[str, Any], Callable[[Mapping[str, Any]], Reduction]] = {
-    ("composed", 1): _composed,
-    ("phrase_rounds", 1): _phrase_rounds,
-    ("poisson_gaussian", 1): _poisson,
-    ("cyclic_poisson_gaussian", 1): _cyclic,
-    ("truncated_poisson_gaussian", 1): _truncated,
-    ("fixed_size_gaussian", 1): _fixed_size,
-    ("gaussian", 1): _gaussian,
-    ("shuffled_gaussian", 1): _gaussian,
-    ("thresholded_histogram", 1): _histogram,
-    ("noised_weights", 1): _noised_weights,
-    ("restated", 1): _converted,
-    ("random_count_selection", 1): _selection,
-}
+def _reduce_unaccounted(event: Event) -> Reduction:
+    raise NotDerivedError("it has no guarantee")
 
 
-# --- privacy loss distributions
+def _tail(k: Any, sigma: float) -> Any:
+    """Return Pr[Z ≥ k] of a discrete Gaussian at whole numbers k."""
+    import numpy as np
+    from scipy.special import ndtr
 
-
-def _library() -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    return privacy_loss_distribution
-
-
-def _numpy() -> Any:
-    import numpy
-
-    return numpy
-
-
-def _gaussian_pld(sigma: float, spacing: float) -> Any:
-    return _library().from_gaussian_mechanism(sigma, value_discretization_interval=spacing)
+    if sigma > 2e4:  # the midpoint rule is exact to 1/σ²
+        return ndtr((0.5 - k) / sigma)
+    reach = math.ceil(16 * sigma) + 2
+    weights = np.exp(-(np.arange(-reach, reach + 1, dtype=float) ** 2) / (2 * sigma**2))
+    tails = np.append(np.cumsum(weights[::-1])[::-1] / weights.sum(), 0.0)
+    return tails[np.clip(k + reach, 0, len(weights)).astype(int)]
 
 
 def _gaussian_delta(eps: Any, mu: float) -> Any:
     """Return the profile of the Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
+    import numpy as np
     from scipy.special import log_ndtr
 
-    numpy = _numpy()
     upper, lower = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
-    return numpy.exp(upper) * -numpy.expm1(numpy.minimum(lower - upper, 0.0))
+    return np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
 
 
-def _reach_of(mu: float) -> float:
-    return mu * mu / 2 + 12 * mu
-
-
-def _pair(epsilon: float, delta: float) -> Callable[[float], Any]:
-    """Return the dominating pair of all (ε, δ)-DP mechanisms."""
-
-    def part(spacing: float) -> Any:
-        from dp_accounting.pld import common
-
-        known = common.DifferentialPrivacyParameters(epsilon, delta)
-        return _library().from_privacy_parameters(known, value_discretization_interval=spacing)
-
-    return part
-
-
-def _of_profile(
-    profile: Callable[[Any], tuple[Any, Any]], reach: float, times: int
-) -> Callable[[float], Any]:
+def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: int) -> Part:
     """Return the PLD of a privacy profile, by the library's own "connect the dots".
 
     Args:
         profile: ε ≥ 0 -> (δ with the unit against without it, δ the other way round).
-        reach: ε beyond which only δ that no ε repairs is left.
-        times: how often it is composed with itself.
+        mu: of a Gaussian whose losses reach as far.
+        times: number of compositions with itself.
     """
+    import numpy as np
+    from dp_accounting.pld import pld_pmf
 
     def part(spacing: float) -> Any:
-        from dp_accounting.pld import pld_pmf
-
-        numpy = _numpy()
-        size = math.ceil(reach / spacing) + 1
-        eps = numpy.arange(size + 1) * spacing
-        one, other = (numpy.maximum.accumulate(d[::-1])[::-1] for d in profile(eps))
+        size = math.ceil((mu * mu / 2 + 12 * mu) / spacing) + 1
+        eps = np.arange(size + 1) * spacing
+        one, other = (np.maximum.accumulate(d[::-1])[::-1] for d in profile(eps))
 
         def direction(forth: Any, back: Any) -> Any:
-            below = 1 - numpy.exp(-eps[:0:-1]) * (1 - back[:0:-1])  # at −ε
-            deltas = numpy.clip(numpy.concatenate([below, forth]), 0.0, 1.0)
-            deltas = numpy.maximum.accumulate(deltas[::-1])[::-1]
+            below = 1 - np.exp(-eps[:0:-1]) * (1 - back[:0:-1])  # at −ε
+            deltas = np.clip(np.concatenate([below, forth]), 0.0, 1.0)
+            deltas = np.maximum.accumulate(deltas[::-1])[::-1]
             return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
                 spacing, -size, size, deltas
             )
 
-        whole = _library().PrivacyLossDistribution(direction(one, other), direction(other, one))
+        whole = _pld().PrivacyLossDistribution(direction(one, other), direction(other, one))
         return whole.self_compose(times) if times > 1 else whole
 
     return part
 
 
-def _composed_pld(reduction: Reduction, spacing: float) -> Any:
-    first, *rest = (part(spacing) for part in reduction.parts)
-    for other in rest:
-        first = first.compose(other)
-    return first
+def _phased(batches: str, sampled: str = "sampling rate") -> Callable[[Event], str]:
+    return lambda e: (
+        f"DP-SGD on {batches.format(**e)}: "
+        + "; then ".join(
+            f"{n} updates, {sampled} {rate:.4g}, effective noise multiplier σ = {s:g}"
+            for rate, s, n in e["phases"]
+        )
+    )
+
+
+_WEIGHTED = "a unit's items share a weight of norm 1 evenly"
+_REROUTED = "weight beyond a level goes back to the units"
+_RULES = {
+    "weighted": _WEIGHTED,
+    "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
+    "mad": f"{_REROUTED}, which give it to their other items",
+    "mad2r": f"{_REROUTED}; then once more without what passed and what cannot",
+    "elimination": f"{_WEIGHTED}, round by round, without what passed and what fell behind",
+}
+
+
+def _words_of_weights(event: Event) -> str:
+    deviation, norm = _norms(event)
+    rounds, rule = len(event["scales"]), event["rule"]
+    return (
+        f"noised weights ({rule}), at most {event['items_per_unit']} items per unit:"
+        f" {_RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
+        f" {math.sqrt(deviation**2 - 16) / norm:.4g} times a unit's norm, noised weights below"
+        f" {event['checks'][-1][2] / event['scales'][0]:.4g} dropped"
+    )
+
+
+def _words_of_rounds(event: Event) -> str:
+    return "phrases in rounds: " + "; then ".join(
+        f"of {length} words, {words_of(one)}"
+        for length, one in zip(event["lengths"], event["rounds"], strict=True)
+    )
+
+
+def _words_of_selection(event: Event) -> str:
+    from dp_accounting import rdp
+
+    law = f"truncated negative binomial, η = {event['eta']:g}, γ = {event['gamma']:.4g}"
+    if event["count"] == "poisson":
+        law = f"Poisson, mean {event['mean']:g}"
+    candidates = event["candidates"]
+    costs = [rdp.RdpAccountant([8]).compose(_dp_event(one)).rdp[0] for one in candidates]
+    return (
+        f"the best of a secret random number of trainings ({law}), each of one of"
+        f" {len(candidates)} candidates drawn at random, the costliest of them"
+        f" {words_of(candidates[costs.index(max(costs))])}; ε by Rényi, no PLD is known"
+    )
+
+
+_RATE, _BOTH = _within(0, 1), frozenset({_ZERO_OUT, _REPLACE})
+_PHASES = {"phases": [(_RATE, _SIGMA, _STEPS)]}
+MECHANISMS: dict[str, Mechanism] = {
+    "poisson_gaussian": Mechanism(
+        "DP training", _ADD_REMOVE, _PHASES, _phased("Poisson samples"), _reduce_poisson, _BOTH
+    ),
+    "cyclic_poisson_gaussian": Mechanism(
+        "DP training",
+        _ADD_REMOVE,
+        {"cycle": _STEPS, **_PHASES},
+        _phased("Poisson samples from {cycle} parts in turn, noise correlated over updates"),
+        _reduce_poisson,
+        _BOTH,
+    ),
+    "truncated_poisson_gaussian": Mechanism(
+        "DP training",
+        _ADD_REMOVE,
+        {"declared_units": _whole(1), "cap": _whole(1), **_PHASES},
+        _phased("Poisson samples cut to {cap} units"),
+        _reduce_truncated,
+    ),
+    "fixed_size_gaussian": Mechanism(
+        "DP training",
+        _REPLACE,
+        {"slots": _whole(1), "phases": [(_within(0, 1e15), _SIGMA, _STEPS)]},
+        _phased("batches of a fixed size", "batch"),
+        _reduce_fixed_size,
+        frozenset(),
+    ),
+    "gaussian": Mechanism(
+        "Gaussian mechanism",
+        _ADD_REMOVE,
+        {"noise_multiplier": _SIGMA, "count": _STEPS},
+        lambda e: f"the Gaussian mechanism, {e['count']} times, σ = {e['noise_multiplier']:g}",
+        _reduce_gaussian,
+        _BOTH,
+    ),
+    "shuffled_gaussian": Mechanism(
+        "DP training",
+        _ZERO_OUT,
+        {"noise_multiplier": _SIGMA, "participations": _STEPS},
+        lambda e: (
+            f"DP-SGD on shuffled epochs, unamplified: {e['participations']} epochs,"
+            f" σ = {e['noise_multiplier']:g}"
+        ),
+        _reduce_gaussian,
+        frozenset(),
+    ),
+    "thresholded_histogram": Mechanism(
+        "word histogram",
+        _ADD_REMOVE,
+        {
+            "words_per_unit": _whole(1, 10**6),
+            "sigma": _SIGMA,
+            "threshold": _whole(1),
+            "mechanism": {"set-counts"},
+            "noise": {"discrete-gaussian"},
+        },
+        lambda e: (
+            f"counts of words, at most {e['words_per_unit']} distinct words per unit, discrete"
+            f" Gaussian noise of σ = {e['sigma']:g} on each, noised counts below {e['threshold']}"
+            " dropped"
+        ),
+        _reduce_histogram,
+        _BOTH,
+    ),
+    "noised_weights": Mechanism(
+        "partition selection",
+        _ADD_REMOVE,
+        {
+            "rule": set(_RULES),
+            "items_per_unit": _whole(1, 10**6),
+            "levels": _whole(1, 2),
+            "scales": [_whole(1)],
+            "checks": [(_whole(0), _whole(0), _whole(1))],
+            "largest": _RATE,
+            "rounding": _whole(0),
+        },
+        _words_of_weights,
+        _reduce_noised_weights,
+        _BOTH,
+    ),
+    "phrase_rounds": Mechanism(
+        "phrases",
+        None,
+        {"rounds": [_EVENT], "lengths": [_whole(2)]},
+        _words_of_rounds,
+        _reduce_phrase_rounds,
+        _BOTH,
+    ),
+    "restated": Mechanism(
+        "",
+        None,
+        {"event": _EVENT, "to": {_ZERO_OUT, _REPLACE}, "delta": lambda v: _REAL(v) and 0 <= v < 1},
+        lambda e: words_of(e["event"]),
+        _reduce_restated,
+        frozenset(),
+    ),
+    "composed": Mechanism(
+        "several releases",
+        None,
+        {"events": [_EVENT]},
+        lambda e: "; and ".join(words_of(one) for one in e["events"]),
+        lambda e: _composed(e["events"]),
+        frozenset(),
+    ),
+    "random_count_selection": Mechanism(
+        "the best of several DP pre-trainings",
+        None,
+        {
+            "candidates": [_EVENT],
+            "count": {"poisson", "truncated-negative-binomial"},
+            "delta": _DELTA,
+            "eta": lambda v: _REAL(v) and -1 < v < 1e6,
+            "gamma": lambda v: _REAL(v) and 0 <= v < 1,
+            "mean": lambda v: _REAL(v) and 0 <= v < 1e9,
+        },
+        _words_of_selection,
+        _reduce_selection,
+    ),
+    "unaccounted": Mechanism(
+        "",
+        _ADD_REMOVE,
+        {"reason": _TEXT},
+        lambda e: f"no private mechanism ({e['reason']})",
+        _reduce_unaccounted,
+        frozenset(),
+    ),
+}
+
+
+# --- ε and ceilings, derived
 
 
 def _settled_pld(reduction: Reduction, delta: float) -> tuple[Any, float]:
-    """Return the composed PLD on a grid fine enough, and its ε at δ."""
+    """Return the composed PLD on a grid that is fine enough, and its ε at δ."""
     spacing, before = 4e-3, math.inf
     while True:
-        whole = _composed_pld(reduction, spacing)
-        epsilon = float(whole.get_epsilon_for_delta(delta))
+        first, *rest = (part(spacing) for part in reduction.parts)
+        for other in rest:
+            first = first.compose(other)
+        epsilon = float(first.get_epsilon_for_delta(delta))
         if math.isinf(epsilon) or abs(before - epsilon) <= _SETTLED * epsilon:
-            return whole, epsilon
+            return first, epsilon
         before, spacing = epsilon, min(spacing / 4, max(epsilon, 4 * _FINEST) / 250)
         if spacing < _FINEST:
-            return whole, epsilon
+            return first, epsilon
 
 
-def _epsilon(reduction: Reduction, delta: float) -> float:
-    if reduction.settled is not None:
-        return reduction.settled(delta)
+def _epsilon_of(reduction: Reduction, delta: float) -> float:
+    if reduction.by_renyi is not None:
+        return reduction.by_renyi(delta)
     return _settled_pld(reduction, delta)[1]
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What another library makes of one claim.
+    """The figures that dp_accounting derives for one claim.
 
     Attributes:
         epsilon: at the claim's δ; None where it could not be derived.
-        lines: (what stands for a mechanism in dp_accounting, by which theorem).
-        ceilings: FPR -> the largest TPR.
+        lines: (reduced mechanism, theorem).
+        ceilings: false positive rate -> largest true positive rate.
         why_not: why it could not be derived; empty where it was.
     """
 
@@ -546,22 +912,18 @@ class Derived:
     why_not: str = ""
 
 
-def derive(
-    events: Sequence[Mapping[str, Any]], delta: float, rates: Sequence[float] = ()
-) -> Derived:
-    """Return ε of these mechanisms together, and the ceilings on attacks at these FPR."""
+def derive(events: Sequence[Event], delta: float, rates: Sequence[float] = ()) -> Derived:
+    """Return ε of these mechanisms together, and the ceilings on attacks at these rates."""
     try:
-        whole = _all_of(events)
-        alone = reduce(events[0]).settled if len(events) == 1 else None
-        pld, epsilon = _settled_pld(whole, delta)
-        if alone is not None:
-            epsilon = alone(delta)
+        whole = _composed(events)
+        epsilon = _epsilon_of(whole, delta)
+        pld = _settled_pld(whole, delta)[0] if rates else None
         ceilings = {rate: _ceiling(pld, rate) for rate in rates}
     except NotDerivedError as error:
         return Derived(None, why_not=str(error))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return Derived(None, why_not=f"a mechanism cannot be read ({type(error).__name__})")
-    return Derived(epsilon, tuple(whole.lines), ceilings)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
+        return Derived(None, why_not=f"a mechanism cannot be read ({type(e).__name__})")
+    return Derived(epsilon, whole.lines, ceilings)
 
 
 def _ceiling(pld: Any, fpr: float) -> float:
@@ -569,36 +931,379 @@ def _ceiling(pld: Any, fpr: float) -> float:
 
     Kairouz, Oh and Viswanath 2015, Theorem 2.1; Dong, Roth and Su 2022, Proposition 2.12.
     """
-    numpy = _numpy()
+    import numpy as np
+
     best, low, high = 1.0, 0.0, 40.0
     for _ in range(4):  # ever finer around the best ε
-        eps = numpy.linspace(low, high, 400)
-        deltas = numpy.asarray(pld.get_delta_for_epsilon(eps))
-        bound = numpy.minimum(
-            numpy.exp(eps) * fpr + deltas, 1 - numpy.exp(-eps) * (1 - deltas - fpr)
-        )
-        at, step = float(eps[int(numpy.argmin(bound))]), (high - low) / 399
-        best = min(best, float(numpy.min(bound)))
-        low, high = max(0.0, at - 4 * step), at + 4 * step
+        eps = np.linspace(low, high, 400)
+        deltas = np.asarray(pld.get_delta_for_epsilon(eps))
+        bound = np.minimum(np.exp(eps) * fpr + deltas, 1 - np.exp(-eps) * (1 - deltas - fpr))
+        middle, step = float(eps[int(np.argmin(bound))]), (high - low) / 399
+        best = min(best, float(np.min(bound)))
+        low, high = max(0.0, middle - 4 * step), middle + 4 * step
     return best
 
 
-def differs(claimed: float, derived: float) -> bool:
-    """Return whether two numbers differ by more than is allowed."""
-    return not abs(claimed - derived) <= TOLERANCE * max(abs(claimed), 1e-12)
+def understates(claimed: float, derived: float) -> bool:
+    """Return whether a claimed bound lies below the derived number by more than the tolerance."""
+    return not claimed >= derived * (1 - TOLERANCE) - _ROUNDING
 
 
-# --- the pack: files, and whether they say the same
+# --- the pages, written from the data
+
+Block = tuple[str, Any]  # h1, h2, h3, p, quote, pre: text; table: (headers, rows); list: lines
+
+
+def _neighbours_in_words(relation: str, unit: str) -> str:
+    return {
+        _ADD_REMOVE: f"one {unit} is added or removed",
+        _ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
+        _REPLACE: f"one {unit} is replaced by any other",
+    }[relation]
+
+
+def promise(claim: Mapping[str, Any]) -> list[str]:
+    """Return the paragraphs that say what is promised of one data set, in Markdown."""
+    unit, epsilon, delta = claim["unit"], claim["epsilon"], claim["delta"]
+    if epsilon is None:
+        return [
+            "**No total is claimed.** Its releases protect different things, or by different"
+            " notions of neighbouring data, and such guarantees do not add up. Each is below."
+        ]
+    odds = math.exp(min(epsilon, 700.0))
+    times = f"{odds:.3g}" if odds < 100 else f"{odds:,.0f}" if odds < 1e7 else "astronomically many"
+    weak = " With an ε above 10 the formal promise is weak, and it is all that is promised."
+    return [
+        f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the"
+        f" data set “{claim['dataset']}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where"
+        f" {_neighbours_in_words(claim['neighbours'], unit)}.",
+        f"In plain words: whatever anyone may conclude about one {unit} from this model, with any"
+        f" other knowledge and any effort, the probability of coming to it is at most {times} times"
+        f" what it would be had that {unit} not been in the data, plus at most {delta:.3g}.",
+        f"It does not say that nothing about a {unit} can be inferred: what many people's texts"
+        f" have in common is learned, as intended. It protects one {unit}, not several together:"
+        " for k of them it is kε and δ(e^kε − 1)/(e^ε − 1). It is about this model: who also holds"
+        " others that were made from the same text faces what they give away together, which the"
+        " data set's budget bounds." + (weak if epsilon > 10 else ""),
+    ]
+
+
+def statement_words(statement: Mapping[str, Any]) -> str:
+    """Return PRIVACY.md: the privacy statement in words."""
+    texts = [_words_of_statement(part) for part in _statements(statement)]
+    if after := statement.get("released_after_updates"):
+        *earlier, last = after
+        texts.append(
+            f"Of its pre-training {len(after)} models are released: after"
+            f" {', '.join(map(str, earlier))} and {last} updates. The guarantee above covers all of"
+            " them together, and none is charged by itself: it is of the noised sums of all"
+            " updates, and each of these models is computed from those up to its own update.\n"
+        )
+    return "\n".join(texts)
+
+
+def _words_of_statement(statement: Mapping[str, Any]) -> str:
+    paragraphs = ["# Privacy of this model"]
+    if statement["made_up"]:
+        paragraphs.append(
+            "**The private text is made up or public.** Nobody's privacy is at stake; the figures"
+            " below show what would be claimed."
+        )
+    paragraphs += promise(statement)
+    releases = [
+        f"{release['mechanism']} (by itself ε = {release['epsilon']:.4g} at δ ="
+        f" {release['delta']:.3g}; ledger entry {release['ledger_id']})"
+        for release in statement["releases"]
+    ]
+    for title, items in (
+        ("What was released, and how", releases),
+        ("What this rests on", statement["assumptions"]),
+    ):
+        paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _statements(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [statement, *statement.get("others", ())]
+
+
+def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
+    """Return headline and explanation: derived or not, and whether an audit contradicts it."""
+    audits = evidence["audits"]
+    if against := [audit["finding"] for audit in audits if audit["verdict"] == "contradicted"]:
+        return "An audit contradicts the claim", " ".join(against)
+    run = {audit["key"] for audit in audits if audit["verdict"] != "not run"}
+    of_audits = (
+        f"{len(run)} of {len({audit['key'] for audit in audits})} audits were run; none contradicts"
+        " the claim."
+    )
+    figures = [
+        (part["epsilon"], part["rederived"])
+        for claim in evidence["claims"]
+        for part in (claim, *claim["releases"])
+        if part["rederived"] is not None
+    ]
+    known = [(mine, again["epsilon"]) for mine, again in figures if again["epsilon"] is not None]
+    if len(known) < len(figures):
+        missing = f"{len(figures) - len(known)} of {len(figures)} figures are not derived."
+        headline = "A part of the claim could not be derived by another library"
+        return headline, f"{missing} {of_audits}"
+    above = max((mine / again - 1 for mine, again in known if again), default=0.0)
+    return (
+        "Another library derives no larger ε",
+        f"{figures[0][1]['tool']}, by another maker, derives every ε below: the claims are at most"
+        f" {100 * max(above, 1e-4):.2g}% above its figures. {of_audits}",
+    )
+
+
+_NIST = (  # Guidelines for Evaluating Differential Privacy Guarantees (2025), point by point
+    ("Privacy parameters, unit, neighbours", "of each claim, above"),
+    ("Variant", "(ε, δ), from composed privacy loss distributions in both directions"),
+    ("Size of the data", "private; the declared number of units is a public bound"),
+    ("Composition", "of all releases of a data set, at the sum of their δ"),
+    ("Privacy budget", "each data set's ledger, above"),
+    ("Mechanisms and sampling", "of each release, above"),
+    ("Correctness", "derived by another library (check_evidence.py); audits"),
+    ("Floating point", "noise is exact, from random bits; sums of gradients are of float32"),
+    ("Random numbers", "a secret seed for each release, expanded by SHAKE-256"),
+    ("Utility", "measured by the model's step, above"),
+    ("Bias", "noise and clipping cost rare words and small groups most, by intent"),
+    ("Trust model", "central: the operator is trusted with the text, who has the model is not"),
+    ("Side channels", "publishable places hold days, no times and no sizes"),
+    ("Security, access and collection of the data", "in the operator's words, above"),
+)
+
+
+def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Block]:
+    """Return the blocks of evidence.html and README.md: every field of the data."""
+    headline, detail = verdict(evidence)
+    edition = {
+        "operator": "**Operator edition: do not publish.** It holds values that no noise protects.",
+        "publishable": "**Publishable edition.** Every figure is protected by the guarantee, or no"
+        " private text influenced it.",
+    }[evidence["edition"]]
+    blocks: list[Block] = [
+        ("h1", f"Evidence of privacy: {subject(evidence)}"),
+        ("p", f"**{headline}.** {detail}"),
+        ("quote", edition),
+    ]
+    if evidence["made_up"]:
+        blocks.append(("quote", "**Made-up or public data.** It shows what would be claimed."))
+    for claim in evidence["claims"]:
+        events = [release["event"] for release in claim["releases"]]
+        blocks.append(("h2", f"The claim for the data set “{claim['dataset']}”"))
+        blocks += [("p", text) for text in promise(claim)]
+        blocks += _blocks_of("claim", claim)
+        if lines := _composed_lines(events):
+            blocks.append(("h3", "How dp-accounting derives it"))
+            blocks.append(("list", [f"{part}: {theorem}" for part, theorem in lines]))
+    for extract in ledger["extracts"]:
+        blocks.append(("h2", f"Everything that was ever charged to “{extract['dataset']}”"))
+        blocks += _blocks_of("ledger extract", extract)
+    shown = ("audits", "measures", "operator_words", "trained_by", "model", "made_by", "versions")
+    for key in shown:
+        blocks.append(("h2", _spaced(key).capitalize()))
+        blocks += _blocks_of(key, evidence[key])
+    fields = [f"{file}: {', '.join(names)}" for file, names in RECORDED.items()]
+    return [
+        *blocks,
+        ("h2", "NIST SP 800-226, point by point"),
+        ("table", (("Point", "Answer"), _NIST)),
+        ("h2", "Check it"),
+        ("pre", "pip install dp-accounting\npython check_evidence.py --model FOLDER_OF_THE_MODEL"),
+        (
+            "p",
+            "The script derives every ε, δ, neighbouring relation and ceiling from the recorded"
+            " mechanisms, and writes this page again. It cannot confirm these fields:",
+        ),
+        ("list", fields),
+        ("p", f"Made by Confide on {evidence['created']}."),
+    ]
+
+
+def _blocks_of(name: str, value: Any) -> list[Block]:
+    """Return data as tables: of a mapping, one row a field; of a list of mappings, one an item."""
+    if isinstance(value, list) and len(value) and isinstance(value[0], dict):
+        if len(value[0]) > 9:  # too many columns
+            return [
+                block
+                for item in value
+                for block in [("h3", str(item.get("name", name))), *_blocks_of(name, item)]
+            ]
+        heads = list(value[0])
+        rows = [[_cell(item.get(head)) for head in heads] for item in value]
+        return [("table", ([_spaced(head) for head in heads], rows))]
+    if not isinstance(value, dict):
+        return [("p", _cell(value))]
+    nested = {k: v for k, v in value.items() if isinstance(v, list) and v and type(v[0]) is dict}
+    rows = [[_spaced(key), _cell(part)] for key, part in value.items() if key not in nested]
+    blocks: list[Block] = [("table", (("field", "value"), rows))]
+    for key, part in nested.items():
+        blocks += [("h3", f"{_spaced(key)} of the {_spaced(name)}"), *_blocks_of(key, part)]
+    return blocks
+
+
+def _spaced(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    """Return a value in words: a mechanism in one clause, a number in five digits."""
+    if isinstance(value, dict):
+        if value.get("kind") in MECHANISMS:
+            return f"{title_of(value)}: {words_of(value)}"
+        return "; ".join(f"{_spaced(key)} {_cell(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_cell, value)) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "–" if value is None or value == "" else str(value)
+
+
+def _composed_lines(events: Sequence[Event]) -> tuple[tuple[str, str], ...]:
+    try:
+        return _composed(events).lines
+    except NotDerivedError:
+        return ()
+
+
+_KINDS = {"bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
+
+
+def subject(evidence: Mapping[str, Any]) -> str:
+    """Return in a few words which model it is."""
+    model, name = evidence["model"], evidence["operator_words"]["model_name"]
+    kind = _KINDS.get(model["kind"], model["kind"] or "model")
+    if model["layers"] and model["hidden"]:
+        kind += f", {model['layers']} layers × {model['hidden']}"
+    return kind if name == NOT_STATED else f"{name} ({kind})"
+
+
+def card_metadata(evidence: Mapping[str, Any]) -> str:
+    """Return the metadata of a model card in Hugging Face's format, as YAML in flow style."""
+    model, stated = evidence["model"], evidence["operator_words"]
+    pipeline = "text-generation" if model["kind"] in ("gpt2", "llama") else "fill-mask"
+    if model["step"] == "finetune":
+        tags = (model["head"] or "entities") == "entities"
+        pipeline = "token-classification" if tags else "text-classification"
+    fields = ("dataset", "epsilon", "delta", "unit", "neighbours", "declared_units")
+    metadata = {key: stated[key] for key in ("language", "license") if stated[key] != NOT_STATED}
+    metadata |= {
+        "library_name": "transformers",
+        "pipeline_tag": pipeline,
+        "tags": ["differential-privacy", "confide", *([model["kind"]] if model["kind"] else [])],
+        "datasets": [claim["dataset"] for claim in evidence["claims"]],
+        "differential_privacy": [{key: c[key] for key in fields} for c in evidence["claims"]],
+    }
+    return "".join(f"{key}: {_yaml(value)}\n" for key, value in metadata.items())
+
+
+def _yaml(value: Any) -> str:
+    """Return YAML in flow style: JSON, but for 2e-06, which YAML would read as text."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: {_yaml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("e", ".0e") if re.fullmatch(r"\d+e[+-]?\d+", text) else text
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """Return blocks as Markdown."""
+
+    def cell(text: Any) -> str:
+        return re.sub(r"([\\|<\[`])", r"\\\1", str(text))
+
+    lines = []
+    for kind, content in blocks:
+        match kind:
+            case "table":
+                heads, rows = content
+                bars = [list(map(cell, heads)), ["---"] * len(heads), *(map(cell, r) for r in rows)]
+                text = "\n".join(f"| {' | '.join(bar)} |" for bar in bars)
+            case "list":
+                text = "\n".join(f"- {cell(item)}" for item in content)
+            case "pre":
+                text = "\n".join(f"    {line}" for line in content.splitlines())
+            case _:
+                text = {"h1": "# ", "h2": "## ", "h3": "### ", "quote": "> ", "p": ""}[kind] + cell(
+                    content
+                )
+        lines.append(text)
+    return "\n\n".join(lines) + "\n"
+
+
+_STYLE = """
+body { margin: 0; background: #f6f7f9; color: #1f2933; font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; border-top: 6px solid #0b6b53; padding-top: 1rem; }
+h2 { font-size: 1.25rem; margin: 2rem 0 .5rem; }
+p, li { max-width: 62rem; overflow-wrap: anywhere; }
+blockquote { background: #e8eef6; border: 1px solid #c3d3e8; border-radius: 10px; margin: 1rem 0;
+  padding: .7rem 1.1rem; }
+.scroll { overflow-x: auto; background: #fff; border: 1px solid #dfe4ea; border-radius: 10px;
+  margin: .8rem 0; padding: .4rem .8rem; }
+table { border-collapse: collapse; width: 100%; font-size: .93rem; }
+th, td { border-bottom: 1px solid #dfe4ea; padding: .45rem .55rem; text-align: left;
+  vertical-align: top; overflow-wrap: anywhere; min-width: 5rem; }
+pre { background: #1f2933; border-radius: 8px; color: #f0f4f8; padding: .9rem 1rem; }
+"""
+
+
+def html_page(blocks: Sequence[Block]) -> str:
+    """Return blocks as a page that needs no other file."""
+
+    def text(words: Any) -> str:
+        return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(str(words)))
+
+    def row(tag: str, cells: Sequence[Any]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{text(cell)}</{tag}>' for cell in cells)}</tr>\n"
+
+    body = ""
+    for kind, content in blocks:
+        match kind:
+            case "table":
+                heads, rows = content
+                inside = row("th", heads) + "".join(row("td", cells) for cells in rows)
+                body += f'<div class="scroll"><table>\n{inside}</table></div>\n'
+            case "list":
+                body += f"<ul>\n{''.join(f'<li>{text(i)}</li>{chr(10)}' for i in content)}</ul>\n"
+            case _:
+                tag = "blockquote" if kind == "quote" else kind
+                body += f"<{tag}>{text(content)}</{tag}>\n"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(blocks[0][1])}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
+    )
+
+
+def pages(
+    evidence: Mapping[str, Any], ledger: Mapping[str, Any], statement: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return every page of the pack by its name: a function of the data alone."""
+    blocks = document(evidence, ledger)
+    return {
+        PAGE: html_page(blocks),
+        CARD: f"---\n{card_metadata(evidence)}---\n\n{markdown(blocks)}",
+        WORDS: statement_words(statement),
+    }
+
+
+# --- the check
 
 
 @dataclass
 class Findings:
-    """What the check found.
+    """The result of a check.
 
     Attributes:
-        faults: what does not hold, a line for each.
-        not_derived: what could not be derived again, and why.
-        lines: what was compared, for people.
+        faults: a line for each fault.
+        not_derived: a line for each part that could not be derived.
+        lines: a line for each comparison.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -614,153 +1319,298 @@ class Findings:
 
 
 def check(folder: Path, model: Path | None = None) -> Findings:
-    """Check a pack, and whether it is of this model.
+    """Check a pack, and whether it is evidence of this model.
 
     Args:
         folder: of the pack.
         model: folder of the model's files, as they were handed on; None: not compared.
 
     Raises:
-        NotAPackError: there is no evidence in the folder, or dp_accounting is not installed.
+        NotAPackError: there is no evidence of this version in the folder, or dp_accounting is not
+            installed.
     """
-    evidence = _read(folder / EVIDENCE)
-    found = Findings()
-    if evidence.get("version") != 1:
-        raise NotAPackError(f"{EVIDENCE} is of a version that this script does not know")
-    found.faults += files_differ(folder, evidence)
-    found.faults += model_differs(model, evidence) if model is not None else []
-    schema = folder / SCHEMA
-    if schema.is_file():
-        found.faults += [f"{EVIDENCE}: {fault}" for fault in invalid(evidence, _read(schema))]
-    else:
-        found.faults.append(f"{SCHEMA} is missing")
-    if found.faults:  # what follows reads fields that may be missing or false
-        return found
-    others = [_read(folder / name) for name in (STATEMENT, LEDGER)]
     try:
-        found.faults += says_another(evidence, *others)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        found.faults.append(f"statement or ledger cannot be read ({type(error).__name__})")
+        import dp_accounting  # noqa: F401
+    except ImportError:
+        raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
+    evidence = _read(folder / EVIDENCE)
+    if not isinstance(evidence, dict) or evidence.get("version") != 2:
+        raise NotAPackError(f"{EVIDENCE} is not of the version that this script knows")
+    faults = list(misshapen(evidence, SHAPES[EVIDENCE], "evidence"))
+    found = Findings(faults or list(_file_faults(folder, evidence)))
+    if found.faults:
+        return found
+    if _bytes_of(folder / SCRIPT) != _bytes_of(Path(__file__)):
+        raise NotAPackError(f"the pack's {SCRIPT} is not this one: use the script of its version")
+    ledger, statement = _read(folder / LEDGER), _read(folder / STATEMENT)
+    found.faults += misshapen(ledger, SHAPES[LEDGER], "ledger")
     if not found.faults:
-        _derive_again(evidence, found)
+        found.faults += _audit_faults(evidence)
+        found.faults += _relation_faults(evidence, ledger)
+    if not found.faults:
+        found.faults += _agreement_faults(evidence, statement, ledger)
+    if not found.faults:
+        written = pages(evidence, ledger, statement)
+        found.faults += (
+            f"{name} does not say what the data say"
+            for name, text in written.items()
+            if _bytes_of(folder / name) != text.encode()
+        )
+        if model is not None:
+            found.faults += _model_faults(model, evidence)
+        _derive_all(evidence, found)
     return found
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _bytes_of(file: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        NotAPackError: it is none, or too large.
+    """
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        raise NotAPackError(f"{file}: not a file of a pack")
+    return file.read_bytes()
+
+
+def _read(file: Path) -> Any:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return read_json(_bytes_of(file))
     except OSError:
         raise NotAPackError(f"{file}: cannot be read") from None
-    except ValueError:
-        raise NotAPackError(f"{file}: not JSON") from None
-    if not isinstance(content, dict):
-        raise NotAPackError(f"{file}: not an object")
-    return content
+    except ValueError as error:
+        raise NotAPackError(f"{file}: not JSON: {error}") from None
 
 
-def files_differ(folder: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each file that is not the one that evidence.json names."""
-    named = evidence.get("files")
-    if not isinstance(named, dict) or not {STATEMENT, LEDGER, SCHEMA} <= set(named):
-        yield f"{EVIDENCE} does not name the files of the pack"
-        return
-    for name, digest in named.items():
-        if name != Path(name).name:
-            yield f"{name}: not a file of the pack"
-        elif not (folder / name).is_file():
-            yield f"{name} is missing"
-        elif hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+def _file_faults(folder: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each file that is missing, unknown, or not the one named."""
+    named = evidence["files"]
+    for name in sorted(FILES ^ named.keys()):
+        yield f"{EVIDENCE} {'names' if name in named else 'does not name'} {name}"
+    held = {entry.name: entry for entry in folder.iterdir()}
+    for name in sorted(FILES - held.keys()):
+        yield f"{name} is missing"
+    for name in sorted(held.keys() - FILES - {EVIDENCE}):
+        yield f"{name} does not belong to a pack"
+    for name in sorted(FILES & held.keys() & named.keys()):
+        if held[name].is_symlink() or not held[name].is_file():
+            yield f"{name} is not a regular file"
+        elif _digest_of(held[name]) != named[name]:
             yield f"{name} is not the file that {EVIDENCE} names"
-    for extra in sorted(f.name for f in folder.iterdir() if f.name not in {*named, EVIDENCE}):
-        yield f"{extra}: {EVIDENCE} does not name it"
-
-
-def model_differs(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each of the model's files that is not the one that the evidence is of."""
-    named: Mapping[str, str] = evidence.get("model", {}).get("files", {})
-    held = {f.relative_to(model).as_posix(): f for f in sorted(model.rglob("*")) if f.is_file()}
-    weights = [name for name in held if name.endswith(WEIGHTS)]
-    if not weights:
-        yield "the model's folder holds no weights"
-    digests = set(named.values())
-    for name, file in held.items():
-        digest = _digest_of(file)
-        if name in weights and digest not in digests:
-            yield f"the model's {name} is not what this evidence is of: it is another model's"
-        elif name in named and digest != named[name]:
-            yield f"the model's {name} is not the one that this evidence names"
 
 
 def _digest_of(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def says_another(
-    evidence: Mapping[str, Any], statement: Mapping[str, Any], ledger: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield a line for whatever evidence, statement and ledger extract do not say alike."""
-    statements = {part["dataset"]: part for part in (statement, *statement.get("others", ()))}
-    extracts = {part["dataset"]: part for part in ledger["extracts"]}
-    claims = {claim["dataset"]: claim for claim in evidence["claims"]}
-    if len(claims) != len(evidence["claims"]):
-        yield "two claims are of one data set: nothing adds them up"
-    for name in {*statements, *extracts} - set(claims):
-        yield f"the data set {name} has a statement or a ledger extract, and no claim"
-    for name, claim in claims.items():
-        if name not in statements or name not in extracts:
-            yield f"the data set {name} lacks its statement or its ledger extract"
-            continue
-        yield from _statement_differs(claim, statements[name])
-        yield from _ledger_differs(claim, extracts[name])
-    yield from _training_differs(evidence)
+def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each file of the model's folder that is missing, unknown or another."""
+    named: Mapping[str, str] = evidence["model"]["files"]
+    for name in (STATEMENT, WORDS):
+        if named.get(name) != evidence["files"][name]:
+            yield f"the model's {name} is not the pack's"
+    held = {}
+    for entry in sorted(model.rglob("*")):
+        name = entry.relative_to(model).as_posix()
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            yield f"the model's {name} is not a regular file"
+        elif entry.is_file():
+            held[name] = _digest_of(entry)
+    adapter = {n.removeprefix("adapter/"): d for n, d in named.items() if n.startswith("adapter/")}
+    merged = {n: d for n, d in named.items() if not n.startswith("adapter/")}
+    weights = ("config.json", "model.safetensors")
+    alone = {n: d for n, d in merged.items() if n not in weights} | adapter
+    forms = (merged, named, alone) if adapter else (merged,)  # as `confide export` writes them
+    form = min(forms, key=lambda form: len(form.items() ^ held.items()))
+    if not any(name.endswith(".safetensors") for name in form):
+        yield "this evidence names no weights"
+    for name in sorted(form.keys() | held.keys()):
+        if name not in held:
+            yield f"the model's folder lacks {name}"
+        elif name not in form:
+            yield f"the model's folder holds {name}, which this evidence does not name"
+        elif form[name] != held[name]:
+            yield f"the model's {name} is not the one of this evidence: it is another model's"
+
+
+def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each audit that contradicts the claim, or its own figures."""
+    totals = [claim["epsilon"] for claim in evidence["claims"]]
+    weakest = math.inf if not totals or None in totals else max(totals)
     for audit in evidence["audits"]:
-        above = (
-            audit["bounds_claim"]
-            and audit["interval"] is not None
-            and audit["ceiling"] is not None
-            and audit["interval"][0] > audit["ceiling"]
-        )
+        where = f"the audit “{audit['name']}”"
+        run = audit["verdict"] != "not run"
+        parts = ("level", "value", "interval", "confidence", "null_control")
+        if any((audit[part] is not None) != run for part in parts):
+            yield f"{where} has figures if and only if it was not run"
+            continue
+        low, high = audit["interval"] or (0.0, 0.0)
+        if low > high:
+            yield f"{where}: its interval is empty"
+        ceiling = math.inf if audit["ceiling"] is None else audit["ceiling"]
+        above = audit["bounds_claim"] and low > min(ceiling, weakest)
         if above or audit["verdict"] == "contradicted":
-            yield f"the audit “{audit['name']}” contradicts the claim: {audit['finding']}"
+            yield f"{where} contradicts the claim: {audit['finding']}"
 
 
-def _statement_differs(claim: Mapping[str, Any], statement: Mapping[str, Any]) -> Iterator[str]:
-    where = f"data set {claim['dataset']}"
-    for ours, theirs in (
-        ("unit", "unit"),
-        ("neighbours", "neighbours"),
-        ("declared_units", "declared_units"),
-        ("epsilon", "epsilon"),
-        ("delta", "delta"),
-        ("one_plan", "one_plan"),
-    ):
-        if claim[ours] != statement[theirs]:
-            yield f"{where}: the statement's {theirs} is {statement[theirs]}, not {claim[ours]}"
-    fields = ("ledger_id", "unit", "event", "delta")
-    told, held = (
-        [{name: release[name] for name in fields} for release in part["releases"]]
-        for part in (claim, statement)
+def _relation_faults(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line where a relation, a unit, or δ is not the one that follows from a mechanism."""
+    entries = [e for extract in ledger["extracts"] for e in extract["entries"]]
+    for claim in evidence["claims"]:
+        for release in claim["releases"]:
+            entries.append(release | {"id": release["ledger_id"]})
+    for entry in entries:
+        where, event = f"release {entry['id']}", entry["event"]
+        try:
+            if entry["neighbours"] != relation_of(event):
+                yield f"{where}: its mechanism protects under {relation_of(event)} neighbours"
+            if units_of(event) != {entry["unit"]}:
+                yield f"{where}: its mechanism protects another unit than {entry['unit']}"
+        except NotDerivedError:
+            continue  # the derivation of ε says so
+        except ValueError as error:
+            yield f"{where}: {error}"
+    for claim in evidence["claims"]:
+        where, releases = f"data set {claim['dataset']}", claim["releases"]
+        if not releases:
+            yield f"{where}: the claim has no releases"
+            continue
+        alike = {(release["unit"], release["neighbours"]) for release in releases}
+        if (claim["unit"], claim["neighbours"]) != (releases[0]["unit"], releases[0]["neighbours"]):
+            yield f"{where}: unit or neighbours are not those of its releases"
+        if (claim["epsilon"] is None) != (len(alike) > 1):
+            yield f"{where}: a total is claimed if and only if all releases protect alike"
+        if not math.isclose(
+            math.fsum(release["delta"] for release in releases), claim["delta"], rel_tol=1e-12
+        ):
+            yield f"{where}: δ is not the sum of its releases' δ"
+        units = claim["declared_units"]
+        if units is not None and not claim["delta"] * units < 1:
+            yield f"{where}: δ = {claim['delta']:.3g} is not below 1/n for n = {units} units"
+        for release in releases:
+            for event in _within_event(release["event"]):
+                if units is not None and event.get("declared_units", 0) > units:
+                    yield f"{where}: a mechanism declares more units than the claim"
+        rates = [ceiling["fpr"] for ceiling in claim["tpr_ceilings"]]
+        if rates != ([] if claim["epsilon"] is None else list(FALSE_POSITIVE_RATES)):
+            yield f"{where}: its ceilings on attacks are not at {FALSE_POSITIVE_RATES}"
+
+
+def _within_event(event: Event) -> Iterator[Event]:
+    yield event
+    for part in parts_of(event):
+        yield from _within_event(part)
+
+
+def _agreement_faults(
+    evidence: Mapping[str, Any], statement: Any, ledger: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a line for each field in which evidence, statement and ledger extract differ."""
+    claims = {claim["dataset"]: claim for claim in evidence["claims"]}
+    extracts = {extract["dataset"]: extract for extract in ledger["extracts"]}
+    if not len(claims) == len(evidence["claims"]) > 0:
+        yield "there is no claim, or two claims are for one data set: nothing adds them up"
+        return
+    if list(extracts) != list(claims) or len(extracts) != len(ledger["extracts"]):
+        yield f"{LEDGER} has other data sets than the claims: {', '.join(extracts)}"
+        return
+    yield from _statement_faults(evidence, statement)
+    for name, claim in claims.items():
+        yield from _ledger_faults(claim, extracts[name], evidence)
+    yield from _training_faults(evidence)
+
+
+def _statement_faults(evidence: Mapping[str, Any], statement: Any) -> Iterator[str]:
+    expected = statement_of(evidence)
+    if not isinstance(statement, dict):
+        yield f"{STATEMENT} is not an object"
+        return
+    after = statement.get("released_after_updates", [1])
+    if not (isinstance(after, list) and after and all(_whole(1)(one) for one in after)):
+        yield f"{STATEMENT}: released_after_updates is not a list of updates"
+    yield from _differences(
+        {k: v for k, v in statement.items() if k != "released_after_updates"}, expected, STATEMENT
     )
-    if told != held:
-        yield f"{where}: the statement lists other releases"
-    if statement["seed_known"]:
-        yield f"{where}: its noise came from a known seed, and protects nobody"
-    if claim["epsilon"] is not None and not statement["private"]:
-        yield f"{where}: the statement makes no claim"
 
 
-def _ledger_differs(claim: Mapping[str, Any], extract: Mapping[str, Any]) -> Iterator[str]:
+def statement_of(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the privacy statement that these claims make, without ε by Rényi DP."""
+    parts: list[dict[str, Any]] = []
+    for claim in evidence["claims"]:
+        releases = claim["releases"]
+        every = [e for release in releases for e in _within_event(release["event"])]
+        with_pld = not any(
+            e["kind"] == "random_count_selection"
+            or (e["kind"] == "restated" and e["to"] == _REPLACE)
+            for e in every
+        )
+        proven = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+        fields = (
+            "dataset", "unit", "neighbours", "epsilon", "delta", "declared_units", "one_plan",
+            "assumptions",
+        )  # fmt: skip
+        parts.append({
+            "version": 1,
+            **{name: claim[name] for name in fields},
+            "accounting": "PLD" if with_pld else proven,
+            "private": claim["epsilon"] is not None,
+            "seed_known": False,
+            "made_up": evidence["made_up"],
+            "releases": [
+                {name: release[name] for name in ("ledger_id", "unit", "event", "epsilon", "delta")}
+                | {"mechanism": words_of(release["event"])}
+                for release in releases
+            ],
+            "ledger_ids": [release["ledger_id"] for release in releases],
+        })  # fmt: skip
+    first, *others = parts
+    if others:
+        ids = [one for part in parts for one in part["ledger_ids"]]
+        private = all(part["private"] for part in parts)
+        first |= {"others": others, "private": private, "ledger_ids": ids}
+    return first
+
+
+def _differences(value: Any, expected: Any, where: str) -> Iterator[str]:
+    """Yield a line for each part of the statement that is not the expected one."""
+    if isinstance(expected, dict) and isinstance(value, dict):
+        expected = dict(expected)
+        if "mechanism" in expected:  # of a release: ε by Rényi DP is an upper bound, too
+            renyi = value.get("epsilon_rdp")
+            expected["epsilon_rdp"] = renyi
+            if renyi is not None and not (_REAL(renyi) and renyi >= expected["epsilon"] * 0.99):
+                yield f"{where}.epsilon_rdp is {renyi!r}, below ε by PLD"
+        for name in sorted(expected.keys() ^ value.keys()):
+            yield f"{where}.{name} is {'missing' if name in expected else 'unknown'}"
+        for name in sorted(expected.keys() & value.keys()):
+            yield from _differences(value[name], expected[name], f"{where}.{name}")
+    elif isinstance(expected, list) and isinstance(value, list) and len(value) == len(expected):
+        for number, (one, other) in enumerate(zip(value, expected, strict=True)):
+            yield from _differences(one, other, f"{where}[{number}]")
+    elif type(value) is not type(expected) or value != expected:
+        yield f"{where} is {json.dumps(value)[:80]}, not {json.dumps(expected)[:80]}"
+
+
+def _ledger_faults(
+    claim: Mapping[str, Any], extract: Mapping[str, Any], evidence: Mapping[str, Any]
+) -> Iterator[str]:
     name, releases = claim["dataset"], claim["releases"]
     entries = {entry["id"]: entry for entry in extract["entries"]}
-    total = math.fsum(release["delta"] for release in releases)
-    if not math.isclose(total, claim["delta"], rel_tol=1e-12):
-        yield f"data set {name}: δ is not the sum of its releases' δ"
-    if extract["budget_unit"] not in (None, claim["unit"]):
-        yield f"data set {name}: the budget protects the unit {extract['budget_unit']}"
+    numbers = [entry["number"] for entry in extract["entries"]]
+    if len(entries) != len(numbers) or numbers != list(range(1, len(numbers) + 1)):
+        yield f"data set {name}: the entries of its ledger extract are not numbered in order"
+    for budget, of_claim in (("budget_unit", "unit"), ("budget_neighbours", "neighbours")):
+        if extract[budget] not in (None, claim[of_claim]):
+            yield f"data set {name}: the budget protects the {of_claim} {extract[budget]}"
+    for entry in extract["entries"]:
+        guaranteed = all(e["kind"] != "unaccounted" for e in _within_event(entry["event"]))
+        if entry["accounted"] != guaranteed:
+            yield f"entry {entry['id']}: accounted is {entry['accounted']}"
+        for day in (entry["reserved"], entry["settled"]):
+            form = _DAY + ("(T.*)?" if evidence["edition"] == "operator" else "")
+            if day and not re.fullmatch(form, day, re.ASCII):
+                yield f"entry {entry['id']}: {day!r} is not a day"
     for release in releases:
         where = f"release {release['ledger_id']}"
         entry = entries.get(release["ledger_id"])
@@ -770,52 +1620,47 @@ def _ledger_differs(claim: Mapping[str, Any], extract: Mapping[str, Any]) -> Ite
         for key in ("event", "unit", "neighbours", "delta"):
             if entry[key] != release[key]:
                 yield f"{where}: the ledger has another {key}"
-        if set(_units_in(release["event"])) - {None} != {release["unit"]}:
-            yield f"{where}: its mechanism protects another unit"
-        if claim["epsilon"] is not None and release["unit"] != claim["unit"]:
-            yield f"{where}: it protects the unit {release['unit']}, the claim {claim['unit']}"
         if entry["state"] != "settled" or not entry["accounted"] or not entry["released_hash"]:
             yield f"{where}: the ledger has not settled it"
         if entry["known_seed"]:
             yield f"{where}: its seed is known"
+        if not entry["of_this_data_set"]:
+            yield f"{where}: it is of another data set"
+        if not entry["reserved"] <= entry["settled"] or entry["settled"][:10] > evidence["created"]:
+            yield f"{where}: its days are not in order"
     marked = {entry["id"] for entry in extract["entries"] if entry["in_this_model"]}
+    if len({release["ledger_id"] for release in releases}) != len(releases):
+        yield f"data set {name}: one release is listed twice"
     if marked != {release["ledger_id"] for release in releases}:
         yield f"data set {name}: the ledger extract marks other releases as this model's"
     plans = {entries[i]["plan"] for i in marked if i in entries}
-    if claim["one_plan"] and len(marked) > 1 and (len(plans) > 1 or plans == {0}):
-        yield f"data set {name}: its releases were not registered as one plan"
+    planned = len(releases) == 1 or (len(plans) == 1 and plans != {0})
+    if claim["one_plan"] != planned:
+        yield f"data set {name}: its releases {'were' if planned else 'were not'} one plan"
 
 
-def _units_in(event: Any) -> Iterator[str | None]:
-    if isinstance(event, dict):
-        if "unit" in event:
-            yield event["unit"]
-        event = list(event.values())
-    if isinstance(event, list):
-        for part in event:
-            yield from _units_in(part)
-
-
-def _training_differs(evidence: Mapping[str, Any]) -> Iterator[str]:
+def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line where the plan of the model's training is not that of its release."""
     plan = evidence["trained_by"]
     if plan is None:
         return
-    every = [release for claim in evidence["claims"] for release in claim["releases"]]
-    release = next((r for r in every if r["ledger_id"] == plan["ledger_id"]), None)
-    if release is None:
+    by_id = {r["ledger_id"]: (r, c) for c in evidence["claims"] for r in c["releases"]}
+    if plan["ledger_id"] not in by_id:
         yield "the model's own training is not among the releases"
         return
+    release, claim = by_id[plan["ledger_id"]]
     event = release["event"]
-    while "phases" not in event and "event" in event:
+    while event["kind"] == "restated":
         event = event["event"]
     if "phases" not in event:
-        return  # of a selection: the plan is the chosen candidate's
-    if plan["declared_units"] != _claim_of(evidence, release)["declared_units"]:
+        return  # a selection: the plan is the chosen candidate's
+    if plan["declared_units"] != claim["declared_units"]:
         yield "the training's plan and the claim declare another number of units"
-    parts = event.get("cycle", 1)
+    cycle = event.get("cycle", 1)
+    if plan["noise_bands"] > cycle:
+        yield "the noise of the training has more bands than its sampler has parts"
     planned = [
-        (parts * p["expected_batch"] / plan["declared_units"], plan["noise_multiplier"], p["steps"])
+        (cycle * p["expected_batch"] / plan["declared_units"], plan["noise_multiplier"], p["steps"])
         for p in plan["phases"]
     ]
     if len(planned) != len(event["phases"]) or not all(
@@ -826,141 +1671,66 @@ def _training_differs(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield "rate, noise or length of the training's plan are not those of its release"
 
 
-def _claim_of(evidence: Mapping[str, Any], release: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(claim for claim in evidence["claims"] if release in claim["releases"])
-
-
-def _derive_again(evidence: Mapping[str, Any], found: Findings) -> None:
-    """Derive every ε and every ceiling again, and note what differs."""
-    try:
-        import dp_accounting  # noqa: F401
-    except ImportError:
-        raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
+def _derive_all(evidence: Mapping[str, Any], found: Findings) -> None:
+    """Derive every ε and every ceiling, and compare."""
     for claim in evidence["claims"]:
-        events = [release["event"] for release in claim["releases"]]
         for release in claim["releases"]:
-            one = derive([release["event"]], release["delta"])
-            _compare(f"{release['release']} ({release['ledger_id'][:8]})", release, one, found)
+            derived = derive([release["event"]], release["delta"])
+            name = f"{title_of(release['event'])} ({release['ledger_id'][:8]})"
+            _compare(name, release, derived, found)
+        if claim["declared_units"] is None:
+            found.not_derived.append(f"{claim['dataset']}: no number of units bounds δ")
         if claim["epsilon"] is None:
             found.lines.append(f"{claim['dataset']}: no total is claimed")
+            if claim["rederived"] is not None:
+                found.faults.append(f"{claim['dataset']}: no total is claimed, and one is derived")
             continue
-        rates = [ceiling["fpr"] for ceiling in claim["tpr_ceilings"]]
-        whole = derive(events, claim["delta"], rates)
-        what = f"{claim['dataset']}, one {claim['unit']}, δ = {claim['delta']:.3g}"
-        _compare(what, claim, whole, found)
+        events = [release["event"] for release in claim["releases"]]
+        whole = derive(events, claim["delta"], FALSE_POSITIVE_RATES)
+        name = f"{claim['dataset']}, one {claim['unit']}, δ = {claim['delta']:.3g}"
+        _compare(name, claim, whole, found)
         for ceiling in claim["tpr_ceilings"]:
-            again = whole.ceilings.get(ceiling["fpr"])
-            if again is None:
+            if (derived_tpr := whole.ceilings.get(ceiling["fpr"])) is None:
                 continue
-            said = f"most TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
-            found.lines.append(f"  {said}, derived again {again:.4g}")
-            if differs(ceiling["tpr"], again):
-                found.faults.append(f"{claim['dataset']}: {said}, but dp_accounting has {again}")
+            line = f"most TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
+            found.lines.append(f"  {line}, derived {derived_tpr:.4g}")
+            if understates(ceiling["tpr"], derived_tpr):
+                found.faults.append(
+                    f"{claim['dataset']}: {line}, but dp_accounting derives {derived_tpr:.4g}"
+                )
 
 
-def _compare(what: str, claimed: Mapping[str, Any], again: Derived, found: Findings) -> None:
-    epsilon = claimed["epsilon"]
-    if again.epsilon is None:
-        found.not_derived.append(f"{what}: ε = {epsilon:.4g}: {again.why_not}")
-        return
-    if differs(epsilon, again.epsilon):
+def _compare(name: str, claimed: Mapping[str, Any], derived: Derived, found: Findings) -> None:
+    epsilon, again = claimed["epsilon"], derived.epsilon
+    recorded = claimed["rederived"] and claimed["rederived"]["epsilon"]
+    if again is None:
+        found.not_derived.append(f"{name}: ε = {epsilon:.4g}: {derived.why_not}")
+    elif understates(epsilon, again):
         found.faults.append(
-            f"{what}: ε = {epsilon:.6g} is claimed, and dp_accounting derives {again.epsilon:.6g}"
+            f"{name}: ε = {epsilon:.6g} is claimed, and dp_accounting derives {again:.6g}"
         )
-        return
-    share = again.epsilon / epsilon - 1 if epsilon else 0.0
-    found.lines.append(f"{what}: ε = {epsilon:.4g}, derived again to {share:+.4%}")
-
-
-# --- JSON Schema, as far as the pack's schema goes
-
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "object": lambda v: isinstance(v, dict),
-    "array": lambda v: isinstance(v, list),
-    "string": lambda v: isinstance(v, str),
-    "boolean": lambda v: isinstance(v, bool),
-    "null": lambda v: v is None,
-    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
-    "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
-}
-
-
-def invalid(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """Return what of a document the schema does not allow: a field that is missing, or false."""
-    return list(_invalid(value, schema, schema, ""))
-
-
-def _invalid(
-    value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], at: str
-) -> Iterator[str]:
-    if "$ref" in schema:
-        named = schema["$ref"].removeprefix("#/$defs/")
-        yield from _invalid(value, root["$defs"][named], root, at)
-        return
-    if "anyOf" in schema:
-        tries = [list(_invalid(value, one, root, at)) for one in schema["anyOf"]]
-        if all(tries):
-            yield min(tries, key=len)[0]
-        return
-    where = at or "the document"
-    if "type" in schema and not _TYPES[schema["type"]](value):
-        yield f"{where} is no {schema['type']}"
-        return
-    if value not in schema.get("enum", [value]) or value != schema.get("const", value):
-        yield f"{where} has a value that it cannot have"
-    if isinstance(value, dict):
-        yield from _invalid_object(value, schema, root, at)
-    elif isinstance(value, list):
-        if len(value) < schema.get("minItems", 0) or len(value) > schema.get("maxItems", math.inf):
-            yield f"{where} has the wrong length"
-        fixed = schema.get("prefixItems", [])
-        for number, item in enumerate(value):
-            one = fixed[number] if number < len(fixed) else schema.get("items", {})
-            yield from _invalid(item, one, root, f"{at}[{number}]")
-    elif isinstance(value, str):
-        if len(value) < schema.get("minLength", 0):
-            yield f"{where} is empty"
-        if "pattern" in schema and not re.search(schema["pattern"], value):
-            yield f"{where} has another form"
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        above = value > schema.get("exclusiveMinimum", -math.inf)
-        below = value < schema.get("exclusiveMaximum", math.inf)
-        if not (low <= value <= high and above and below):
-            yield f"{where} is out of range"
-
-
-def _invalid_object(
-    value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str
-) -> Iterator[str]:
-    known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
-    for name in schema.get("required", ()):
-        if name not in value:
-            yield f"{at}.{name} is missing".lstrip(".")
-    if len(value) < schema.get("minProperties", 0):
-        yield f"{at or 'the document'} is empty"
-    for name, part in value.items():
-        inside = f"{at}.{name}".lstrip(".")
-        if name in known:
-            yield from _invalid(part, known[name], root, inside)
-        elif rest is False:
-            yield f"{inside} is unknown"
-        elif isinstance(rest, dict):
-            yield from _invalid(part, rest, root, inside)
+    else:
+        found.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {again:.5g} is derived")
+    if (recorded is None) != (again is None) or (
+        recorded is not None
+        and again is not None
+        and not math.isclose(recorded, again, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
+    ):
+        found.faults.append(f"{name}: the pack records another derived ε: {recorded}")
 
 
 # --- the command line
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Check what the command line names; return the exit code."""
+    """Check the pack that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         description="Check an evidence pack without the software that made it.",
-        epilog="Exit codes: 0 all holds, 1 something does not, 2 no pack, 4 not all re-derived.",
+        epilog="Exit codes: 0 all holds, 1 a fault, 2 no pack, 4 a part was not derived.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--model", type=Path, help="folder of the model's files, to be compared")
-    parser.add_argument("--json", action="store_true", help="say it as JSON")
+    parser.add_argument("--json", action="store_true", help="write the findings as JSON")
     options = parser.parse_args(words)
     try:
         found = check(options.folder, options.model)
@@ -972,30 +1742,32 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 _VERDICTS = {
-    HOLDS: "HOLDS: every file is the one that is named, and every number was derived again.",
+    HOLDS: "HOLDS: every file, page and number follows from the recorded mechanisms.",
     FAULTY: "DOES NOT HOLD.",
-    NOT_DERIVED: "NOT RE-DERIVED in part. Nothing that could be derived again differs.",
+    NOT_DERIVED: "NOT DERIVED in part. No fault was found in the rest.",
 }
 
 
 def as_text(found: Findings) -> str:
-    """Return what was found, for people."""
+    """Return the findings for people."""
     lines = [
         *found.lines,
-        *(f"NOT RE-DERIVED: {line}" for line in found.not_derived),
+        *(f"NOT DERIVED: {line}" for line in found.not_derived),
         *(f"FAULT: {line}" for line in found.faults),
+        *(f"recorded only, in {file}: {', '.join(fields)}" for file, fields in RECORDED.items()),
         _VERDICTS[found.code],
     ]
     return "\n".join(lines) + "\n"
 
 
 def as_json(found: Findings) -> str:
-    """Return what was found, for programs."""
+    """Return the findings for programs."""
     body = {
         "code": found.code,
         "faults": found.faults,
         "not_derived": found.not_derived,
         "compared": found.lines,
+        "recorded": RECORDED,
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 

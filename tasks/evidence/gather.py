@@ -7,6 +7,7 @@ the releases that its result names, and each of these must stand in the ledger a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,28 +17,26 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile, tpr_ceiling
+from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.evidence import check_evidence
 from tasks.evidence.audits import audits_of, subjects_of
-from tasks.evidence.model import (
-    NOT_DERIVED,
-    Claim,
+from tasks.evidence.pack_contents import (
+    DatasetClaim,
     Evidence,
     LedgerEntry,
     LedgerExtract,
     LedgerFile,
-    Measure,
+    MadeBy,
     ModelIdentity,
     OperatorWords,
-    Part,
     Rederivation,
     ReleaseEvidence,
+    StepMeasure,
     TprCeiling,
     TrainedBy,
 )
-from tasks.evidence.nist import nist_fields
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.ledger import open_ledger
 from tasks.releases.provenance import releasable_model
@@ -46,7 +45,6 @@ from tasks.releases.statements import DATA, of_last_model, released_after, state
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
-FALSE_POSITIVE_RATES = (0.001, 0.01)
 _EXACT = (  # fields of a statement that do not change with the version that wrote it
     "dataset",
     "unit",
@@ -69,6 +67,7 @@ class Gathered:
 
     evidence: Evidence
     ledger: LedgerFile
+    statement: dict[str, Any]
     folder: Path  # of the model, for its statement
 
 
@@ -107,21 +106,17 @@ def gather(
         made_up=made_up,
         created=datetime.now(UTC).date().isoformat(),
         model=_identity(result, digests),
-        promise=statement_of(
-            result.releases, made_up=made_up, released_after=released_after(result)
-        ).words,
         claims=claims,
         trained_by=_trained_by(result, own),
         audits=audits_of(store, subjects_of(store, uri, result), operator=operator),
         measures=_measures(result, operator),
         operator_words=words,
-        nist_sp_800_226=nist_fields(claims, words),
+        made_by=MadeBy(spec_hash=result.spec_hash, output=uri.rstrip("/").split("/")[-1]),
         versions=result.versions or {"versions": "the step did not record them"},
-        repeat=_repeat(result, uri),
         files={},
     )
     extracts = tuple(_extract(ledger, claim.dataset, set(entries), operator) for claim in claims)
-    return Gathered(evidence, LedgerFile(extracts=extracts), folder)
+    return Gathered(evidence, LedgerFile(extracts=extracts), statement, folder)
 
 
 # --- what must be true before anything is claimed
@@ -183,7 +178,7 @@ def _same_claim(written: Any, true: Mapping[str, Any]) -> bool:
 
 def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return not check_evidence.differs(other, one)
+        return math.isclose(one, other, rel_tol=check_evidence.TOLERANCE)
     return bool(one == other)
 
 
@@ -221,87 +216,53 @@ def _own_release(ledger: Ledger, result: StepResult, uri: str) -> str:
 # --- the claims
 
 
-def _claim(statement: Mapping[str, Any], records: Sequence[ReleaseRecord]) -> Claim:
+def _claim(statement: Mapping[str, Any], records: Sequence[ReleaseRecord]) -> DatasetClaim:
     releases = tuple(
-        _release(record, own["epsilon"])
-        for record, own in zip(records, statement["releases"], strict=True)
+        _release(record, written["epsilon"])
+        for record, written in zip(records, statement["releases"], strict=True)
     )
-    events = [MechanismEvent.from_json(r.event).stating(PrivacyUnit(r.unit)) for r in records]
     epsilon, delta = statement["epsilon"], statement["delta"]
-    again: Rederivation | None = None
+    rederived: Rederivation | None = None
     ceilings: tuple[TprCeiling, ...] = ()
     if epsilon is not None:
-        derived = check_evidence.derive([r.event for r in records], delta, FALSE_POSITIVE_RATES)
-        again = _rederivation(epsilon, derived)
-        whole, stated = compose(*events), PrivacyProfile.of_claim(epsilon, delta)
+        rederived = _rederivation([record.event for record in records], delta)
+        events = [MechanismEvent.from_json(r.event).stating(PrivacyUnit(r.unit)) for r in records]
+        whole = compose(*events)
         ceilings = tuple(
-            TprCeiling(
-                fpr=rate,
-                tpr=tpr_ceiling(whole, rate),
-                tpr_of_epsilon_delta=stated.true_positive_rate(rate),
-                tpr_rederived=derived.ceilings.get(rate),
-            )
-            for rate in FALSE_POSITIVE_RATES
+            TprCeiling(fpr=rate, tpr=tpr_ceiling(whole, rate))
+            for rate in check_evidence.FALSE_POSITIVE_RATES
         )
-    return Claim(
+    return DatasetClaim(
         dataset=statement["dataset"],
         unit=statement["unit"],
         neighbours=statement["neighbours"],
         declared_units=statement["declared_units"],
         epsilon=epsilon,
         delta=delta,
-        composition=_composition(statement, len(records)),
         one_plan=statement["one_plan"],
         assumptions=tuple(statement["assumptions"]),
         releases=releases,
-        rederived=again,
+        rederived=rederived,
         tpr_ceilings=ceilings,
     )
 
 
-def _composition(statement: Mapping[str, Any], count: int) -> str:
-    if statement["epsilon"] is None:
-        return "none: the releases protect unlike things, and each has its own guarantee alone"
-    if count == 1:
-        return f"one release, by {statement['accounting']}"
-    plan = (
-        "registered as one plan before the first of them"
-        if statement["one_plan"]
-        else "not registered as one plan: the total presumes that nothing of a later release was"
-        " chosen after looking at an earlier one"
-    )
-    return f"{count} releases by {statement['accounting']}, at the sum of their δ; {plan}"
-
-
 def _release(record: ReleaseRecord, epsilon: float) -> ReleaseEvidence:
-    event = MechanismEvent.from_json(record.event)
     return ReleaseEvidence(
         ledger_id=record.ledger_id,
-        release=event.title,
-        mechanism=event.describe(),
-        sampler=event.sampling_in_words(),
-        noise=event.noise_in_words(),
         event=record.event,
         unit=record.unit,
-        neighbours=event.relation.value,
+        neighbours=MechanismEvent.from_json(record.event).relation.value,
         delta=record.delta,
         epsilon=epsilon,
-        epsilon_rdp=record.epsilon_rdp,
-        rederived=_rederivation(epsilon, check_evidence.derive([record.event], record.delta)),
+        rederived=_rederivation([record.event], record.delta),
     )
 
 
-def _rederivation(epsilon: float, derived: check_evidence.Derived) -> Rederivation:
-    done = derived.epsilon is not None
+def _rederivation(events: Sequence[dict[str, Any]], delta: float) -> Rederivation:
     return Rederivation(
         tool=f"dp-accounting {metadata.version('dp-accounting')}",
-        status="derived" if done else NOT_DERIVED,
-        epsilon=derived.epsilon,
-        difference=derived.epsilon / epsilon - 1
-        if derived.epsilon is not None and epsilon
-        else None,
-        parts=tuple(Part(says=says, theorem=theorem) for says, theorem in derived.lines),
-        why_not=derived.why_not,
+        epsilon=check_evidence.derive(events, delta).epsilon,
     )
 
 
@@ -339,26 +300,14 @@ def _trained_by(result: StepResult, ledger_id: str) -> TrainedBy | None:
     )
 
 
-def _measures(result: StepResult, operator: bool) -> tuple[Measure, ...]:
+def _measures(result: StepResult, operator: bool) -> tuple[StepMeasure, ...]:
     """Return the last value of each number of the model's step that the edition may show."""
     last = {m.name: m for m in sorted(result.metrics, key=lambda m: m.step)}
     return tuple(
-        Measure(name=name, value=m.value, label=m.label)
+        StepMeasure(name=name, value=m.value, label=m.label)
         for name, m in sorted(last.items())
         if (operator or Label(m.label) is not Label.OPERATOR)
         and not name.startswith(("epsilon", "delta"))
-    )
-
-
-def _repeat(result: StepResult, uri: str) -> tuple[str, ...]:
-    name = uri.rstrip("/").split("/")[-1]
-    return (
-        "Check this pack, with nothing of Confide: pip install dp-accounting, then"
-        " python check_evidence.py (with --model FOLDER for the model's own files).",
-        "Train the model again: confide run with the settings of its report. Its step"
-        f" {result.step} has the spec hash {result.spec_hash}, its output the name {name}. With the"
-        " same settings a run finds what is done; another seed is a new release, charged again.",
-        "Noise and sampling come from secret seeds: figures repeat within their spread.",
     )
 
 
@@ -413,8 +362,6 @@ def _line(
         id=entry.id,
         of_this_data_set=entry.dataset == dataset,
         in_this_model=entry.id in made_of and entry.dataset == dataset,
-        release=entry.event.title,
-        mechanism=entry.event.describe(),
         event=entry.event.to_json(),
         unit=entry.unit.value,
         neighbours=entry.event.relation.value,

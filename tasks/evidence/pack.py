@@ -1,4 +1,4 @@
-"""The evidence pack as a folder: data, schema, model card, page, statement, ledger, and a check."""
+"""The evidence pack as a folder: data, the pages written from them, and the script."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dp_core.errors import BadInput
 from tasks.evidence import check_evidence
 from tasks.evidence.gather import Gathered
-from tasks.evidence.model import Evidence, LedgerFile
-from tasks.evidence.page import model_card, page
-from tasks.releases.statements import DATA, WORDS
+from tasks.evidence.pack_contents import Evidence, LedgerFile
 from tasks.storage import sha256_of
-
-CARD, PAGE, SCRIPT = "README.md", "evidence.html", "check_evidence.py"
 
 
 def write_pack(gathered: Gathered, folder: Path) -> None:
@@ -23,31 +20,34 @@ def write_pack(gathered: Gathered, folder: Path) -> None:
     Args:
         gathered: the evidence.
         folder: empty.
+
+    Raises:
+        BadInput: another version wrote the statement in the model's folder.
     """
-    evidence, ledger = gathered.evidence, gathered.ledger
-    _write_json(folder / check_evidence.LEDGER, ledger.model_dump(mode="json"))
-    _write_json(folder / check_evidence.SCHEMA, schema())
-    for name in (DATA, WORDS):
+    evidence, ledger, statement = (
+        gathered.evidence.model_dump(mode="json"),
+        gathered.ledger.model_dump(mode="json"),
+        gathered.statement,
+    )
+    _write_json(folder / check_evidence.LEDGER, ledger)
+    for name in (check_evidence.STATEMENT, check_evidence.WORDS):
         shutil.copyfile(gathered.folder / name, folder / name)
-    shutil.copyfile(check_evidence.__file__, folder / SCRIPT)
-    (folder / CARD).write_text(model_card(evidence), encoding="utf-8")
-    (folder / PAGE).write_text(page(evidence, ledger), encoding="utf-8")
-    files = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-    whole = evidence.model_copy(update={"files": files})
-    _write_json(folder / check_evidence.EVIDENCE, whole.model_dump(mode="json"))
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of evidence.json: every field is there, and no other."""
-    whole = Evidence.model_json_schema(mode="serialization")
-    for definition in (whole, *whole["$defs"].values()):
-        if "properties" in definition:  # also those that have a default: nothing is left out
-            definition["required"] = list(definition["properties"])
-    return whole
+    pages = check_evidence.pages(evidence, ledger, statement)
+    if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
+        raise BadInput(
+            f"{check_evidence.WORDS} in it does not say what {check_evidence.STATEMENT} says",
+            where=str(gathered.folder),
+            fix="Make the pack with the version of Confide that made the model.",
+        )
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copyfile(check_evidence.__file__, folder / check_evidence.SCRIPT)
+    evidence["files"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    _write_json(folder / check_evidence.EVIDENCE, evidence)
 
 
 def read_pack(folder: Path) -> tuple[Evidence, LedgerFile]:
-    """Return what a pack holds, checked against the models and not only against the schema.
+    """Return the contents of a pack, checked against the models.
 
     Raises:
         pydantic.ValidationError: a field is missing or false.

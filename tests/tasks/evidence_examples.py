@@ -13,8 +13,8 @@ from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyU
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence import check_evidence
 from tasks.evidence.gather import gather
-from tasks.evidence.model import OperatorWords
 from tasks.evidence.pack import write_pack
+from tasks.evidence.pack_contents import OperatorWords
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.releases.statements import write_statement
 from tasks.runtime.deployment import Deployment

@@ -429,17 +429,26 @@ class _SharedWords:
 
     def __init__(self, m: int, sigma: float) -> None:
         self._m, self._variance = m, sigma * sigma
-        self._tail = DiscreteGaussianTail(math.sqrt(m) * sigma) if m else None
+        self._tail = DiscreteGaussianTail(math.sqrt(max(m, 1)) * sigma)
         self._kappa = convolution_slack(m, sigma)
 
     def delta(self, eps: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._tail is None:
+        if self._m == 0:
             return np.maximum(0.0, -np.expm1(eps))
         if math.isinf(self._kappa):
             return np.ones_like(eps)
-        # One rounding for both tails: they are the two probabilities of one and the same event.
-        beyond = np.floor(eps * self._variance + self._m / 2) + 1
-        upper, lower = self._tail.upper(beyond - self._m), self._tail.lower(beyond)
-        delta = math.exp(self._kappa) * upper - np.exp(eps - self._kappa) * lower
+        # Losses lie at (k − m/2)/σ². Between two of them a profile is linear in e^ε, so the chord of
+        # two bounds is a bound. It is convex, as the grid of a PLD needs: bounds evaluated between
+        # the losses would fall by 2κPr[k] at each, which a fine grid takes for probability.
+        k = np.floor(eps * self._variance + self._m / 2)
+        loss = (k - self._m / 2) / self._variance
+        share = np.expm1(eps - loss) / math.expm1(1 / self._variance)
+        here, after = self._bound(k, loss), self._bound(k + 1, loss + 1 / self._variance)
+        delta = (1 - share) * here + share * after
         least = np.maximum(0.0, -np.expm1(eps)) if np.min(eps) < 0 else 0.0
         return np.asarray(np.minimum(np.maximum(delta, least), 1.0))
+
+    def _bound(self, k: Floats, loss: Floats) -> Floats:
+        """Return a bound of δ at a loss, where outputs above k speak for the unit."""
+        upper, lower = self._tail.upper(k + 1 - self._m), self._tail.lower(k + 1)
+        return math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower

@@ -9,6 +9,7 @@ import pytest
 from mechanism_examples import discrete_pmf, histogram_truth
 from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dp_core.privacy.accounting import delta_pld
@@ -216,6 +217,28 @@ def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
     assert delta_pld(event, 0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     naive = float(gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
     assert naive == pytest.approx(1.84e-9, rel=0.01)
+
+
+@pytest.mark.parametrize(("n", "sigma", "threshold"), [(5, 0.9, 8), (3, 0.6, 12), (16, 0.8, 9)])
+def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
+    n: int, sigma: float, threshold: int
+) -> None:
+    """Σ of n discrete Gaussians against Σ + n, by convolution: the truth if no word is alone."""
+    noise = np.exp(-(np.arange(-60, 61) ** 2) / (2 * sigma**2))
+    total = np.ones(1)
+    for _ in range(n):
+        total = np.convolve(total, noise / noise.sum())
+    tails, middle = np.cumsum(total[::-1])[::-1], 60 * n
+
+    def truth(epsilon: float) -> float:
+        k = math.floor(epsilon * sigma**2 + n / 2) + 1
+        return float(tails[k - n + middle] - math.exp(epsilon) * tails[k + middle])
+
+    exact = float(brentq(lambda epsilon: truth(epsilon) - 1e-4, 0.0, 40.0))
+    steps = ThresholdedHistogram(n, sigma, threshold).steps()
+    for interval in (1e-2, 1e-3, 1e-4):
+        claimed = max(pld.epsilon(1e-4) for pld in composed_plds(steps, interval))
+        assert exact <= claimed <= exact * 1.01
 
 
 def test_blocks_bound_the_exact_maximum() -> None:

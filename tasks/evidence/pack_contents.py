@@ -1,28 +1,22 @@
-"""What evidence.json holds: a schema in which every field is required and says what it is."""
+"""The contents of evidence.json and ledger.json: data alone, in which every field is required.
+
+A pack holds no sentence about a figure: `check_evidence.py` writes the pages from these data.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dp_core.audit.record import AuditRecord
 from dp_core.config.fields import Config
 from dp_core.config.privacy import RelationName, UnitName
-
-NOT_STATED = "not stated by the operator"
-NOT_DERIVED = "not re-derived"
+from tasks.evidence.check_evidence import NOT_STATED
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Words = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Part(Config):
-    """One thing that stands for another, and by which theorem."""
-
-    says: Words
-    theorem: Words
 
 
 class Rederivation(Config):
@@ -30,19 +24,11 @@ class Rederivation(Config):
 
     Attributes:
         tool: name and version of that library.
-        status: `derived`, or `not re-derived`.
         epsilon: at the claim's δ; None where it was not derived.
-        difference: (derived − claimed)/claimed.
-        parts: what stands for each mechanism, by which theorem.
-        why_not: why it was not derived; empty where it was.
     """
 
     tool: Words
-    status: Literal["derived", "not re-derived"]
     epsilon: float | None
-    difference: float | None
-    parts: tuple[Part, ...]
-    why_not: str
 
 
 class TprCeiling(Config):
@@ -51,14 +37,10 @@ class TprCeiling(Config):
     Attributes:
         fpr: false positive rate.
         tpr: by the composed privacy loss distribution.
-        tpr_of_epsilon_delta: by the claim's one (ε, δ) alone.
-        tpr_rederived: by the other library's distribution; None where it was not derived.
     """
 
     fpr: Share
     tpr: Share
-    tpr_of_epsilon_delta: Share
-    tpr_rederived: Share | None
 
 
 class ReleaseEvidence(Config):
@@ -66,44 +48,33 @@ class ReleaseEvidence(Config):
 
     Attributes:
         ledger_id: its entry in ledger.json.
-        release: what was released, in a word or two.
-        mechanism: in words, parameters included.
-        sampler: which units took part in each update or round.
-        noise: which noise was drawn, and its deviation.
         event: the mechanism as data: ε is a function of it.
         unit, neighbours: what it protects, under which neighbouring relation.
         delta: δ set aside for it.
-        epsilon: by itself, by PLD, at δ.
-        epsilon_rdp: by Rényi DP; None where no curve is known.
+        epsilon: of this release alone, by PLD, at δ.
         rederived: ε by another library.
     """
 
     ledger_id: Words
-    release: Words
-    mechanism: Words
-    sampler: Words
-    noise: Words
     event: dict[str, Any]
     unit: UnitName
     neighbours: RelationName
     delta: Annotated[float, Field(gt=0, lt=1)]
     epsilon: Annotated[float, Field(ge=0)]
-    epsilon_rdp: float | None
     rederived: Rederivation
 
 
-class Claim(Config):
-    """What is claimed for the units of one data set. Claims of different data sets never add up.
+class DatasetClaim(Config):
+    """The claim for the units of one data set. Claims of different data sets never add up.
 
     Attributes:
         dataset: its name in the ledger.
-        unit: what is protected.
+        unit: the privacy unit.
         neighbours: the neighbouring relation.
         declared_units: n, a public upper bound; None where an older record does not hold it.
-        epsilon: of all releases together; None where they protect unlike things.
+        epsilon: of all releases together; None where they protect different things.
         delta: of the same guarantee.
-        composition: how the releases were added up.
-        one_plan: whether they were registered as one plan before the first of them.
+        one_plan: whether the releases were registered as one plan before the first of them.
         assumptions: what must have been true for the guarantee to hold.
         releases: in the order in which the model descends from them.
         rederived: the total by another library; None where there is no total.
@@ -116,12 +87,18 @@ class Claim(Config):
     declared_units: Annotated[int, Field(ge=1)] | None
     epsilon: Annotated[float, Field(ge=0)] | None
     delta: Annotated[float, Field(gt=0, lt=1)]
-    composition: Words
     one_plan: bool
     assumptions: tuple[Words, ...]
     releases: Annotated[tuple[ReleaseEvidence, ...], Field(min_length=1)]
     rederived: Rederivation | None
     tpr_ceilings: tuple[TprCeiling, ...]
+
+
+class PlannedPhase(Config):
+    """Updates of one expected batch, in units."""
+
+    steps: int
+    expected_batch: float
 
 
 class TrainedBy(Config):
@@ -130,14 +107,14 @@ class TrainedBy(Config):
     Attributes:
         ledger_id: its release.
         sampling: how batches are drawn.
-        declared_units, expected_batch, steps: of each phase, in units.
+        declared_units: n. phases: in order.
         noise_multiplier: σ of a whole update, over the clip norm.
     """
 
     ledger_id: Words
     sampling: Words
     declared_units: int
-    phases: tuple[dict[str, float], ...]
+    phases: tuple[PlannedPhase, ...]
     noise_multiplier: float
     clip_norm: float
     clipping: Words
@@ -147,12 +124,12 @@ class TrainedBy(Config):
 
 
 class ModelIdentity(Config):
-    """Which model this is evidence of.
+    """The model that the pack is evidence of.
 
     Attributes:
         step: the step that made it.
         kind, layers, hidden, parameters: its architecture; None where its step does not say.
-        head: what it was fine-tuned for; None of a pre-trained one.
+        head: the task of its fine-tuning; None of a pre-trained model.
         files: SHA-256 of each of its files, as they are exported.
     """
 
@@ -161,12 +138,12 @@ class ModelIdentity(Config):
     layers: int | None
     hidden: int | None
     parameters: int | None
-    head: str | None = None
+    head: str | None
     files: dict[str, Sha256]
 
 
 class OperatorWords(Config):
-    """What only people can say of a model and its data: given by the operator, never derived."""
+    """Statements on a model and its data that only people can make: never derived."""
 
     model_name: str = NOT_STATED
     license: str = NOT_STATED
@@ -180,16 +157,13 @@ class OperatorWords(Config):
     known_biases: str = NOT_STATED
     access_to_private_data: str = NOT_STATED
 
-
-class NistField(Config):
-    """One point of NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees)."""
-
-    level: Literal["guarantee", "algorithms", "deployment"]
-    field: Words
-    answer: Words
+    @field_validator("*")
+    @classmethod
+    def _on_one_line(cls, words: str) -> str:
+        return " ".join(words.split()) or NOT_STATED
 
 
-class Measure(Config):
+class StepMeasure(Config):
     """One number that the model's own step measured, of public data or protected by noise."""
 
     name: Words
@@ -197,23 +171,28 @@ class Measure(Config):
     label: Literal["dp", "public", "operator"]
 
 
-class Evidence(Config):
-    """Everything that evidence.json holds."""
+class MadeBy(Config):
+    """The step's output in the store of the deployment that trained the model."""
 
-    version: Literal[1] = 1
+    spec_hash: str
+    output: Words
+
+
+class Evidence(Config):
+    """The contents of evidence.json."""
+
+    version: Literal[2] = 2
     edition: Literal["publishable", "operator"]
-    made_up: bool  # the private text was made up or public: nobody's privacy is at stake
+    made_up: bool  # the private text was made up or public: no person's privacy is at stake
     created: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     model: ModelIdentity
-    promise: Annotated[tuple[Words, ...], Field(min_length=1)]
-    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
+    claims: Annotated[tuple[DatasetClaim, ...], Field(min_length=1)]
     trained_by: TrainedBy | None
     audits: Annotated[tuple[AuditRecord, ...], Field(min_length=1)]
-    measures: tuple[Measure, ...]
+    measures: tuple[StepMeasure, ...]
     operator_words: OperatorWords
-    nist_sp_800_226: Annotated[tuple[NistField, ...], Field(min_length=1)]
+    made_by: MadeBy
     versions: Annotated[dict[str, str], Field(min_length=1)]
-    repeat: Annotated[tuple[Words, ...], Field(min_length=1)]
     files: dict[str, Sha256]  # every other file of the pack
 
 
@@ -233,8 +212,6 @@ class LedgerEntry(Config):
     id: Words
     of_this_data_set: bool
     in_this_model: bool
-    release: Words
-    mechanism: Words
     event: dict[str, Any]
     unit: UnitName
     neighbours: RelationName
@@ -255,6 +232,7 @@ class LedgerExtract(Config):
     Attributes:
         budget_*: None for data that are made up or public: nothing is limited.
         share_spent: of the budget, in the ledger's own currency.
+        left_out: what the extract does not hold, in words.
     """
 
     dataset: Words
@@ -265,11 +243,11 @@ class LedgerExtract(Config):
     share_spent: float | None
     shares_budget: bool
     entries: tuple[LedgerEntry, ...]
-    left_out: Words  # what is not in the extract, in words
+    left_out: Words
 
 
 class LedgerFile(Config):
-    """What ledger.json holds."""
+    """The contents of ledger.json."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     extracts: tuple[LedgerExtract, ...]
