@@ -23,6 +23,7 @@ from tasks.protocol import (
     promotion,
     sweep_steps,
 )
+from tasks.releases.unfinished_runs import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 from tasks.tracking.mlflow import send_all
@@ -56,10 +57,12 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         number = len(steps)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
-    with one_after_the_other(number) as watch:
-        finished = run_job(
-            Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
-        )
+    work = Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps)
+    with (
+        plans_given_back(deployment, key) as given_back,
+        one_after_the_other(number) as watch,
+    ):
+        finished = run_job(work, deployment, watch)
     send_all(deployment)
     if as_json:
         write_json(finished.summary())
@@ -67,6 +70,11 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         report.show(finished.outputs["report"])
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
+        if given_back:
+            click.echo(
+                f"confide: nothing was released: {len(given_back)} planned releases are given back",
+                err=True,
+            )
         click.get_current_context().exit(finished.exit_code)
 
 

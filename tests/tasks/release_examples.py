@@ -10,7 +10,7 @@ from typing import Any, cast
 from dp_core.labels import Labelled
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
-from tasks.protocol import ReleaseRecord
+from tasks.protocol import ReleaseRecord, RunContext
 from tasks.releases.charge import Charge, charge
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits
@@ -45,7 +45,7 @@ def bench_of(
         store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
         made_up=made_up,
-        run=SimpleNamespace(run_key=run, task="pretrain"),
+        run=RunContext(run_key=run, run_name=run, task="pretrain"),
         seeds=SeedStore(deployment.seeds),
         releases=releases,
         descends_from=releases.append,

@@ -256,13 +256,30 @@ class Ledger:
         Raises:
             BadInput: the data set is not registered, or an event cannot be added to the budget.
         """
+        return privacy_filter.decide(*self._replacing(planned, ended))
+
+    def refuse_unfit(
+        self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """Refuse a plan that `register_plan` would refuse now; nothing is registered.
+
+        Raises:
+            BudgetExceeded, BadInput: as `register_plan`.
+        """
+        privacy_filter.admit(*self._replacing(planned, ended))
+
+    def _replacing(
+        self, planned: Sequence[Reservation], ended: Callable[[str], bool]
+    ) -> tuple[Budget, list[Entry], tuple[privacy_filter.Release, ...]]:
+        """Return the budget and its entries as a new plan would find them, and its new releases.
+
+        Nothing is stored: these objects belong to no transaction.
+        """
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             budget.refuse_foreign(reservation)
-        # These objects belong to no transaction any more: nothing of this is stored.
         _give_back(budget, _replaced(held, planned, ended))
-        fresh = _not_held(held, planned)
-        return privacy_filter.decide(budget, held, privacy_filter.releases(fresh))
+        return budget, held, privacy_filter.releases(_not_held(held, planned))
 
     def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
         with self._database.transaction() as db:

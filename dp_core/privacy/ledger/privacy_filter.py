@@ -45,6 +45,12 @@ LEAST_DELTA = 1e-300  # half of a smaller δ has no logarithm
 LARGEST_DELTA = 0.01  # also the bound on a job's δ, which declares ten units or more
 
 
+CLOSED = (
+    "it was spent on one plan, fixed before its first release, and is closed for every other "
+    "release (a lost seed that is drawn again is another release)"
+)
+
+
 class Way(StrEnum):
     """How a budget admits releases."""
 
@@ -74,11 +80,19 @@ def charge(group: tuple[Release, ...], order: float) -> Charge:
         group: the releases; more than one only if the plan was registered whole.
         order: Rényi order α > 1, or ∞.
     """
-    events = [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
     if math.isinf(order):
-        total = math.fsum(delta for _, delta in events)
-        return Charge(epsilon_pld(compose(*(event for event, _ in events)), total), total)
-    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in events])
+        return pld_charge(group, math.fsum(delta for _, delta in group))
+    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)])
+
+
+@functools.lru_cache(maxsize=4096)
+def pld_charge(group: tuple[Release, ...], delta: float) -> Charge:
+    """Return the (ε, δ) of a group of releases by PLD, at this δ for all of them together."""
+    return Charge(epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta)
+
+
+def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
+    return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
 
 
 def added(charges: list[Charge]) -> Charge:
@@ -96,7 +110,7 @@ class Remaining:
             undecided); None for made-up data, which has no limit.
         epsilon_so_far: the ε that `spent` amounts to at the budget's δ; None without a limit.
             Bookkeeping only: the guarantee for all releases is the registered ε.
-        share: spent share of the budget, by the scarcer of ρ and δ.
+        share: spent share of the budget, by the scarcer of ρ and δ; of one plan, by ε.
         unsettled: planned or reserved entries whose step has not reported; they count as spent.
         operator_releases: releases without guarantee, listed and not charged.
     """
@@ -216,11 +230,6 @@ def check_order(order: float, epsilon: float, delta: float) -> None:
         )
 
 
-def accounting_order(budget: Budget) -> float:
-    """Return the order at which the budget's releases are charged: ∞ for its one plan, by PLD."""
-    return math.inf if budget.closed_for else budget.order
-
-
 def capacity(budget: Budget) -> Charge | None:
     """Return the most that the budget's charges may add up to, or None without a limit."""
     if budget.made_up:
@@ -276,9 +285,12 @@ def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
     return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
 
 
-def spent_on(groups: Sequence[tuple[Release, ...]], order: float) -> Charge:
-    """Return the sum of the charges of the groups."""
-    return added([charge(group, order) for group in groups])
+def spent_on(budget: Budget, entries: Iterable[Entry]) -> Charge:
+    """Return the charge of all entries of a limited budget together."""
+    groups = groups_of(entries)
+    if budget.closed_for:
+        return pld_charge(groups[0], pld_capacity(budget).delta)
+    return added([charge(group, budget.order) for group in groups])
 
 
 def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
@@ -295,14 +307,14 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     room = capacity(budget)
     if room is None:
         return Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
-    spent = spent_on(groups_of(held), accounting_order(budget))
-    left = max(0.0, 1 - _share(spent, room))
+    spent = spent_on(budget, held)
+    left = 0.0 if budget.closed_for else max(0.0, 1 - _share(spent, room))
     if not more:
         way = _way(budget, held) or Way.SEQUENCE
-        return Cost(way, Charge(0.0, 0.0), 0.0, 0.0 if budget.closed_for else left, None, 0)
+        return Cost(way, Charge(0.0, 0.0), 0.0, left, None, 0)
     cost = charge(more, budget.order)
     if budget.closed_for:
-        return Cost(None, cost, _share(cost, filter_capacity(budget)), 0.0, 0, len(more), _closed())
+        return Cost(None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED)
     total = spent + cost
     if _within(total, room):
         again = min(
@@ -313,13 +325,13 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     refusal = _beyond(spent, cost, room, _currency(budget))
     if any(entry.charged for entry in held):
         return Cost(None, cost, _share(cost, room), left, 0, len(more), refusal)
-    whole = charge(more, math.inf)
     limit = pld_capacity(budget)
-    if _within(whole, limit):
-        return Cost(Way.ONE_PLAN, whole, _share(whole, limit), 0.0, 1, len(more))
-    if not math.isinf(budget.order):
-        refusal += f"; as one plan {_beyond(Charge(0.0, 0.0), whole, limit, 'ε')}"
-    return Cost(None, whole, _share(whole, limit), left, 0, len(more), refusal)
+    whole = pld_charge(more, limit.delta)
+    share = whole.rho / limit.rho
+    if whole.rho <= limit.rho:
+        return Cost(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
+    refusal += f"; and as one plan ε {whole.rho:.5g} > {limit.rho:.5g} at δ = {limit.delta:g}"
+    return Cost(None, whole, share, left, 0, len(more), refusal)
 
 
 def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
@@ -347,13 +359,6 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> W
 
 def _within(total: Charge, room: Charge) -> bool:
     return total.rho <= room.rho and total.delta <= room.delta
-
-
-def _closed() -> str:
-    return (
-        "it was spent on one plan, fixed before its first release, and is closed for every other "
-        "release (a lost seed that is drawn again is another release)"
-    )
 
 
 def _beyond(spent: Charge, cost: Charge, room: Charge, currency: str) -> str:
@@ -396,14 +401,17 @@ def _way(budget: Budget, held: Sequence[Entry]) -> Way | None:
 def standing(budget: Budget, entries: Sequence[Entry]) -> Remaining:
     """Return the state of the budget after these entries."""
     room = capacity(budget)
-    spent = None if room is None else spent_on(groups_of(entries), accounting_order(budget))
+    spent = None if room is None else spent_on(budget, entries)
+    share = _share(spent, room)
+    if room is not None and spent is not None and budget.closed_for:
+        share = spent.rho / room.rho
     return Remaining(
         budget=budget,
         way=_way(budget, entries),
         capacity=room,
         spent=spent,
         epsilon_so_far=_epsilon(budget, spent),
-        share=_share(spent, room),
+        share=share,
         charged_entries=sum(e.charged for e in entries),
         unsettled=sum(e.open for e in entries),
         operator_releases=sum(not e.accounted for e in entries),
@@ -428,10 +436,9 @@ def _epsilon(budget: Budget, spent: Charge | None) -> float | None:
         return None  # nothing is added up where there is no limit: 0 would be a false ε
     if spent == Charge(0.0, 0.0):
         return 0.0
-    order = accounting_order(budget)
-    if math.isinf(order):
+    if budget.closed_for or math.isinf(budget.order):
         return spent.rho
-    return max(0.0, spent.rho + conversion(budget.delta / 2, order))
+    return max(0.0, spent.rho + conversion(budget.delta / 2, budget.order))
 
 
 def ways_in_json(budget: Budget) -> dict[str, Any] | None:
