@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from dp_core.privacy.ledger import Cost, Entry, Ledger, PublicSource
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
-_FITS = {
+FITS: dict[str | None, str] = {
     "one plan": "fits as the budget's one plan, which closes it",
     "any sequence": "fits next to later runs",
 }
-_ADMITS = {
+_ADMITS: dict[str | None, str] = {
     None: "one or the other: decided by the first run, before its first release",
     "one plan": "nothing more: it is closed for its one plan",
     "any sequence": "any sequence of releases that the filter admits",
@@ -221,7 +221,7 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
     limited, new = found["limited"], found["new_releases"]
     said = "DOES NOT FIT: it would be refused before it begins"
     if found["fits"]:
-        said = "fits" if not limited else _FITS[found["way"]]
+        said = "fits" if not limited else FITS[found["way"]]
     if not new:
         said = "nothing new: the ledger holds all of it"
     rows = {

@@ -49,9 +49,7 @@ class Charge:
         return _recorded(self.context, self.entry, self.declared_units, self.seed.known)
 
 
-def reservations_of(
-    charged: Iterable[Charged], run: str = ""
-) -> dict[str, list[Reservation]]:
+def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Reservation]]:
     """Return the reservations of a run's releases, by data set; each data set has its own plan.
 
     Args:

@@ -159,9 +159,7 @@ def test_run_that_was_reserved_ends_by_giving_back(dags, name):
 @pytest.mark.parametrize(("run_id", "ended"), [("first", True), ("second", False)])
 def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended):
     """max_active_runs is 1: see the test above."""
-    context = RunContext(
-        run_key="dp_bert/second", run_name="", task="reserve", ended="dp_bert/"
-    )
+    context = RunContext(run_key="dp_bert/second", run_name="", task="reserve", ended="dp_bert/")
     assert context.has_ended(f"dp_bert/{run_id}") is ended
     assert not context.has_ended(f"cli/dp_bert/{run_id}")
     assert not context.model_copy(update={"ended": ""}).has_ended("dp_bert/first")

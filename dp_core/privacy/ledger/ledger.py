@@ -278,6 +278,8 @@ class Ledger:
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             budget.refuse_foreign(reservation)
+        if not _not_held(held, planned):
+            return budget, held, ()
         _give_back(budget, _replaced(held, planned, ended))
         return budget, held, privacy_filter.releases(_not_held(held, planned))
 
