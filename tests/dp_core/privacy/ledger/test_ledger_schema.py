@@ -60,7 +60,7 @@ def test_ledger_of_unknown_version_is_refused_in_one_line(
 ) -> None:
     Ledger.open(url)
     with create_engine(url).begin() as db:
-        db.execute(text(f"UPDATE ledger_schema SET version = {version}"))
+        db.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
     with pytest.raises(BadInput) as caught:
         Ledger.open(url)
     assert re.search(rf"version {version}.*reads.*the {release} release", str(caught.value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,8 @@ def test_no_sequence_of_plans_leaves_its_way_or_exceeds_the_budget(
     decided: Way | None = None
     fixed: set[str] = set()  # entries of the budget's one plan when its first release began
     for action, number, sigmas in moves:
-        try:
+        with suppress(BudgetExceeded, BadInput):
             move(ledger, action, number, sigmas)
-        except (BudgetExceeded, BadInput):
-            pass
         charged = [e for e in ledger.history("notes") if e.charged]
         check(charged, budget.order, room)
         assert begun <= {e.id for e in charged}  # what has begun stays charged
