@@ -75,7 +75,7 @@ def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -
     ledger, registered = account
     left = ledger.remaining(settings.private_dataset)
     most = registered.delta
-    if left.way is not None and left.capacity is not None and left.spent is not None:
+    if left.way == "any sequence" and left.capacity is not None and left.spent is not None:
         most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
     budget = PrivacyBudget(epsilon or registered.epsilon, delta or most)
     return advised_within(settings, budget, partial(_decision, ledger))
@@ -90,7 +90,9 @@ def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
     if settings.made_up or settings.private_dataset == MADE_UP:
         return None
     deployment = Deployment.from_environment()
-    deployment.prepare()
+    file = deployment.ledger.removeprefix("sqlite:///")
+    if file != deployment.ledger and not Path(file).exists():
+        return None  # nothing is registered, and advice makes no ledger
     ledger = open_ledger(deployment)
     budget = ledger.datasets().get(settings.private_dataset)
     if budget is None or budget.epsilon is None or budget.delta is None:
