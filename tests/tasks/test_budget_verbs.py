@@ -64,7 +64,7 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
     )
     shown = " ".join(confide("ledger", "remaining", "ward")[1].replace("│", " ").split())
     assert "it is closed for" in shown
-    code, out, err = confide("advise", *settings)
+    code, out, err = confide("advise", *settings, "--set", "epochs=2")
     assert (code, out) == (3, "") and "closed for every other release" in err
     code, out, _ = confide("ledger", "cost", *settings, "--json")
     assert code == 3 and "closed" in json.loads(out)["refusal"]
