@@ -17,6 +17,7 @@ from tasks.protocol import (
     StepSpec,
     SweepPoint,
     dp_bert_steps,
+    give_back_spec,
     kept_points,
     more_points,
     promote_spec,
@@ -30,7 +31,12 @@ def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepS
     steps = dp_bert_steps(settings, configuration.promotion())
     if point is not None:
         return steps_of(point, steps)
-    return {**steps, "promote": promote_spec(steps["report"])}
+    report = steps["report"]
+    return {
+        **steps,
+        "promote": promote_spec(report),
+        "give_back": give_back_spec(made_up=report.made_up),
+    }
 
 
 step = partial(launcher.step, plan=plan)
@@ -76,26 +82,31 @@ def dp_bert() -> None:
         told = launcher.settings_to_start(JobSettings, get_current_context()["params"])
         return [point.model_dump() for point in more_points(told)]
 
-    # The whole run is charged to the data set's budget first: it fits, or nothing is spent.
-    budget = step("budget", doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**")
+    # A run that its budget does not hold is refused before anything is read.
+    budget = step("budget", doc_md="Records the sources; **refuses a run that does not fit.**")
 
     # The data: confidential notes, public text, and labelled text.
     private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
     public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
     entities = step("entities", doc_md="Reads labelled text: training and test.")
+    checkpoint = step("checkpoint", doc_md="The tokens of a public model that are kept.")
     points = settings()
-    points >> budget >> [private_corpus, public_corpus, entities]
+    points >> budget >> [private_corpus, public_corpus, entities, checkpoint]
+
+    # Text and labels have been read and checked: only now is the whole run charged.
+    reserve = step(
+        "reserve",
+        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no labels, and no checkpoint
+        doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**",
+    )
+    [private_corpus, public_corpus, entities, checkpoint] >> reserve
 
     # The vocabulary: public words, which are free, and noised counts of private ones that public
     # text lacks, the first release (ε_V). Or a public model's own tokens, if they are kept.
-    checkpoint = step("checkpoint", doc_md="The tokens of a public model that are kept.")
     vocabulary = step(
-        "vocabulary",
-        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no checkpoint
-        doc_md="Public and noised private words → tokens. **Charged: ε_V.**",
+        "vocabulary", doc_md="Public and noised private words → tokens. **Charged: ε_V.**"
     )
-    budget >> checkpoint
-    [private_corpus, public_corpus, checkpoint] >> vocabulary
+    reserve >> vocabulary
 
     # Canaries are drawn after the vocabulary, so they cannot shape it, and planted by unit.
     canaries = step("canaries", doc_md="Draws canaries from the vocabulary with public coins.")
@@ -204,6 +215,10 @@ def dp_bert() -> None:
         "contradicts the claim**; the model is registered with the verdict.",
     )
     [*measured, every_training, every_kept] >> report
+
+    # A run that failed before its first release leaves nothing planned.
+    give_back = step("give_back", doc_md="If no release has begun, the budget is free again.")
+    report >> give_back.as_teardown(setups=reserve)
 
     # Behind the gate: the report has judged the model by its audits and registered it. Whether it
     # is promoted, a person may have to say.

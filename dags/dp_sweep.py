@@ -19,9 +19,11 @@ from tasks.protocol import (
     StepSpec,
     SweepPoint,
     SweepSettings,
+    give_back_spec,
     sweep_budget,
     sweep_point_steps,
     sweep_report,
+    sweep_reserve,
     sweep_start,
     sweep_training,
 )
@@ -82,6 +84,8 @@ def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]
     settings, (_, _, last) = settings_of(params), page_of(params)
     return {
         "budget": sweep_budget(settings),
+        "reserve": sweep_reserve(settings),
+        "give_back": give_back_spec(made_up=settings.made_up),
         **({"report": sweep_report(settings)} if last else {}),
     }
 
@@ -207,21 +211,25 @@ def dp_sweep() -> None:
         return of_what_is_trained(models_of)
 
     # What all points share: data, vocabulary, canaries, token stores, the public model.
-    # The budget is asked for every point at once: all of them fit, or nothing is spent.
+    # Every point is charged at once, when text and labels have been checked: all fit, or none.
     fronts = grid()
-    budget = launcher.step(
-        "budget", plan=plan_of_all, doc_md="Registers every point: **all, or none.**"
+    of_all = partial(launcher.step, plan=plan_of_all)
+    budget = of_all("budget", doc_md="Records the sources; **refuses a sweep that does not fit.**")
+    reserve = of_all(
+        "reserve",
+        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no labels, and no checkpoint
+        doc_md="Registers every point: **all, or none.**",
     )
     private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
     entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
-    vocabulary = step("vocabulary", trigger_rule=TriggerRule.NONE_FAILED)  # without a checkpoint
+    vocabulary = step("vocabulary")
     private_store, public_store = step("private_store"), step("public_store")
     public_pretraining = training("public_pretraining", point=START.model_dump())
     phrases, written_text = step("phrases"), step("written_text")
     phrases_store = step("phrases_store")
     phrases_pretraining = training("phrases_pretraining")
-    fronts >> budget >> [private_corpus, public_corpus, entities, checkpoint]
-    [private_corpus, public_corpus, checkpoint] >> vocabulary >> canaries >> private_store
+    sources = [private_corpus, public_corpus, entities, checkpoint]
+    fronts >> budget >> sources >> reserve >> vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
     [public_store, private_store] >> public_pretraining
     canaries >> phrases >> written_text >> phrases_store
@@ -275,9 +283,7 @@ def dp_sweep() -> None:
     every_point >> fine_tuned
     every_model = model.expand(coordinates=trained)
 
-    report = launcher.step(
-        "report", plan=plan_of_all, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
-    )
+    report = of_all("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     [every_training, every_model, fine_tuned] >> report
 
     @task(
@@ -317,6 +323,9 @@ def dp_sweep() -> None:
     )
     def points_that_failed() -> None:
         raise AirflowFailException("a step or a point failed (red); the report holds the others")
+
+    give_back = of_all("give_back", doc_md="If no release has begun, the budget is free again.")
+    [every_training, report] >> give_back.as_teardown(setups=reserve)
 
     last = [every_training, every_model, every_point, report]
     [*starts, starting_points, *last] >> points_that_failed()

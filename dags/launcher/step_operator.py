@@ -224,6 +224,7 @@ def work_of(
             run_name=f"{run.dag_id} {started:%Y-%m-%d %H:%M:%S}",
             task=name,
             point=coordinates.name if coordinates else "",
+            ended=f"{run.dag_id}/",  # a DAG has one active run at most
         ),
     )
 

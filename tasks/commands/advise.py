@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dp_core.errors import BadInput
+from tasks.commands.ledger_views import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings import SettingsOptions, settings_options, settings_told
 from tasks.commands.training_options import check_epsilon
 from tasks.protocol import JobSettings
+from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
-    from tasks.releases.advice import Advice, Outlook
+    from dp_core.privacy.ledger import Cost, Ledger
+    from tasks.releases.advice import Advice, Outlook, PrivacyBudget
 
 
 @click.command("advise")
@@ -40,19 +44,14 @@ def command(
     """Say which batch, noise and vocabulary make most of a budget, and what to expect of it.
 
     Starts from the same settings as `confide run`: declared_units is the size, epochs the compute.
-    Without --epsilon and --delta, the budget is what these settings cost now. Reads nothing
-    private and charges nothing.
+    The plan fits the registered budget of private_dataset, if there is one: all of it, or the part
+    that is left, unless --epsilon and --delta name less. Without any of these, the budget is the
+    cost of the settings now. Reads nothing private and charges nothing.
     """
-    from tasks.releases.advice import PrivacyBudget, Spending, advised
-
     settings = settings_told(JobSettings, options)
     if epsilon is not None:
         check_epsilon(epsilon)
-    now = Spending.of(settings)
-    budget = PrivacyBudget(
-        now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
-    )
-    advice = advised(settings, budget)
+    advice = _advice(settings, epsilon, delta)
     if written is not None:
         _write(advice, written)
     if as_json:
@@ -63,6 +62,56 @@ def command(
         click.echo(f"Written: {written}  (confide run --settings {written})")
 
 
+def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
+    from tasks.releases.advice import PrivacyBudget, Spending, advised, advised_within
+
+    account = _registered(settings)
+    if account is None:
+        now = Spending.of(settings)
+        budget = PrivacyBudget(
+            now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
+        )
+        return advised(settings, budget)
+    ledger, registered = account
+    left = ledger.remaining(settings.private_dataset)
+    most = registered.delta
+    if left.way == "any sequence" and left.capacity is not None and left.spent is not None:
+        most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
+    budget = PrivacyBudget(epsilon or registered.epsilon, delta or most)
+    return advised_within(settings, budget, partial(_decision, ledger))
+
+
+def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
+    """Return the ledger and the registered budget of the private data set, if it has one."""
+    from tasks.protocol.settings import MADE_UP
+    from tasks.releases.advice import PrivacyBudget
+    from tasks.releases.ledger import open_ledger
+
+    if settings.made_up or settings.private_dataset == MADE_UP:
+        return None
+    deployment = Deployment.from_environment()
+    file = deployment.ledger.removeprefix("sqlite:///")
+    if file != deployment.ledger and not Path(file).exists():
+        return None  # nothing is registered, and advice makes no ledger
+    ledger = open_ledger(deployment)
+    budget = ledger.datasets().get(settings.private_dataset)
+    if budget is None or budget.epsilon is None or budget.delta is None:
+        return None
+    return ledger, PrivacyBudget(budget.epsilon, budget.delta)
+
+
+def _decision(ledger: Ledger, settings: JobSettings) -> Cost:
+    """Return the ledger's decision on a run with these settings, as the run would get it."""
+    from tasks.protocol import budget_of_run
+    from tasks.releases.charge import reservations_of
+    from tasks.releases.unfinished_runs import killed_runs
+
+    deployment = Deployment.from_environment()
+    plans = reservations_of(budget_of_run(settings, deployment.store).charged)
+    ended = killed_runs(deployment).__contains__
+    return ledger.cost_of_plan(plans[settings.private_dataset], ended)
+
+
 def to_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain JSON data."""
     from tasks.releases.advice import how_it_is_known
@@ -70,6 +119,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
     settings, spending = advice.settings, advice.spending
     return {
         "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
+        "registered": cost_in_json(advice.decision) if advice.decision else None,
         "unit": settings.unit,
         "declared_units": settings.declared_units,
         "plan": {
@@ -152,6 +202,8 @@ def _show(advice: Advice) -> None:
             "δ in total": spending.delta,
         },
     )
+    if advice.decision is not None:
+        click.echo(f"A run of this plan {FITS[advice.decision.way]} (registered budget).")
     write_table(
         "Where it goes (by themselves: composed they come to the total)",
         ["release", "ε", "δ"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, BudgetExceeded
 from tasks.commands.ledger_views import (
     cost_in_json,
     overview,
@@ -187,20 +187,27 @@ def history(dataset: str, as_json: bool) -> None:
 @settings_options
 @as_json
 def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
-    """Say what a run with these settings would cost each data set, before it is started.
+    """Show the cost of a run with these settings to each data set, before it is started.
 
-    What the ledger holds already (a vocabulary that an earlier run made) costs nothing again.
+    Releases that the ledger holds already (the vocabulary of an earlier run) cost nothing again.
+    Exits with code 3 if the run would be refused.
     """
     from tasks.protocol import JobSettings, SweepSettings
 
     settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, options)
     planned = _planned(settings)
-    found = [_cost(name, own, made_up=settings.made_up) for name, own in planned.items()]
+    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
     if as_json:
-        write_json({**found[0], "others": found[1:]})
-        return
-    for one in found:
-        show_cost(job, one)
+        write_json({**costs[0], "others": costs[1:]})
+    else:
+        _show_costs(job, settings, costs)
+    if not all(cost["fits"] for cost in costs):
+        click.get_current_context().exit(BudgetExceeded.exit_code)
+
+
+def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) -> None:
+    for cost in costs:
+        show_cost(job, cost)
     if settings.vocabulary_source == "nonprivate":
         click.echo(
             "The vocabulary is of exact private counts: nothing made with it has a finite ε, and"
@@ -255,41 +262,29 @@ def _check_name(dataset: str) -> None:
 
 def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
     """Return every release that a run would register, by data set."""
-    from dp_core.privacy.ledger import Reservation
     from tasks.protocol import budget_of_run
-    from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
+    from tasks.releases.charge import reservations_of
 
-    planned: dict[str, list[Reservation]] = {}
-    releases: list[PlannedRelease] = []
-    for spec in budget_of_run(settings).charged:
-        release = planned_release(spec)
-        releases.append(release)
-        reservation = Reservation(
-            dataset=release.dataset,
-            unit=release.unit,
-            event=release.event,
-            delta=release.delta,
-            spec_hash=spec.digest(),
-        )
-        planned.setdefault(release.dataset, []).append(reservation)
-    refuse_large_deltas(releases)
-    return planned
+    return reservations_of(budget_of_run(settings).charged)
 
 
 def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
-    from dp_core.privacy.ledger import Cost
+    from dp_core.privacy.ledger import Cost, Way
     from dp_core.privacy.statement import total_epsilon
     from tasks.protocol.settings import MADE_UP
     from tasks.releases.ledger import refuse_other_standing
+    from tasks.releases.unfinished_runs import killed_runs
 
     ledger = _open()
     budget = ledger.datasets().get(dataset)
     if dataset == MADE_UP and budget is None:
-        # The run registers it, without a limit: nobody has to.
-        cost = Cost(None, 0.0, True, 1.0, None, len(planned))
+        # The run registers it, without a limit.
+        cost = Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
     else:
         refuse_other_standing(budget, dataset, made_up=made_up)
-        cost = ledger.cost_of_plan(planned)
+        # The run would first give back the plans of killed ones.
+        killed = killed_runs(Deployment.from_environment())
+        cost = ledger.cost_of_plan(planned, killed.__contains__)
     delta = sum(release.delta for release in planned)
     return {
         "dataset": dataset,

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from dp_core.privacy.ledger import Cost, Entry, Ledger, PublicSource
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
+FITS: dict[str | None, str] = {
+    "one plan": "fits as the budget's one plan, which closes it",
+    "any sequence": "fits next to later runs",
+}
+_ADMITS: dict[str | None, str] = {
+    None: "one or the other: decided by the first run, before its first release",
+    "one plan": "nothing more: it is closed for its one plan",
+    "any sequence": "any sequence of releases that the filter admits",
+}
 _NEIGHBOURS = {
     "add-or-remove-one": "add/remove",
     "zero-out-one": "zero out",
@@ -156,9 +165,11 @@ def record(entry: Entry) -> dict[str, Any]:
 
 
 def cost_in_json(cost: Cost) -> dict[str, Any]:
-    """Return what a run would cost, as JSON data."""
+    """Return the cost of a run as JSON data."""
     return {
         "fits": cost.fits,
+        "way": cost.way,
+        "refusal": cost.refusal,
         "share_of_budget": cost.share,
         "left_after": cost.left_after,
         "more_of_the_same": cost.more_of_the_same,
@@ -168,22 +179,33 @@ def cost_in_json(cost: Cost) -> dict[str, Any]:
 
 
 def show_standing(dataset: str, found: dict[str, Any]) -> None:
-    """Write how one budget stands: what was declared, what is spent of it, in its own currency."""
+    """Write the state of a budget: its terms, what both ways admit, and the spent part."""
     if found["epsilon"] is None:
         rows: dict[str, object] = {"budget": "none: the data are made up"}
     else:
+        way = found["way"]
+        plan, filtered = (found["ways"][name] for name in ("one plan", "any sequence"))
         infinite = found["renyi_order"] == "infinity"
-        what = "ε" if infinite else f"ρ at Rényi order {found['renyi_order']:g}"
-        spent, room = found["spent"], found["capacity"]
+        order = "" if infinite else f" at Rényi order {found['renyi_order']:g}"
         rows = {
             "unit": found["unit"],
             "neighbours": found["relation"],
             "ε": found["epsilon"],
             "δ": found["delta"],
+            "one plan, fixed before its first release": (
+                f"ε up to {plan['rho']:g} at δ {plan['delta']:g}, by PLD; then closed"
+            ),
+            "or any sequence of releases": (
+                f"{'ε' if infinite else 'ρ'} up to {filtered['rho']:.4g}{order}, "
+                f"δ up to {filtered['delta']:.3g}"
+            ),
+            "admits": _ADMITS[way],
             "spent": f"{found['share']:.1%}",
-            f"{what}: spent, of": f"{spent['rho']:.4g} of {room['rho']:.4g}",
-            "δ: spent, of": f"{spent['delta']:.3g} of {room['delta']:.3g}",
         }
+        if way == "any sequence":
+            spent = found["spent"]
+            rows[f"{'ε' if infinite else 'ρ'} spent"] = f"{spent['rho']:.4g}"
+            rows["δ spent"] = f"{spent['delta']:.3g}"
     rows |= {
         "releases": found["charged_entries"],
         "of them not settled": found["unsettled"],
@@ -195,9 +217,11 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
 
 
 def show_cost(job: str, found: dict[str, Any]) -> None:
-    """Write what the next run would cost one data set."""
-    said = "fits" if found["fits"] else "DOES NOT FIT: it would be refused before it begins"
+    """Write the cost of the next run to one data set."""
     limited, new = found["limited"], found["new_releases"]
+    said = "DOES NOT FIT: it would be refused before it begins"
+    if found["fits"]:
+        said = "fits" if not limited else FITS[found["way"]]
     if not new:
         said = "nothing new: the ledger holds all of it"
     rows = {
@@ -211,6 +235,8 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
     if limited and new:
         rows["how many such runs fit from now on"] = found["more_of_the_same"]
     write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
+    if found["refusal"]:
+        click.echo(f"Why: {found['refusal']}.")
 
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from tasks.protocol import (
     promotion,
     sweep_steps,
 )
+from tasks.releases.unfinished_runs import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job, stops_on_signals
 from tasks.runtime.progress_bars import one_after_the_other
@@ -58,7 +59,11 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
     work = Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps)
     try:
-        with stops_on_signals(), one_after_the_other(number) as watch:
+        with (
+            stops_on_signals(),
+            plans_given_back(deployment, key) as given_back,
+            one_after_the_other(number) as watch,
+        ):
             finished = run_job(work, deployment, watch)
     except SystemExit:
         click.echo("confide: stopped by a signal. The same command continues the run.", err=True)
@@ -70,6 +75,11 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         report.show(finished.outputs["report"])
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
+        if given_back:
+            click.echo(
+                f"confide: nothing was released: {len(given_back)} planned releases are given back",
+                err=True,
+            )
         click.get_current_context().exit(finished.exit_code)
 
 

@@ -52,6 +52,7 @@ from tasks.protocol.specs import (
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
+    GiveBackSpec,
     MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
@@ -59,6 +60,7 @@ from tasks.protocol.specs import (
     PrivacyPlan,
     PromoteSpec,
     ReportSpec,
+    ReserveSpec,
     SelectSpec,
     StepSpec,
     SweepReportSpec,
@@ -422,7 +424,12 @@ def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> di
     A causal model is not fine-tuned: it ends with its perplexity and its exposure.
     """
     front = front_half(settings)
-    steps: dict[str, StepSpec] = {"budget": front["vocabulary"], **front}  # its place: the first
+    first = front["vocabulary"]  # holds the places of two steps that name all the others
+    steps: dict[str, StepSpec] = {"budget": first}
+    for name, spec in front.items():
+        if name == "vocabulary":
+            steps["reserve"] = first  # after the corpora and labels that it checks
+        steps[name] = spec
     models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
     if settings.phrases_epsilon:
         models["phrases"] = front["phrases_pretraining"]
@@ -450,6 +457,7 @@ def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> di
     if settings.audit_canaries:
         steps["dp_audit"] = audit(front, trained["dp"])
     steps["budget"] = budget_of(steps.values())
+    steps["reserve"] = _reserve_of(settings, front, steps.values())
     steps["report"] = ReportSpec(
         made_up=settings.made_up,
         title="dp_bert",
@@ -470,20 +478,44 @@ def promote_spec(report: StepSpec) -> PromoteSpec:
     return PromoteSpec(made_up=report.made_up, report_uri=report.output)
 
 
-def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
-    """Return the registration of all releases among the steps, each once.
+def give_back_spec(*, made_up: bool) -> GiveBackSpec:
+    """Return the spec of the step that ends a run, however it ended."""
+    return GiveBackSpec(made_up=made_up)
 
-    It also names what the steps read from outside.
-    """
+
+def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
+    """Return the first step of a run of these steps: all of its sources and releases."""
     steps = list(steps)
-    charged = {spec.output: spec for spec in steps if is_charged(spec)}
-    first = next(iter(charged.values()))
+    charged = _charged(steps)
     read = dict.fromkeys(source for spec in steps for source in spec.sources)
     return BudgetSpec(
-        made_up=first.made_up,
-        charged=tuple(charged.values()),
-        reads=tuple(read),
+        made_up=charged[0].made_up, charged=charged, reads=tuple(read)
     )
+
+
+def _reserve_of(
+    settings: JobSettings, front: Mapping[str, StepSpec], steps: Iterable[StepSpec]
+) -> ReserveSpec:
+    """Return the step that checks the text and labels of a run and registers its releases."""
+    steps = list(steps)
+    charged, entities = _charged(steps), front.get("entities")
+    learned = None
+    if isinstance(entities, EntitiesSpec) and not entities.public:
+        free = (s for s in steps if isinstance(s, FinetuneSpec) and s.plan is None)
+        learned = next(free, None)
+    return ReserveSpec(
+        made_up=charged[0].made_up,
+        charged=charged,
+        corpus_uri=front["private_corpus"].output,
+        units=settings.part(UnitConfig),
+        entities_uri=entities.output if entities else "",
+        learned=learned,
+    )
+
+
+def _charged(steps: Iterable[StepSpec]) -> tuple[Charged, ...]:
+    """Return the charged steps, each once."""
+    return tuple({spec.output: spec for spec in steps if is_charged(spec)}.values())
 
 
 def is_charged(
@@ -578,33 +610,49 @@ def sweep_steps(settings: SweepSettings) -> list[tuple[str, str, StepSpec]]:
         names |= {} if before else {"public_pretraining": START.name}
         for task, spec in _point(settings, point).items():
             steps.setdefault((task, spec.output), (names.get(task, before), task, spec))
+    planned = list(steps.values())
+    place = next(n for n, (_, task, _) in enumerate(planned) if task == "vocabulary")
+    planned.insert(place, ("", "reserve", sweep_reserve(settings)))
     budget, report = sweep_budget(settings), sweep_report(settings)
-    return [("", "budget", budget), *steps.values(), ("", "report", report)]
+    return [("", "budget", budget), *planned, ("", "report", report)]
 
 
 def sweep_budget(settings: SweepSettings) -> BudgetSpec:
-    """Return the registration of a whole sweep: the vocabulary, and what each point releases.
+    """Return the first step of a sweep: its sources, the vocabulary, and every point's releases.
 
     A private training that several points share is registered, and charged, once. Baselines
-    release nothing; what they read is named with the rest.
+    release nothing; their sources are listed with the others.
     """
+    return budget_of(_sweep_releases(settings)[1])
+
+
+def sweep_reserve(settings: SweepSettings) -> ReserveSpec:
+    """Return the step that checks the text and labels of a sweep and registers its releases."""
+    job, steps = _sweep_releases(settings)
+    return _reserve_of(job, front_half(job), steps)
+
+
+def _sweep_releases(settings: SweepSettings) -> tuple[JobSettings, list[StepSpec]]:
+    """Return the settings of a point, and the steps that the points share or are charged for."""
     if settings.is_asked:
-        dearest = settings.costliest
+        job = settings.job(settings.costliest)
         trainings = range(settings.sweep_trials)
-        asked = [asked_training(settings, dearest, number) for number in trainings]
-        return budget_of([*front_half(settings.job(dearest)).values(), *asked])
+        asked = [asked_training(settings, settings.costliest, n) for n in trainings]
+        return job, [*front_half(job).values(), *asked]
     steps = [_point(settings, point) for point in settings.points()]
     shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
     own = ("pretraining", "finetuning")
     of_points = [point[task] for point in steps for task in own if task in point]
-    return budget_of([*shared, *of_points])
+    return settings.job(settings.points()[0]), [*shared, *of_points]
 
 
 def budget_of_run(settings: JobSettings) -> BudgetSpec:
-    """Return the registration of a whole run, be it a job or a sweep."""
+    """Return the first step of a whole run, a job or a sweep."""
     if isinstance(settings, SweepSettings):
         return sweep_budget(settings)
-    return budget_of(spec for name, spec in dp_bert_steps(settings).items() if name != "budget")
+    budget = dp_bert_steps(settings)["budget"]
+    assert isinstance(budget, BudgetSpec)  # noqa: S101 - narrows the type
+    return budget
 
 
 def sweep_report(settings: SweepSettings) -> SweepReportSpec:

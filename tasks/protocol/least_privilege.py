@@ -36,6 +36,8 @@ class Need(StrEnum):
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
     "budget": frozenset({Need.SOURCES, Need.CHARGING}),
+    "reserve": frozenset({Need.CHARGING}),
+    "give_back": frozenset({Need.CHARGING}),
     "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
     "entities": frozenset({Need.SOURCES, Need.LEDGER}),
     "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),

@@ -75,6 +75,11 @@ class RunContext(Config):
     run_name: str
     task: str  # the task's name within the run, for example `dp_pretraining`
     point: str = ""  # the sweep point's name, empty outside sweeps
+    ended: str = ""  # runs whose keys begin so have all ended, except this one; empty: unknown
+
+    def has_ended(self, run: str) -> bool:
+        """Return whether another run is known to have ended, by its key."""
+        return bool(self.ended) and run != self.run_key and run.startswith(self.ended)
 
     @property
     def model(self) -> str:
@@ -96,6 +101,7 @@ class StepSpec(Config):
     """What one step is told. Subclasses add the fields; `step` names them in JSON."""
 
     unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, as to pydantic
+    repeated: ClassVar[bool] = False  # whether an earlier result does not answer for the step
 
     version: Literal[4] = 4
     step: str
@@ -491,21 +497,44 @@ class SelectSpec(StepSpec):
 Charged = VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec
 
 
-class BudgetSpec(StepSpec):
-    """Register every charged release of a run at once, before the first: all of it, or none."""
+class ChargedStepsSpec(StepSpec):
+    """A step about all charged steps of a run. It runs again in every run (`repeated`)."""
 
-    step: Literal["budget"] = "budget"
+    repeated: ClassVar[bool] = True
     charged: tuple[Charged, ...]
-    reads: tuple[Source, ...] = ()  # what the run reads from outside, each once
-
-    @property
-    def called_public(self) -> tuple[Source, ...]:
-        """What the run calls public: refused here if undeclared, before anything is charged."""
-        return tuple(source for source in self.reads if source.public)
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the charged steps in place of their specs."""
         return super().hashed() | {"charged": [spec.digest() for spec in self.charged]}
+
+
+class BudgetSpec(ChargedStepsSpec):
+    """Record the sources of a run, and refuse a run that its budgets do not hold."""
+
+    step: Literal["budget"] = "budget"
+    reads: tuple[Source, ...] = ()  # the sources outside the store, each once
+
+    @property
+    def called_public(self) -> tuple[Source, ...]:
+        """The sources that the run calls public: refused here if the operator did not say so."""
+        return tuple(source for source in self.reads if source.public)
+
+
+class ReserveSpec(ChargedStepsSpec):
+    """Check the text and labels of a run, then register all of its releases: all fit, or none."""
+
+    step: Literal["reserve"] = "reserve"
+    corpus_uri: str
+    units: UnitConfig  # of the private corpus
+    entities_uri: str = ""  # empty where nothing is fine-tuned
+    learned: FinetuneSpec | None = None  # a fine-tuning on private labels without privacy, if any
+
+
+class GiveBackSpec(StepSpec):
+    """Give back the plans that a run registered and of which no release has begun."""
+
+    repeated: ClassVar[bool] = True
+    step: Literal["give_back"] = "give_back"
 
 
 class ExposureSpec(OfModelSpec, RunConfig):
@@ -598,6 +627,8 @@ class SweepReportSpec(StepSpec):
 
 AnySpec = Annotated[
     BudgetSpec
+    | ReserveSpec
+    | GiveBackSpec
     | CorpusSpec
     | EntitiesSpec
     | CheckpointSpec

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 
 from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput, BudgetExceeded, ConfideError
 from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
 from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.advice import (
@@ -40,6 +40,7 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.ledger import Cost
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
@@ -56,6 +57,10 @@ from tasks.releases.plans import PlannedRelease, planned_release, training_plan
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
 _LIKELY = 8  # plans whose σ is computed, of those that are sorted by a limit
 MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
+# Search for the largest ε that the filter of a registered budget admits.
+_TRIALS = 4
+_CHARGE_GROWS = 1.5  # first guess of the power of ε by which the filter's charge grows
+_SHORT_OF_ALL, _CLOSE = 0.99, 0.95  # ε of a trial, of the estimate; the share that is enough
 _DIGITS = 3  # of a δ that a person copies
 
 
@@ -275,11 +280,14 @@ class Advice:
         settings: ready to be run; what is not advised on is as it was.
         budget: that they keep.
         given: the settings that were asked about.
+        decision: of the ledger on a run with the advised settings; None where no budget is
+            registered.
     """
 
     settings: JobSettings
     budget: PrivacyBudget
     given: JobSettings
+    decision: Cost | None = None
 
     @functools.cached_property
     def spending(self) -> Spending:
@@ -442,6 +450,48 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
     split, left = least(compared, lambda one: -_worth(*one))
     best = changed(_with_best_batch(split, left), noise_bands=settings.noise_bands)
     return Advice(calibrated(best, budget), budget, settings)
+
+
+def advised_within(
+    settings: JobSettings, budget: PrivacyBudget, decide: Callable[[JobSettings], Cost]
+) -> Advice:
+    """Return the advice for the largest ε, up to the budget's, that the ledger admits.
+
+    Args:
+        settings: as of `advised`.
+        budget: the most that the plan may cost.
+        decide: the ledger's decision on a run with given settings; nothing is registered.
+
+    Raises:
+        BudgetExceeded: no plan fits, or the budget is closed.
+        BadInput: as `advised`.
+    """
+    advice = advised(settings, budget)
+    decision = decide(advice.settings)
+    if decision.fits:
+        return replace(advice, decision=decision)
+    best, epsilon, room, power = None, budget.epsilon, decision.left_after, _CHARGE_GROWS
+    for _ in range(_TRIALS if room > 0 else 0):
+        before, excess = epsilon, decision.share / room
+        epsilon *= _SHORT_OF_ALL * excess ** (-1 / power)
+        try:
+            smaller = advised(settings, replace(budget, epsilon=epsilon))
+        except BadInput:  # too little ε for any plan
+            break
+        decision = decide(smaller.settings)
+        if decision.fits:
+            best = replace(smaller, decision=decision)
+            if decision.share > _CLOSE * room:
+                break
+        slope = math.log(excess * room / decision.share) / math.log(before / epsilon)
+        power = min(max(slope, 1.0), 3.0)
+    if best is None:
+        raise BudgetExceeded(
+            f"no plan with these settings fits the registered budget: {decision.refusal}",
+            where=f"data set {settings.private_dataset}",
+            fix="See what is left: confide ledger remaining.",
+        )
+    return best
 
 
 def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:

@@ -8,7 +8,7 @@ with a new seed, and is charged as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -18,9 +18,9 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry, Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
-from tasks.protocol import ReleaseRecord
+from tasks.protocol import Charged, ReleaseRecord
 from tasks.releases.ledger import ledger_for
-from tasks.releases.plans import PlannedRelease, refuse_large_deltas
+from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.releases.restored_state import confirm_releases
 from tasks.runtime.context import StepContext
@@ -50,40 +50,63 @@ class Charge:
         return _recorded(self.context, entry, self.declared_units, self.seed.known)
 
 
-def register_plan(context: StepContext, planned: Mapping[str, PlannedRelease]) -> list[Entry]:
-    """Register every release of a run before the first: all of it fits, or nothing is charged.
+def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Reservation]]:
+    """Return the reservations of a run's releases, by data set; each data set has its own plan.
 
     Args:
-        context: of the step that registers.
-        planned: spec hash of each step -> what it will charge.
+        charged: specs of the charged steps.
+        run: key of the run; empty for a run that is only asked about.
 
     Raises:
-        BudgetExceeded: it does not fit; nothing changed.
-        BadInput: a data set is not registered, or registered for something else; or the δ of all
-            of it is not below one in the declared number of units.
+        BadInput: as `planned_release`; or the δ of all releases of a data set is not below one in
+            the declared number of units.
     """
+    planned = {spec.digest(): planned_release(spec) for spec in charged}
     refuse_large_deltas(planned.values())
-    run = context.run.run_key
     plans: dict[str, list[Reservation]] = {}
     for spec_hash, release in planned.items():
-        # data sets that share a budget are plans of their own
-        plan_key = f"{run} · {release.dataset}"
+        plan_key = f"{run} · {release.dataset}" if run else ""
         reservation = Reservation(
             release.dataset, release.unit, release.event, release.delta, spec_hash, plan_key, run
         )
         plans.setdefault(release.dataset, []).append(reservation)
+    return plans
+
+
+def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None:
+    """Refuse a run whose releases do not fit, before it reads anything; nothing is registered.
+
+    Raises:
+        BudgetExceeded, BadInput: as `register_plans`.
+    """
+    for name, plan in reservations_of(charged, context.run.run_key).items():
+        ledger_for(context, name).refuse_unfit(plan, context.run.has_ended)
+
+
+def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Entry]:
+    """Register every release of a run before the first: all of it fits, or nothing is charged.
+
+    Args:
+        context: of the step that registers.
+        charged: specs of all charged steps of the run.
+
+    Raises:
+        BudgetExceeded: it does not fit; nothing changed.
+        BadInput: as `reservations_of`; or a data set is not registered, or registered for
+            something else.
+    """
     entries: list[Entry] = []
-    done: list[tuple[Ledger, str, str]] = []
-    for name, reservations in plans.items():
+    registered: list[tuple[Ledger, str, str]] = []
+    for name, plan in reservations_of(charged, context.run.run_key).items():
         ledger = ledger_for(context, name)
         try:
-            entries += ledger.register_plan(reservations)
+            entries += ledger.register_plan(plan, context.run.has_ended)
         except ConfideError:
-            for earlier, dataset, plan_key in done:  # nothing of it has begun
-                with suppress(BadInput):  # it was all there before
+            for earlier, dataset, plan_key in registered:  # nothing of it has begun
+                with suppress(BadInput):  # all of its releases were registered before
                     earlier.withdraw_plan(dataset, plan_key)
             raise
-        done.append((ledger, name, reservations[0].plan_key))
+        registered.append((ledger, name, plan[0].plan_key))
     return entries
 
 

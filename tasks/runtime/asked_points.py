@@ -23,6 +23,7 @@ from tasks.protocol import (
     asked_training,
     report_of_points,
     sweep_budget,
+    sweep_reserve,
 )
 from tasks.protocol.sweep import SEARCHED, START
 from tasks.releases.restored_state import IDENTITY
@@ -58,6 +59,8 @@ def asked_steps(
         if (steps := points.get(point)) is None:
             steps = asked_point_steps(settings, point, trainings[point.training], told)
         for task, spec in steps.items():
+            if not points and task == "vocabulary":
+                yield "", "reserve", sweep_reserve(settings, root)
             if not points or task in _OF_A_POINT:
                 named = point if task == "finetuning" else point.training
                 names = {"public_pretraining": START.name} | dict.fromkeys(_OF_A_POINT, named.name)
@@ -75,7 +78,7 @@ def most_steps(settings: SweepSettings) -> int:
     """Return how many steps an asked sweep has, at most."""
     training = asked_training(settings, settings.costliest, 0)
     point = asked_point_steps(settings, settings.costliest, training, ())
-    return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 2
+    return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 3
 
 
 def tellable(result: StepResult | None, name: str) -> float:

@@ -138,7 +138,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     with _alone(durable):
         try:
             result = read_result(store, spec.output)
-            if done_before := result is not None and _answers(result, spec_hash):
+            if done_before := result is not None and _answers(spec, result, spec_hash):
                 _check_sources(spec, result, context)
                 _confirm_releases(spec, result.releases, context)
                 log(f"{run.task}: done before")
@@ -196,8 +196,13 @@ def _module(spec: StepSpec) -> StepModule:
     return module
 
 
-def _answers(result: StepResult, spec_hash: str) -> bool:
-    # A sweep's report that lacks points: they may be there by now.
+def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
+    """Return whether an earlier result answers for the step.
+
+    A sweep's report may lack points that have finished since.
+    """
+    if spec.repeated:
+        return False
     return result.spec_hash == spec_hash and not result.facts.get("missing")
 
 

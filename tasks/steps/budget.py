@@ -1,4 +1,4 @@
-"""Register every charged release of a run at once, before the first of them."""
+"""The first step of a run: record its sources, and refuse it if its budgets do not hold it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import BudgetSpec, PretrainSpec
 from tasks.releases.advice import Spending, how_it_is_known, verdict
-from tasks.releases.charge import register_plan
+from tasks.releases.charge import refuse_unfit_plans
 from tasks.releases.declarations import record_sources
 from tasks.releases.plans import planned_release
 from tasks.runtime.context import StepContext, StepOutput
@@ -14,16 +14,16 @@ from tasks.runtime.log import log
 
 
 def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
-    """Ask the ledger for the whole run: it fits as a whole, or nothing is spent (exit code 3).
+    """Refuse a run that does not fit whole (exit code 3), or that calls undeclared text public.
 
-    What the run calls public and the operator has not declared so is refused before that; what it
-    reads as private is written down here, for the steps that parse files may not write the ledger.
+    Private sources are recorded here, because the steps that parse files may not write the ledger.
+    Nothing is charged or planned: the step `reserve` does that, once the files have been read.
     """
     record_sources(spec.reads, context)
-    planned = {charged.digest(): planned_release(charged) for charged in spec.charged}
-    register_plan(context, planned)
-    for dataset in dict.fromkeys(release.dataset for release in planned.values()):
-        charges = [release for release in planned.values() if release.dataset == dataset]
+    refuse_unfit_plans(context, spec.charged)
+    planned = [planned_release(charged) for charged in spec.charged]
+    for dataset in dict.fromkeys(release.dataset for release in planned):
+        charges = [release for release in planned if release.dataset == dataset]
         delta = sum(release.delta for release in charges)
         total = total_epsilon([release.event.stating(release.unit) for release in charges], delta)
         if total is not None:
@@ -40,16 +40,16 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
                     "release": release.event.title,
                     "delta": release.delta,
                 }
-                for release in planned.values()
+                for release in planned
             ]
         },
     )
 
 
 def _advise(spec: BudgetSpec) -> None:
-    """Say what the run's one private pre-training lets one expect, by its settings alone."""
-    trainings = [one for one in spec.charged if isinstance(one, PretrainSpec)]
-    if len(trainings) != 1:  # a sweep's points are compared by their figures
+    """Log what the run's only private pre-training can be expected to gain, from its settings."""
+    trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
+    if len(trainings) != 1:  # the points of a sweep are compared by their own figures
         return
     spending = Spending.of_charged(spec.charged)
     known = how_it_is_known(spending.recipe)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dp_core.config.training import Head
-from dp_core.data.labelled_text import LabelledText
+from dp_core.data.labelled_text import LabelledItem, LabelledText, fold_of
 from dp_core.data.ner import Sentence, all_entities
 from dp_core.data.readers.patients import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
@@ -19,11 +19,11 @@ from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
 from tasks.demo_data.texts import labelled_pairs, labelled_texts
-from tasks.protocol import EntitiesSpec, StepResult
+from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.ledger import refuse_unregistered
-from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.corpus import listed
 
 PARTS = ("train", "test")
@@ -71,10 +71,9 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     for part, items in parts.items():
         kind.write(items, context.out / f"{part}.jsonl")
         context.measure(f"{part}_{kind.noun}", count(len(items)))
-    # Of private labels, whether one unit's label is the only one is not for this step to tell.
+    # Private labels are checked by the step `reserve`, where they are learned without privacy.
     if spec.public and len(kind.labels(parts["train"])) < kind.least:
-        lacking = "no entity" if kind.least == 1 else "fewer than two classes"
-        raise BadInput(f"the training part has {lacking}", where="entities_train")
+        raise _unlearnable(kind)
     return StepOutput(
         outputs={part: f"{part}.jsonl" for part in parts},
         facts={
@@ -86,6 +85,31 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
             "source_digests": [source.digest for source in opened],
             "digest": context.content_digest(context.out),
         },
+    )
+
+
+def refuse_unlearnable(spec: FinetuneSpec, entities: Input) -> None:
+    """Refuse labels that a fine-tuning without privacy cannot learn, in any of its folds.
+
+    Raises:
+        BadInput: a training part holds no entity, or fewer than two classes, of those declared.
+    """
+    kind = _KINDS[spec.head]
+    read = read_part if spec.head == "entities" else read_text_part
+    items: list[LabelledItem] = [*read(entities.folder, "train")]
+    for fold in range(spec.folds or 1):
+        train = [i for i in items if not spec.folds or fold_of(i, spec.folds) != fold]
+        labels = kind.labels(train)
+        if len(labels.intersection(spec.label_names or labels)) < kind.least:
+            raise _unlearnable(kind)
+
+
+def _unlearnable(kind: _Kind) -> BadInput:
+    lacking = "no entity" if kind.least == 1 else "fewer than two classes"
+    return BadInput(
+        f"the training part has {lacking} to learn",
+        where="entities_train",
+        fix="Check the format, the names of labels, and the list of items that were set aside.",
     )
 
 

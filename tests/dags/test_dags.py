@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from tasks.protocol import (
     JobSettings,
+    RunContext,
     SweepSettings,
     dp_bert_steps,
     more_points,
@@ -34,7 +35,7 @@ def inputs_of(specs) -> dict[str, set[str]]:
     return {
         name: {task for uri, task in owner.items() if uri in spec.model_dump_json()}
         for name, spec in specs.items()
-        if name != "budget"  # it registers the others, and reads nothing
+        if name not in ("budget", "reserve")  # they name the charged steps, and do not read them
     }
 
 
@@ -65,7 +66,7 @@ def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
     steps = dp_bert_steps(KEPT)
     more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
     kept = {"kept_models", *(f"kept.{task}" for task in ("finetuning", "exposure"))}
-    own = {"settings", *steps, *more, *kept}
+    own = {"settings", "give_back", *steps, *more, *kept}
     assert {task.task_id for task in dags["dp_bert"].tasks} == own
 
 
@@ -99,7 +100,7 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0])
     own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
-    own |= {"points_that_failed", "fine_tuned", "models"}
+    own |= {"points_that_failed", "fine_tuned", "models", "reserve", "give_back"}
     found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
     assert {own_name(name) for name in found} == {*own, *steps}
 
@@ -133,6 +134,35 @@ def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
             assert inputs <= upstream[task], task
     first = set(upstream) - {"settings", "budget", "kept_models"}
     assert all("budget" in upstream[task] for task in first)
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
+    upstream = upstream_of(dags[name])
+    read = {"private_corpus", "public_corpus", "entities", "checkpoint"}
+    assert read <= upstream["reserve"]
+    later = set(upstream) - upstream["reserve"] - {"reserve", "kept_models"}
+    assert all("reserve" in upstream[task] for task in later if task != "points_that_failed")
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_run_that_was_reserved_ends_by_giving_back(dags, name):
+    """As a teardown: however the run ends, without making a failed run a success."""
+    dag = dags[name]
+    give_back, reserve = dag.get_task("give_back"), dag.get_task("reserve")
+    assert give_back.is_teardown and not give_back.on_failure_fail_dagrun
+    assert reserve.is_setup  # clearing a failed task registers the run again
+    upstream = upstream_of(dag)["give_back"]
+    assert {"dp_pretraining", "pretraining"} & upstream and {"vocabulary", "report"} <= upstream
+
+
+@pytest.mark.parametrize(("run_id", "ended"), [("first", True), ("second", False)])
+def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended):
+    """max_active_runs is 1: see the test above."""
+    context = RunContext(run_key="dp_bert/second", run_name="", task="reserve", ended="dp_bert/")
+    assert context.has_ended(f"dp_bert/{run_id}") is ended
+    assert not context.has_ended(f"cli/dp_bert/{run_id}")
+    assert not context.model_copy(update={"ended": ""}).has_ended("dp_bert/first")
 
 
 def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):

@@ -15,7 +15,7 @@ from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import Database
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
-from tasks.protocol import ReleaseRecord
+from tasks.protocol import ReleaseRecord, RunContext
 from tasks.releases.charge import Charge, charge
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits
@@ -69,7 +69,7 @@ def bench_of(
         store=Store(deployment.store, deployment.cache),
         spec_hash=spec_hash,
         made_up=made_up,
-        run=SimpleNamespace(run_key=run, task="pretrain"),
+        run=RunContext(run_key=run, run_name=run, task="pretrain"),
         seeds=SeedStore(deployment.seeds),
         releases=releases,
         descends_from=releases.append,

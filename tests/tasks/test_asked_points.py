@@ -28,14 +28,13 @@ from tasks.protocol import (
 )
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
-from tasks.releases.charge import charge
+from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime import asked_points
 from tasks.runtime.asked_points import STORAGE, asked_steps, most_steps
 from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
-from tasks.steps import budget
 from tasks.storage import Store
 
 ASKED: dict[str, Any] = PUBLIC_LABELS | {
@@ -64,8 +63,8 @@ def run(
     for step in steps:
         _, _, spec = step
         metrics = []
-        if spec.step == "budget":
-            budget.run(spec, bench_of(deployment, run=key))
+        if spec.step == "reserve":
+            register_plans(bench_of(deployment, run=key), spec.charged)
         if isinstance(spec, PretrainSpec) and spec.mode == "dp":
             of = charge(
                 bench_of(deployment, spec_hash=spec.digest()),
@@ -98,7 +97,7 @@ def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
     assert [planned_release(spec).event for spec in told] == [COSTLIEST] * 4
     assert len({spec.digest() for spec in told}) == 4
     steps = run(deployment, asked_steps(SETTINGS, deployment))
-    next(steps)
+    assert [next(steps)[1] for _ in range(5)][-1] == "reserve"
     entries = ledger.history("notes")
     assert [(e.event, e.state, e.whole_plan) for e in entries] == [
         (COSTLIEST, State.PLANNED, True)

@@ -126,7 +126,11 @@ def test_the_next_runs_cost_is_told_beforehand(confide: Confide, tmp_path: Path)
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     words = ["ledger", "cost", "--settings", tmp_path / "settings.json"]
     cheap = confide.json(*words, "--set", "epochs=1")
-    dear = confide.json(*words, "--set", "epochs=500")
+    code, out, _ = confide(*words, "--set", "epochs=500", "--json")
+    dear = json.loads(out)
+    assert code == 3
+    assert (cheap["way"], dear["way"]) == ("any sequence", None)
+    assert "and as one plan ε" in dear["refusal"]
     assert cheap["fits"] and not dear["fits"]
     assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
     assert cheap["new_releases"] == cheap["releases"] == 2

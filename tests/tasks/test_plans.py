@@ -35,7 +35,7 @@ from tasks.protocol import (
     dp_bert_steps,
     sweep_budget,
 )
-from tasks.releases.charge import charge
+from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import plan_until, planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.report import results as reporting
@@ -138,12 +138,14 @@ def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
     assert isinstance(spec, BudgetSpec)
     context = bench_of(deployment)
     answer = budget.run(spec, context)
+    assert ledger.history("notes") == []  # nothing is planned before the files have been read
+    register_plans(context, spec.charged)
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.PLANNED] * 2
     assert [r["release"] for r in answer.facts["planned"]] == ["partition selection", "DP training"]
     spent = ledger.remaining("notes").spent
-    budget.run(spec, context)  # a retry
-    budget.run(spec, bench_of(deployment, run="triggered again"))
+    register_plans(context, spec.charged)  # a retry
+    register_plans(bench_of(deployment, run="triggered again"), spec.charged)
     for charged in spec.charged:
         release = planned_release(charged)
         step = bench_of(deployment, spec_hash=charged.digest())
@@ -164,7 +166,7 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
     )
     ledger = _registered(deployment, 20.0)
-    budget.run(sweep_budget(settings), bench_of(deployment))
+    register_plans(bench_of(deployment), sweep_budget(settings).charged)
     assert len(ledger.history("notes")) == 1 + 4
 
 
@@ -174,11 +176,11 @@ def test_a_budget_holds_jobs_of_its_own_neighbours_only(
 ) -> None:
     ledger = _registered(deployment, 400.0, relation=relation)
     if relation is NeighboringRelation.ADD_REMOVE:
-        budget.run(steps_of()["budget"], bench_of(deployment))
+        register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert len(ledger.history("notes")) == 2
     else:
         with pytest.raises(BadInput, match="neighbours"):
-            budget.run(steps_of()["budget"], bench_of(deployment))
+            register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert not ledger.history("notes")
 
 

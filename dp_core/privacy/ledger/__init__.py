@@ -15,7 +15,7 @@ What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
 from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable
 from dp_core.privacy.ledger.ledger import Ledger
 from dp_core.privacy.ledger.models import Budget, Entry, PublicSource, Reservation, State
-from dp_core.privacy.ledger.privacy_filter import Charge, Cost, Remaining
+from dp_core.privacy.ledger.privacy_filter import Charge, Cost, Remaining, Way
 
 __all__ = [
     "Budget",
@@ -29,4 +29,5 @@ __all__ = [
     "Remaining",
     "Reservation",
     "State",
+    "Way",
 ]

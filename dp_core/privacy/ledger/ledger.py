@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -20,10 +20,11 @@ from dp_core.privacy.ledger.models import (
     Reservation,
     State,
     by_identity,
+    canonical,
     manifest_hash,
     now,
 )
-from dp_core.privacy.ledger.privacy_filter import Cost, Remaining
+from dp_core.privacy.ledger.privacy_filter import Cost, Remaining, Way
 from dp_core.privacy.ledger.sources import Sources
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
@@ -219,57 +220,68 @@ class Ledger:
         return self._account(dataset)[1]
 
     def remaining(self, dataset: str) -> Remaining:
-        """Return how the data set's budget stands, by today's accounting of what is recorded."""
+        """Return the state of the data set's budget, by today's accounting of its entries."""
         return privacy_filter.standing(*self._account(dataset))
 
     def cost_of_next(self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]) -> Cost:
-        """Return what releases that the ledger has never seen would cost, as one plan.
+        """Return the decision on releases that the ledger does not hold, as one plan.
 
         Args:
             dataset: registered name.
             events: each release with the δ at which it states its ε.
 
         Raises:
-            BadInput: not registered, or an event that the budget cannot hold.
+            BadInput: the data set is not registered, or an event cannot be added to the budget.
         """
         unit = self._account(dataset)[0].unit
         planned = [
             Reservation(dataset, unit or event.unit or PrivacyUnit.PATIENT, event, delta, "-")
             for event, delta in events
         ]
-        return self.cost_of_plan(planned)
+        budget, held = self._account(dataset)
+        for reservation in planned:
+            budget.refuse_foreign(reservation)
+        return privacy_filter.decide(budget, held, privacy_filter.releases(planned))
 
-    def cost_of_plan(self, planned: Sequence[Reservation]) -> Cost:
-        """Return what a planned run would cost and leave: warn before it is started.
+    def cost_of_plan(
+        self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
+    ) -> Cost:
+        """Return the decision on a planned run, as `register_plan` would make it now.
 
         Args:
-            planned: every release of the run, all of one data set. Those that the ledger holds
-                already cost nothing again.
+            planned: every release of the run, all of one data set. Releases that the ledger holds
+                cost nothing again.
+            ended: as of `register_plan`.
 
         Raises:
-            BadInput: not registered, or an event that the budget cannot hold.
+            BadInput: the data set is not registered, or an event cannot be added to the budget.
         """
-        budget, held, fresh = self._compared(planned)
-        return privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
+        return privacy_filter.decide(*self._replacing(planned, ended))
 
-    def _compared(
-        self, planned: Sequence[Reservation]
-    ) -> tuple[Budget, list[Entry], list[Reservation]]:
-        """Return the budget, what it holds, and what of the plan it does not hold."""
+    def refuse_unfit(
+        self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """Refuse a plan that `register_plan` would refuse now; nothing is registered.
+
+        Raises:
+            BudgetExceeded, BadInput: as `register_plan`.
+        """
+        privacy_filter.admit(*self._replacing(planned, ended))
+
+    def _replacing(
+        self, planned: Sequence[Reservation], ended: Callable[[str], bool]
+    ) -> tuple[Budget, list[Entry], tuple[privacy_filter.Release, ...]]:
+        """Return the budget and its entries as a new plan would find them, and its new releases.
+
+        Nothing is stored: these objects belong to no transaction.
+        """
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             budget.refuse_foreign(reservation)
-        return budget, held, _not_held(held, planned)
-
-    def _prepare(self, planned: Sequence[Reservation]) -> None:
-        """Refuse what the budget cannot hold, and compute all charges before taking the lock.
-
-        Charges are cached, so that inside the lock only those of entries that others added
-        meanwhile are computed.
-        """
-        budget, held, fresh = self._compared(planned)
-        if fresh:
-            privacy_filter.cost_of(budget, held, privacy_filter.releases(fresh))
+        if not _not_held(held, planned):
+            return budget, held, ()
+        _give_back(budget, _replaced(held, planned, ended))
+        return budget, held, privacy_filter.releases(_not_held(held, planned))
 
     def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
         with self._database.transaction() as db:
@@ -281,8 +293,11 @@ class Ledger:
     def reserve(self, reservation: Reservation) -> Entry:
         """Reserve a release before its data is read. The same reservation is the same entry.
 
+        A release whose plan was given back is admitted again with the rest of its plan: all of it
+        fits, or the release is refused.
+
         Returns:
-            The entry: new, or the one that this data set, spec hash and attempt have already.
+            The entry: a new one, or the existing one of this data set, spec hash and attempt.
             Only a new one is charged.
 
         Raises:
@@ -290,38 +305,48 @@ class Ledger:
             BadInput: the data set is not registered, or has another unit or relation, or the
                 same spec hash was reserved for a different mechanism.
         """
-        self._prepare([reservation])
+        self.cost_of_plan([reservation])  # its charges are cached before the lock is taken
         with self._database.transaction() as db:
             budget = lock_budget(db, reservation.dataset)
             held = _entries_of(db, budget)
             entry = by_identity(held).get(reservation.identity)
             if entry is None:
-                privacy_filter.admit(budget, held, privacy_filter.releases([reservation]))
                 entry = Entry.of(reservation, budget.id, whole_plan=False)
+                _admit(budget, held, [entry])
                 db.add(entry)
                 return entry
             entry.refuse_different(reservation)
             if entry.state is State.WITHDRAWN:
-                privacy_filter.admit(budget, held, privacy_filter.releases([reservation]))
-                entry.revive(reservation, whole_plan=False)
+                plan = [e for e in held if e.group == entry.group and e.state is State.WITHDRAWN]
+                _admit(budget, held, plan)
+                for withdrawn in plan:
+                    withdrawn.plan_again(withdrawn.plan_key, reservation.run)
             if entry.state is State.PLANNED:
                 entry.state, entry.reserved_at = State.RESERVED, now()
             return entry
 
-    def register_plan(self, reservations: Sequence[Reservation]) -> list[Entry]:
-        """Reserve a run or a sweep whole, before its first release: all of it fits, or none.
+    def register_plan(
+        self,
+        reservations: Sequence[Reservation],
+        ended: Callable[[str], bool] = lambda _: False,
+    ) -> list[Entry]:
+        """Register a run or a sweep whole, before its first release: all of it fits, or none.
 
-        Its entries wait as `planned` until `reserve` is called for each. All are charged now,
-        and stay charged if they never run, unless `withdraw_plan` gives them back. Where the
-        budget adds up (ε, δ), the plan counts as one release, composed by PLD: that is sound
-        because nothing in it was chosen after looking at results. Releases that were reserved
-        before (a vocabulary that an earlier run made) are not charged again.
+        Its entries are `planned` until `reserve` is called for each. All are charged now, and stay
+        charged if they never run, unless the plan is given back. The plan is admitted by the
+        budget's filter or, if the budget holds nothing else, as its one plan. Releases that
+        earlier runs reserved (a vocabulary) are not charged again.
+
+        The new plan replaces earlier plans of which no release has begun: those of ended runs,
+        those with the same plan key, and those that it contains. They are given back in the same
+        transaction, so that no release is counted twice.
 
         Args:
             reservations: all on one data set, with the same non-empty plan_key.
+            ended: whether a run, by its name, has ended: a killed run leaves its plan behind.
 
         Raises:
-            BudgetExceeded, BadInput: as `reserve`; or a plan that grew after it was registered.
+            BudgetExceeded, BadInput: as `reserve`; or a plan that grew after it had begun.
         """
         if (
             len({(r.dataset, r.plan_key) for r in reservations}) != 1
@@ -329,46 +354,48 @@ class Ledger:
         ):
             raise BadInput("a plan has one data set and one plan_key", where="ledger plan")
         wanted = list({r.identity: r for r in reservations}.values())
-        plan_key = wanted[0].plan_key
-        self._prepare(wanted)
+        plan_key, run = wanted[0].plan_key, wanted[0].run
+        self.cost_of_plan(wanted, ended)  # its charges are cached before the lock is taken
         with self._database.transaction() as db:
             budget = lock_budget(db, wanted[0].dataset)
             held = _entries_of(db, budget)
             entries = by_identity(held)
-            fresh = _not_held(held, wanted)
+            for reservation in wanted:
+                if known := entries.get(reservation.identity):
+                    known.refuse_different(reservation)
+            _give_back(budget, _replaced(held, wanted, ended))
+            fresh = [
+                entries.get(r.identity) or Entry.of(r, budget.id, whole_plan=True)
+                for r in _not_held(held, wanted)
+            ]
             if fresh and any(e.whole_plan and e.plan_key == plan_key and e.charged for e in held):
                 raise BadInput(
-                    "the plan was registered whole and has grown since",
+                    "the plan was registered whole and has grown since its first release",
                     where=f"ledger plan {plan_key}",
-                    fix="Register what is new as a plan of its own.",
+                    fix="Register the new releases as another plan.",
                 )
-            privacy_filter.admit(budget, held, privacy_filter.releases(fresh))
-            for reservation in fresh:
-                entry = entries.get(reservation.identity)
-                if entry is None:
-                    entry = Entry.of(reservation, budget.id, whole_plan=True)
-                    entries[reservation.identity] = entry
-                    db.add(entry)
-                else:
-                    entry.refuse_different(reservation)
-                    entry.revive(reservation, whole_plan=True)
-            for reservation in reservations:
-                entries[reservation.identity].refuse_different(reservation)
+            for entry in fresh:
+                entry.plan_key, entry.whole_plan = plan_key, True
+            _admit(budget, held, fresh)
+            for entry in fresh:
+                entry.plan_again(plan_key, run)
+                entries[entry.identity] = entry
+                db.add(entry)
         return [entries[r.identity] for r in reservations]
 
     def withdraw_plan(self, dataset: str, plan_key: str) -> list[Entry]:
-        """Give back what a plan registered and never began; an operator's act, on the record.
+        """Give back the releases that a plan registered and never began, on the record.
 
-        Sound because nothing was read: a step reserves its entry before it opens the data, and in
-        the same transaction as this. At Rényi order infinity only an untouched plan can be given
-        back (see `Budget.refuse_partial_withdrawal`). The entries stay, as `withdrawn`; asked for
-        again, they are charged again.
+        Sound because nothing was read for them: a step reserves its entry before it opens the
+        data, under the lock of the same budget. A plan that is composed by PLD is given back whole
+        or not at all (see `Budget.refuse_partial_withdrawal`). The entries stay, as `withdrawn`;
+        planned again, they are charged again.
 
         Returns:
             The entries that are withdrawn now.
 
         Raises:
-            BadInput: no planned release of that plan, or a part of what was charged as one.
+            BadInput: the plan holds no planned release, or was charged as one and has begun.
         """
         with self._database.transaction() as db:
             budget = lock_budget(db, dataset)
@@ -377,14 +404,33 @@ class Ledger:
             waiting = [e for e in whole if e.state is State.PLANNED]
             if not waiting:
                 raise BadInput(
-                    "it holds no planned release: what was begun stays charged",
+                    "it holds no planned release: a release that has begun stays charged",
                     where=f"ledger plan {plan_key}",
                 )
             budget.refuse_partial_withdrawal(whole)
-            withdrawn_at = now()
-            for entry in waiting:
-                entry.state, entry.withdrawn_at = State.WITHDRAWN, withdrawn_at
+            _give_back(budget, waiting)
             return waiting
+
+    def give_back(self, run: str) -> list[Entry]:
+        """Give back every plan of a run of which no release has begun.
+
+        For the end of a run, however it ended. A plan that has begun stays charged whole.
+
+        Returns:
+            The entries that are withdrawn now.
+        """
+        given_back: list[Entry] = []
+        with self._database.transaction() as db:
+            planned = select(Entry.dataset).where(Entry.run == run, Entry.state == State.PLANNED)
+            datasets = sorted(set(db.scalars(planned)))
+        for dataset in datasets:
+            with self._database.transaction() as db:
+                budget = lock_budget(db, dataset)
+                groups = _untouched(_entries_of(db, budget))
+                entries = [e for group in groups if group[0].run == run for e in group]
+                _give_back(budget, entries)
+                given_back += entries
+        return given_back
 
     # --- releasing
 
@@ -495,6 +541,47 @@ def _no_such_entry(entry_id: str) -> BadInput:
 def _entries_of(db: Session, budget: Budget) -> list[Entry]:
     query = select(Entry).where(Entry.budget_id == budget.id).order_by(Entry.number)
     return list(db.scalars(query))
+
+
+def _admit(budget: Budget, held: Sequence[Entry], group: Sequence[Entry]) -> None:
+    """Admit a group of entries that are not charged yet, and close the budget for one plan.
+
+    Raises:
+        BudgetExceeded: the group does not fit.
+    """
+    events = tuple(sorted((canonical(e.event), e.delta) for e in group if e.accounted))
+    if privacy_filter.admit(budget, held, events) is Way.ONE_PLAN and not budget.closed_for:
+        budget.closed_for = group[0].group
+
+
+def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
+    """Withdraw planned entries, and open a budget again that was closed for them."""
+    for entry in entries:
+        entry.withdraw()
+        if entry.group == budget.closed_for:
+            budget.closed_for = ""
+
+
+def _untouched(held: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the plans, registered whole, of which no release has begun."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in held:
+        if entry.whole_plan and entry.charged:
+            groups.setdefault(entry.group, []).append(entry)
+    return [g for g in groups.values() if all(e.state is State.PLANNED for e in g)]
+
+
+def _replaced(
+    held: Sequence[Entry], wanted: Sequence[Reservation], ended: Callable[[str], bool]
+) -> list[Entry]:
+    """Return the entries of the plans that a new plan replaces (`Ledger.register_plan`)."""
+    asked, key = {r.identity for r in wanted}, wanted[0].plan_key
+    return [
+        entry
+        for plan in _untouched(held)
+        if ended(plan[0].run) or plan[0].plan_key == key or asked.issuperset(by_identity(plan))
+        for entry in plan
+    ]
 
 
 def _not_held(held: Sequence[Entry], asked: Sequence[Reservation]) -> list[Reservation]:

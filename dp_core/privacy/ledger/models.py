@@ -33,12 +33,12 @@ _DIGEST_START = 8  # characters of a digest by which people name a source
 
 
 class State(StrEnum):
-    """How far an entry has come. All but the last count as spent."""
+    """Progress of an entry. All states except the last count as spent."""
 
     PLANNED = "planned"  # part of a plan registered whole; its step has not begun
-    RESERVED = "reserved"  # the step may have read the data: unknown counts as spent
+    RESERVED = "reserved"  # the step may have read the data, and counts as if it had
     SETTLED = "settled"  # the step reported its release
-    WITHDRAWN = "withdrawn"  # planned, given up by the operator before its step began: nothing read
+    WITHDRAWN = "withdrawn"  # planned, and given back before its step began: nothing was read
 
 
 def now() -> str:
@@ -152,15 +152,18 @@ class LedgerIdentity(Base, kw_only=True):
 
 
 class Budget(Base, kw_only=True):
-    """What may be spent on one data set, or on several that may share people.
+    """Privacy budget of one data set, or of several that may share people.
 
     Attributes:
-        name: of the budget: that of the first data set registered with it.
-        unit, relation: what is protected, and which data sets are neighbours; None for made-up
-            data, where every unit may be tried.
-        epsilon, delta: the guarantee for everything released together; None: made-up data, on
-            which nothing needs a limit.
-        order: Rényi order of the filter, fixed here once and for all; ∞ adds (ε, δ).
+        name: the name of the first data set registered with it.
+        unit, relation: the protected unit, and the neighbouring relation; None for made-up data,
+            where every unit may be tried.
+        epsilon, delta: the guarantee for all releases together; None for made-up data, which
+            needs no limit.
+        order: Rényi order of the filter, fixed when the budget is opened; ∞ adds (ε, δ).
+        closed_for: the group of entries (`Entry.group`) that the budget was admitted as one plan
+            for, and which closed it for everything else; empty for a filter, and while nothing is
+            charged.
     """
 
     __tablename__ = "budgets"
@@ -173,6 +176,7 @@ class Budget(Base, kw_only=True):
     delta: Mapped[float | None] = mapped_column(default=None)
     order: Mapped[float] = mapped_column("renyi_order", default=math.inf)
     opened_at: Mapped[str] = mapped_column(default_factory=now)
+    closed_for: Mapped[str] = mapped_column(default="")
 
     @classmethod
     def of_dataset(cls, db: Session, name: str) -> Budget:
@@ -224,23 +228,23 @@ class Budget(Base, kw_only=True):
             )
 
     def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:
-        """Refuse to give back a part of a plan that was composed as one release.
+        """Refuse to give back a part of a plan that is composed by PLD.
 
-        At α = ∞ a plan is charged the PLD of all its releases, which presumes that all were fixed
-        beforehand. To stop after looking at the first ones, and to pay for those alone, would make
-        a filter of PLDs, which is none. At a finite order charges add up release by release, and a
-        release that was never made costs nothing.
+        Such a plan is charged the PLD of all its releases, which presumes that all were fixed
+        before the first. Stopping after the first results, and paying for the finished releases
+        alone, would be a filter of PLDs, which is unsound. The charges of a Rényi filter add up
+        release by release, and a release that was never made costs nothing.
 
         Raises:
             BadInput: one of the plan's releases has begun.
         """
-        begun = [e for e in plan if e.state in (State.RESERVED, State.SETTLED)]
-        if math.isinf(self.order) and begun:
+        begun = [e for e in plan if e.begun]
+        if begun and (math.isinf(self.order) or self.closed_for == plan[0].group):
             raise BadInput(
                 f"{len(begun)} of its {len(plan)} releases have begun, and it was charged as one",
                 where=f"ledger plan {plan[0].plan_key}",
-                fix="It stays charged: at Rényi order infinity only an untouched plan is given "
-                "back.",
+                fix="It stays charged: a plan that is composed by PLD is given back whole or not "
+                "at all.",
             )
 
 
@@ -309,12 +313,24 @@ class Entry(Base, kw_only=True):
             run=reservation.run,
         )
 
-    def revive(self, reservation: Reservation, *, whole_plan: bool) -> None:
-        """Ask again for what was withdrawn: it is charged from now on, like a new entry."""
-        self.state = State.PLANNED if whole_plan else State.RESERVED
-        self.plan_key, self.whole_plan = reservation.plan_key, whole_plan
-        self.run = reservation.run
-        self.reserved_at, self.withdrawn_at = now(), ""
+    def plan_again(self, plan_key: str, run: str) -> None:
+        """Plan a withdrawn release again: it is charged from now on, like a new entry."""
+        self.state, self.plan_key, self.whole_plan = State.PLANNED, plan_key, True
+        self.run, self.reserved_at, self.withdrawn_at = run, now(), ""
+
+    def withdraw(self) -> None:
+        """Give a planned release back."""
+        self.state, self.withdrawn_at = State.WITHDRAWN, now()
+
+    @property
+    def group(self) -> str:
+        """Key of the releases that were fixed together with this one, before the first of them."""
+        return f"plan {self.plan_key}" if self.whole_plan else f"entry {self.id}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether its step may have read the data."""
+        return self.state in (State.RESERVED, State.SETTLED)
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -328,12 +344,12 @@ class Entry(Base, kw_only=True):
 
     @property
     def charged(self) -> bool:
-        """Whether it counts as spent: it has a guarantee, and was not withdrawn unread."""
+        """Whether it counts as spent: it has a guarantee, and was not withdrawn."""
         return self.accounted and self.state is not State.WITHDRAWN
 
     @property
     def open(self) -> bool:
-        """Whether it holds some of the budget for a step that has not reported."""
+        """Whether it holds a part of the budget for a step that has not reported."""
         return self.charged and self.state is not State.SETTLED
 
     def is_bound_to(self, seed: PrivacySeed, manifest: bytes) -> bool:

@@ -1,17 +1,27 @@
-"""The privacy filter: whether one more release fits, however the releases were chosen.
+"""Admission: whether one more release, or one more plan, fits a privacy budget.
 
-The budget (ε, δ) is turned, once, when it opens, into a capacity (ρ, δ') at a fixed Rényi order.
-Releases add up; one that would pass either number is refused before the data is read.
-Feldman and Zrnic (2021, arXiv:2008.11193) for the Rényi part; the coins of the approximate part
+A budget (ε, δ) admits releases in one of two ways, and which one is decided before anything is
+released (proof: docs/proofs.md, "Two ways to spend a budget"):
+
+* `Way.SEQUENCE`: any adaptive sequence of releases within a Rényi filter. (ε, δ) is converted
+  once, when the budget is opened, into a capacity (ρ, δ') at a fixed Rényi order; charges add up,
+  and a release that would exceed either number is refused before the data is read.
+* `Way.ONE_PLAN`: one group of releases, fixed before the first of them, whose privacy loss
+  distribution (PLD) stays within (ε, δ). The budget is closed for everything else.
+
+`decide` is the only function that admits. The command line, the first step of a run and the ledger
+itself call it.
+
+The filter follows Feldman and Zrnic (2021, arXiv:2008.11193). The coins of its approximate part
 add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for approximate zCDP; written out
-for one order in docs/adr/0005-ledger-composition.md). Releases may overlap in time (Haney et al.
-2023, arXiv:2309.05901).
+for one order in docs/proofs.md). Releases may overlap in time (Haney et al. 2023,
+arXiv:2309.05901).
 
-The currency is a charge (ρ, δ): the release is δ-approximately (α, ρ)-Rényi private. That is, one
-can toss a coin with probability δ, the same for both neighbours, such that while it does not come
-up the Rényi divergence of order α between them is at most ρ, in both directions. δ = 0 is plain
-RDP (Mironov 2017). For α = ∞ it is plain (ε, δ)-DP with ε = ρ (Kairouz, Oh and Viswanath 2015:
-every (ε, δ)-DP mechanism has such a coin).
+The filter's unit of account is a charge (ρ, δ): the release is δ-approximately (α, ρ)-Rényi
+private. A coin with probability δ, the same for both neighbours, can be tossed such that the Rényi
+divergence of order α is at most ρ in both directions unless the coin comes up. δ = 0 is plain RDP
+(Mironov 2017). α = ∞ is plain (ε, δ)-DP with ε = ρ (Kairouz, Oh and Viswanath 2015: every
+(ε, δ)-DP mechanism has such a coin).
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
@@ -30,13 +41,26 @@ from dp_core.privacy.ledger.models import Budget, Entry, Reservation, State, can
 from dp_core.privacy.mechanisms import MechanismEvent, compose
 
 LARGEST_ORDER = 512
-LEAST_DELTA = 1e-300  # below it half of δ has no logarithm
-LARGEST_DELTA = 0.01  # a job's own δ is bounded by it too, and its units are ten at least
+LEAST_DELTA = 1e-300  # half of a smaller δ has no logarithm
+LARGEST_DELTA = 0.01  # also the bound on a job's δ, which declares ten units or more
+
+
+CLOSED = (
+    "it was spent on one plan, fixed before its first release, and is closed for every other "
+    "release (a lost seed that is drawn again is another release)"
+)
+
+
+class Way(StrEnum):
+    """How a budget admits releases."""
+
+    SEQUENCE = "any sequence"  # within the Rényi filter, each release chosen after earlier results
+    ONE_PLAN = "one plan"  # fixed before its first release, by PLD; then the budget is closed
 
 
 @dataclass(frozen=True)
 class Charge:
-    """δ-approximate Rényi privacy (α, ρ), at an order that the context tells."""
+    """δ-approximate Rényi privacy (α, ρ), at an order that the context states."""
 
     rho: float
     delta: float
@@ -56,11 +80,19 @@ def charge(group: tuple[Release, ...], order: float) -> Charge:
         group: the releases; more than one only if the plan was registered whole.
         order: Rényi order α > 1, or ∞.
     """
-    events = [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
     if math.isinf(order):
-        total = math.fsum(delta for _, delta in events)
-        return Charge(epsilon_pld(compose(*(event for event, _ in events)), total), total)
-    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in events])
+        return pld_charge(group, math.fsum(delta for _, delta in group))
+    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)])
+
+
+@functools.lru_cache(maxsize=4096)
+def pld_charge(group: tuple[Release, ...], delta: float) -> Charge:
+    """Return the (ε, δ) of a group of releases by PLD, at this δ for all of them together."""
+    return Charge(epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta)
+
+
+def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
+    return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
 
 
 def added(charges: list[Charge]) -> Charge:
@@ -70,19 +102,21 @@ def added(charges: list[Charge]) -> Charge:
 
 @dataclass(frozen=True)
 class Remaining:
-    """How a budget stands.
+    """The state of a budget.
 
     Attributes:
-        capacity, spent: at the budget's order; None for made-up data, which has no limit.
+        way: how the budget admits releases; None while that is undecided.
+        capacity, spent: in the unit of account of the way (of the filter while the way is
+            undecided); None for made-up data, which has no limit.
         epsilon_so_far: the ε that `spent` amounts to at the budget's δ; None without a limit.
-            Bookkeeping: what may be claimed for everything together is the budget's own ε, fixed
-            before the first release.
-        share: of the budget that is spent, from 0 to 1, by the scarcer of ρ and δ.
-        unsettled: entries planned or reserved whose step has not reported; they count as spent.
+            Bookkeeping only: the guarantee for all releases is the registered ε.
+        share: spent share of the budget, by the scarcer of ρ and δ; of one plan, by ε.
+        unsettled: planned or reserved entries whose step has not reported; they count as spent.
         operator_releases: releases without guarantee, listed and not charged.
     """
 
     budget: Budget
+    way: Way | None
     capacity: Charge | None
     spent: Charge | None
     epsilon_so_far: float | None
@@ -100,6 +134,8 @@ class Remaining:
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "renyi_order": order_in_words(self.budget.order),
+            "way": self.way,
+            "ways": ways_in_json(self.budget),
             "capacity": None if self.capacity is None else vars(self.capacity),
             "spent": None if self.spent is None else vars(self.spent),
             "epsilon_so_far": self.epsilon_so_far,
@@ -112,25 +148,34 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a planned release would cost, and what it would leave.
+    """The decision on a planned group of releases, and the budget that it would leave.
 
     Attributes:
-        charge: what it would take, at the budget's order; None where there is no limit.
-        share: of the whole budget that it would take; 0 where there is no limit.
-        fits: whether it would be admitted now.
-        left_after: share of the budget left after it, not below 0.
-        more_of_the_same: how many such releases the budget admits from now on (0 if it does
-            not fit); None where there is no limit, or nothing of it is new.
-        new_releases: how many of its releases the ledger does not hold yet. Those that it holds
-            cost nothing again.
+        way: how the budget would admit the group; None if it does not fit.
+        charge: of the group, in the unit of account of the way (of the filter where it does not
+            fit); None where there is no limit.
+        share: of the whole budget that the group would take; 0 where there is no limit.
+        left_after: share of the budget left after it, not below 0. A budget that one plan has
+            closed has nothing left.
+        more_of_the_same: how many such groups the budget admits from now on (0 if it does not
+            fit); None where there is no limit, or nothing of it is new.
+        new_releases: number of its releases that the ledger does not hold. The others cost nothing
+            again.
+        refusal: the arithmetic of a refusal, in one clause; empty if the group fits.
     """
 
+    way: Way | None
     charge: Charge | None
     share: float
-    fits: bool
     left_after: float
     more_of_the_same: int | None
     new_releases: int
+    refusal: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the group would be admitted now."""
+        return self.way is not None
 
 
 def best_order(epsilon: float, delta: float) -> float:
@@ -186,16 +231,31 @@ def check_order(order: float, epsilon: float, delta: float) -> None:
 
 
 def capacity(budget: Budget) -> Charge | None:
-    """Return what the budget's releases may add up to, or None without a limit.
-
-    At a finite order half of δ pays for turning ρ into ε, and half for the coins.
-    """
-    if budget.epsilon is None or budget.delta is None:
+    """Return the most that the budget's charges may add up to, or None without a limit."""
+    if budget.made_up:
         return None
+    return pld_capacity(budget) if budget.closed_for else filter_capacity(budget)
+
+
+def filter_capacity(budget: Budget) -> Charge:
+    """Return the capacity of the filter.
+
+    At a finite order half of δ pays for the conversion of ρ to ε, and half for the coins.
+    """
     if math.isinf(budget.order):
-        return Charge(budget.epsilon, budget.delta)
-    room = _renyi_room(budget.epsilon, budget.delta / 2, budget.order)
-    return Charge(max(0.0, room), budget.delta / 2)
+        return pld_capacity(budget)
+    epsilon, delta = _terms(budget)
+    return Charge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
+
+
+def pld_capacity(budget: Budget) -> Charge:
+    """Return the capacity of one plan: (ε, δ) itself."""
+    return Charge(*_terms(budget))
+
+
+def _terms(budget: Budget) -> tuple[float, float]:
+    assert budget.epsilon is not None and budget.delta is not None  # noqa: S101 - not made up
+    return budget.epsilon, budget.delta
 
 
 def _renyi_room(epsilon: float, delta: float, order: float) -> float:
@@ -212,66 +272,113 @@ def conversion(delta: float, order: float) -> float:
 
 
 def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
-    """Return the charged releases, those of one plan that was registered whole together."""
+    """Return the charged releases by group: a plan that was registered whole is one group."""
     groups: dict[str, list[Release]] = {}
     for entry in entries:
         if entry.charged:
-            key = f"plan {entry.plan_key}" if entry.whole_plan else f"entry {entry.id}"
-            groups.setdefault(key, []).append((canonical(entry.event), entry.delta))
+            groups.setdefault(entry.group, []).append((canonical(entry.event), entry.delta))
     return [tuple(sorted(releases)) for releases in groups.values()]
 
 
 def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
-    """Return what is charged, in an order of its own, so that equal plans have equal charges."""
+    """Return the charged releases, sorted, so that equal plans have equal charges."""
     return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
 
 
-def spent_on(groups: Sequence[tuple[Release, ...]], order: float) -> Charge:
-    """Return the sum of what the groups cost."""
-    return added([charge(group, order) for group in groups])
+def spent_on(budget: Budget, entries: Iterable[Entry]) -> Charge:
+    """Return the charge of all entries of a limited budget together."""
+    groups = groups_of(entries)
+    if budget.closed_for:
+        return pld_charge(groups[0], pld_capacity(budget).delta)
+    return added([charge(group, budget.order) for group in groups])
 
 
-def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> None:
-    """Refuse a release, or a plan as a whole, that does not fit beside what is held.
+def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
+    """Decide whether, and in which way, a budget admits a group of releases.
 
-    Raises:
-        BudgetExceeded: with the arithmetic.
+    The group is fixed now, before any of its releases. The filter is asked first. A group that it
+    refuses is admitted as the budget's one plan if nothing else is charged to the budget.
+
+    Args:
+        budget: with the group that it is closed for, if any.
+        held: all entries of the budget.
+        more: the group's releases that the ledger does not hold.
     """
     room = capacity(budget)
-    if room is None or not more:
-        return
-    spent = spent_on(groups_of(held), budget.order)
+    if room is None:
+        return Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
+    spent = spent_on(budget, held)
+    left = 0.0 if budget.closed_for else max(0.0, 1 - _share(spent, room))
+    if not more:
+        way = _way(budget, held) or Way.SEQUENCE
+        return Cost(way, Charge(0.0, 0.0), 0.0, left, None, 0)
     cost = charge(more, budget.order)
+    if budget.closed_for:
+        return Cost(None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED)
     total = spent + cost
-    if total.rho <= room.rho and total.delta <= room.delta:
-        return
-    terms = []
-    if not total.rho <= room.rho:
-        terms.append(f"{_currency(budget)} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
-    if not total.delta <= room.delta:
-        terms.append(f"δ {spent.delta:.3g} + {cost.delta:.3g} > {room.delta:.3g}")
+    if _within(total, room):
+        again = min(
+            _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
+        )
+        after = max(0.0, 1 - _share(total, room))
+        return Cost(Way.SEQUENCE, cost, _share(cost, room), after, again, len(more))
+    refusal = _beyond(spent, cost, room, _currency(budget))
+    if any(entry.charged for entry in held):
+        return Cost(None, cost, _share(cost, room), left, 0, len(more), refusal)
+    limit = pld_capacity(budget)
+    whole = pld_charge(more, limit.delta)
+    share = whole.rho / limit.rho
+    if whole.rho <= limit.rho:
+        return Cost(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
+    refusal += f"; and as one plan ε {whole.rho:.5g} > {limit.rho:.5g} at δ = {limit.delta:g}"
+    return Cost(None, whole, share, left, 0, len(more), refusal)
+
+
+def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
+    """Return the way in which the budget admits the group.
+
+    Raises:
+        BudgetExceeded: it does not fit; with the arithmetic.
+    """
+    decision = decide(budget, held, more)
+    if decision.way is not None:
+        return decision.way
     fix = "Nothing was read or charged. Use more noise or fewer updates, or stop here."
     if any(e.charged and e.state is State.PLANNED for e in held):
         fix += (
-            " Planned releases hold some of it: those of a run that failed are given back by "
-            "`confide ledger withdraw DATASET RUN`."
+            " Planned releases hold some of the budget: `confide ledger withdraw DATASET RUN` gives"
+            " back the plan of a run that has ended."
         )
     raise BudgetExceeded(
         f"the privacy budget (ε = {budget.epsilon:g}, δ = {budget.delta:g}) has no room: "
-        f"spent + asked > capacity is {' and '.join(terms)}{_held_open(held)}",
+        f"{decision.refusal}{_held_open(held)}",
         where=f"data set {budget.name}",
         fix=fix,
     )
 
 
+def _within(total: Charge, room: Charge) -> bool:
+    return total.rho <= room.rho and total.delta <= room.delta
+
+
+def _beyond(spent: Charge, cost: Charge, room: Charge, currency: str) -> str:
+    """Return the terms of a sum that exceeds the capacity."""
+    total, terms = spent + cost, []
+    if not total.rho <= room.rho:
+        terms.append(f"{currency} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
+    if not total.delta <= room.delta:
+        terms.append(f"δ {spent.delta:.3g} + {cost.delta:.3g} > {room.delta:.3g}")
+    return f"spent + asked > capacity is {' and '.join(terms)}"
+
+
 def _held_open(held: Sequence[Entry]) -> str:
-    """Say which other runs hold some of the budget for steps that have not reported."""
+    """Return which other runs hold some of the budget for steps that have not reported."""
     runs = Counter(e.run or "no run" for e in held if e.open)
     if not runs:
         return ""
     named = ", ".join(f"{n} of {run}" for run, n in runs.most_common(2))
     more = f" and {len(runs) - 2} more runs" if len(runs) > 2 else ""
-    return f" ({sum(runs.values())} of what is spent are planned or unfinished: {named}{more})"
+    return f" ({sum(runs.values())} charged releases are planned or unfinished: {named}{more})"
 
 
 def _currency(budget: Budget) -> str:
@@ -284,42 +391,30 @@ def _currency(budget: Budget) -> str:
     )
 
 
+def _way(budget: Budget, held: Sequence[Entry]) -> Way | None:
+    """Return the way in which the budget admits releases, or None while it holds none."""
+    if budget.made_up or not any(entry.charged for entry in held):
+        return None
+    return Way.ONE_PLAN if budget.closed_for else Way.SEQUENCE
+
+
 def standing(budget: Budget, entries: Sequence[Entry]) -> Remaining:
-    """Return how the budget stands after these entries."""
+    """Return the state of the budget after these entries."""
     room = capacity(budget)
-    spent = None if room is None else spent_on(groups_of(entries), budget.order)
+    spent = None if room is None else spent_on(budget, entries)
+    share = _share(spent, room)
+    if room is not None and spent is not None and budget.closed_for:
+        share = spent.rho / room.rho
     return Remaining(
         budget=budget,
+        way=_way(budget, entries),
         capacity=room,
         spent=spent,
         epsilon_so_far=_epsilon(budget, spent),
-        share=_share(spent, room),
+        share=share,
         charged_entries=sum(e.charged for e in entries),
         unsettled=sum(e.open for e in entries),
         operator_releases=sum(not e.accounted for e in entries),
-    )
-
-
-def cost_of(budget: Budget, entries: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
-    """Return what the releases, as one plan, would cost beside the entries."""
-    room = capacity(budget)
-    if room is None:
-        return Cost(None, 0.0, True, 1.0, None, len(more))
-    spent = spent_on(groups_of(entries), budget.order)
-    if not more:
-        left = max(0.0, 1 - _share(spent, room))
-        return Cost(Charge(0.0, 0.0), 0.0, True, left, None, 0)
-    cost = charge(more, budget.order)
-    total = spent + cost
-    return Cost(
-        charge=cost,
-        share=_share(cost, room),
-        fits=total.rho <= room.rho and total.delta <= room.delta,
-        left_after=max(0.0, 1 - _share(total, room)),
-        more_of_the_same=min(
-            _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
-        ),
-        new_releases=len(more),
     )
 
 
@@ -341,9 +436,19 @@ def _epsilon(budget: Budget, spent: Charge | None) -> float | None:
         return None  # nothing is added up where there is no limit: 0 would be a false ε
     if spent == Charge(0.0, 0.0):
         return 0.0
-    if math.isinf(budget.order):
+    if budget.closed_for or math.isinf(budget.order):
         return spent.rho
     return max(0.0, spent.rho + conversion(budget.delta / 2, budget.order))
+
+
+def ways_in_json(budget: Budget) -> dict[str, Any] | None:
+    """Return the capacity of both ways as JSON data, or None for a budget without a limit."""
+    if budget.made_up:
+        return None
+    return {
+        Way.ONE_PLAN.value: vars(pld_capacity(budget)),
+        Way.SEQUENCE.value: vars(filter_capacity(budget)),
+    }
 
 
 def order_in_words(order: float) -> float | str:

@@ -1,7 +1,7 @@
-"""Schema versions as alembic revisions: a ledger of any earlier version becomes one of today's.
+"""Schema versions as alembic revisions. A ledger of a known version is upgraded when it is opened.
 
-`ledger_schema` holds the version as one number. Ledgers from before alembic have it too, and
-releases from before alembic read it; alembic's own table follows it.
+`ledger_schema` holds the version as one number, which every release of Confide can read; alembic's
+own table follows it. Version 4 is the oldest that is known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dp_core.errors import BadInput
 if TYPE_CHECKING:
     from alembic.config import Config
 
-CURRENT = 3
+OLDEST, CURRENT = 4, 4
 
 
 def version_of(db: Connection) -> int:
@@ -30,29 +30,27 @@ def upgrade(db: Connection) -> None:
     """Bring the database to the current version, inside the caller's exclusive transaction.
 
     Raises:
-        BadInput: a newer release of Confide made it.
+        BadInput: the version is not known.
     """
     from alembic import command
 
     version = version_of(db)
-    if version > CURRENT:
-        raise BadInput(
-            f"its schema has version {version}, this release knows {CURRENT}",
-            where="privacy ledger",
-            fix="Use the newer release of Confide that made it.",
-        )
     if version == CURRENT:  # another process was first
         return
-    config = alembic_config(db)
-    if version:  # a ledger from before alembic has no version in alembic's table
-        command.stamp(config, str(version))
-    command.upgrade(config, str(CURRENT))
+    if version and not OLDEST <= version <= CURRENT:
+        release = "newer" if version > CURRENT else "older"
+        raise BadInput(
+            f"its schema has version {version}, this release reads {OLDEST} to {CURRENT}",
+            where="privacy ledger",
+            fix=f"Use the {release} release of Confide that made it.",
+        )
+    command.upgrade(alembic_config(db), str(CURRENT))
     db.execute(text("DELETE FROM ledger_schema"))
     db.execute(text("INSERT INTO ledger_schema (version) VALUES (:v)"), {"v": CURRENT})
 
 
 def alembic_config(db: Connection) -> Config:
-    """Return how alembic runs the revisions: on this connection, in its transaction."""
+    """Return alembic's configuration: the revisions, run on this connection in its transaction."""
     from alembic.config import Config
 
     config = Config(attributes={"connection": db})

@@ -1,4 +1,4 @@
-"""What alembic runs for each command: the revisions, on the connection that it was handed."""
+"""Alembic's environment: run the revisions on the connection that the caller passes."""
 
 from alembic import context
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from alembic import command
 from processes import Gate
-from sqlalchemy import MetaData, Table, create_engine, select, text
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
@@ -18,7 +16,6 @@ from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
 from dp_core.privacy.ledger import Budget, Entry, Ledger, Reservation, privacy_filter
 from dp_core.privacy.ledger import ledger as ledger_module
-from dp_core.privacy.ledger.migrations import alembic_config
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
@@ -31,8 +28,6 @@ from dp_core.privacy.seed_store import SeedStore
 TRAINING = PoissonGaussian.single(0.01, 1.0, 500)
 HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
 GAUSSIAN = Gaussian(2.0)
-GOLDEN = Path(__file__).parent / "golden"
-BOOLEANS = ("whole_plan", "known_seed", "known_private")
 
 
 def reservation(
@@ -43,51 +38,17 @@ def reservation(
     return Reservation(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
 
-# --- ledgers of earlier versions
-
-
-def golden(version: int, folder: Path, url: str, name: str = "ledger") -> str:
-    """Make a ledger as that version left it, of the same kind as `url`; return its URL."""
-    file = folder / "old.db"
-    raw = create_engine(f"sqlite:///{file}").raw_connection()
-    raw.executescript((GOLDEN / f"{name}_v{version}.sql").read_text())
-    raw.close()
-    if url.startswith("sqlite"):
-        return f"sqlite:///{file}"
-    _copied(file, version, url)
-    return url
-
-
-def _copied(file: Path, version: int, url: str) -> None:
-    """Make another database of the same version with the same rows, as that release made it."""
-    tables = ["budgets", "datasets", "entries"]
-    if version >= 3:
-        tables += ["public_sources", "private_sources"]
-    with create_engine(url).begin() as db:
-        command.upgrade(alembic_config(db), str(version))
-        db.execute(text("DROP TABLE ledger_alembic_version"))  # earlier releases had none
-        db.execute(text("INSERT INTO ledger_schema (version) VALUES (:v)"), {"v": version})
-        metadata = MetaData()
-        metadata.reflect(bind=db, only=tables)
-        with create_engine(f"sqlite:///{file}").connect() as old:
-            for table in tables:
-                source = Table(table, MetaData(), autoload_with=old)
-                for row in old.execute(select(source).order_by(source.columns[0])).mappings():
-                    values = {k: bool(v) if k in BOOLEANS else v for k, v in row.items()}
-                    values.pop("number", None)  # PostgreSQL counts for itself
-                    db.execute(metadata.tables[table].insert().values(values))
-
-
 # --- what other processes do
 
 
-def _slow(decide: Callable[..., None]) -> Callable[..., None]:
-    """Hold on between decision and record: a missing lock, or a transaction, must show."""
+def _slow(decide: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that waits between decision and record, so that a missing lock shows."""
 
     @functools.wraps(decide)
-    def decided(*arguments: Any) -> None:
-        decide(*arguments)
+    def decided(*arguments: Any) -> Any:
+        decision = decide(*arguments)
         time.sleep(0.2)
+        return decision
 
     return decided
 

@@ -236,10 +236,10 @@ def test_an_incomplete_reservation_is_refused(wrong: dict[str, object]) -> None:
 # --- plans registered whole
 
 
-def test_a_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
+def test_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
     room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
     assert room is not None
-    points = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(room + 1)]
+    points = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(4 * room)]
     with pytest.raises(BudgetExceeded):
         ledger.register_plan(points)
     assert ledger.history("notes") == []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ledger_examples import (
     GAUSSIAN,
-    golden,
     open_and_register,
     release_once,
     reservation,
@@ -16,10 +15,8 @@ from ledger_examples import (
     reserve_without_lock,
 )
 from processes import run_at_once
-from sqlalchemy import create_engine, text
 
 from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.ledger.migrations import CURRENT
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 
@@ -81,17 +78,6 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
     assert remaining.capacity is not None
     assert remaining.spent is not None
     assert remaining.spent.rho > remaining.capacity.rho
-
-
-def test_processes_that_all_find_an_old_ledger_upgrade_it_once(
-    url: str, tmp_path: Path, at_once: AtOnce
-) -> None:
-    url = golden(1, tmp_path, url)
-    ids = at_once(open_and_register, url, [f"spec-{n % 4}" for n in range(PROCESSES)])
-    assert sorted(set(ids)) == sorted(e.id for e in Ledger.open(url).history("notes")[3:])
-    with create_engine(url).connect() as db:
-        assert db.execute(text("SELECT * FROM ledger_schema")).all() == [(CURRENT,)]
-        assert db.execute(text("SELECT count(*) FROM ledger_identity")).scalar() == 1
 
 
 def test_of_two_results_under_one_seed_exactly_one_is_accepted(

@@ -93,19 +93,19 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(
     assert standing.epsilon_so_far <= epsilon
 
 
-def test_coins_alone_can_fill_a_budget() -> None:
-    own = budget(50.0, 1e-6)
+def test_coins_alone_fill_a_filter() -> None:
     leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
-    with pytest.raises(BudgetExceeded, match="δ 0 "):
-        privacy_filter.admit(own, [], ((canonical(leaky), 1e-6),))
+    held = [entry(Gaussian(50.0), 1e-9, 0)]  # a filter: something is charged already
+    with pytest.raises(BudgetExceeded, match="is δ 0 "):
+        privacy_filter.admit(budget(50.0, 1e-6), held, ((canonical(leaky), 1e-6),))
 
 
-def test_a_release_of_no_finite_cost_is_refused() -> None:
+def test_release_of_infinite_cost_is_refused() -> None:
     hopeless = Gaussian(1e-3)
     for order in (4.0, math.inf):
         with pytest.raises(BudgetExceeded):
             privacy_filter.admit(budget(8.0, 1e-5, order), [], ((canonical(hopeless), 1e-7),))
-        cost = privacy_filter.cost_of(budget(8.0, 1e-5, order), [], ((canonical(hopeless), 1e-7),))
+        cost = privacy_filter.decide(budget(8.0, 1e-5, order), [], ((canonical(hopeless), 1e-7),))
         assert not cost.fits
         assert cost.more_of_the_same == 0
 

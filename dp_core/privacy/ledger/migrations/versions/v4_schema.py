@@ -1,14 +1,16 @@
-"""Version 1: data sets, their budgets, and the entries that are charged to them."""
+"""Version 4, the oldest that is known: budgets, entries, sources and the ledger's identity."""
+
+import secrets
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1"
+revision = "4"
 down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables, and draw the identity."""
     op.create_table("ledger_schema", sa.Column("version", sa.Integer, nullable=False))
     op.create_table(
         "budgets",
@@ -20,6 +22,7 @@ def upgrade() -> None:
         sa.Column("delta", sa.Double),
         sa.Column("renyi_order", sa.Double, nullable=False),
         sa.Column("opened_at", sa.String(40), nullable=False),
+        sa.Column("closed_for", sa.String(310), nullable=False),  # a group of entries, or empty
     )
     op.create_table(
         "datasets",
@@ -34,7 +37,7 @@ def upgrade() -> None:
         sa.Column("budget_id", sa.Integer, sa.ForeignKey("budgets.id"), nullable=False, index=True),
         sa.Column("dataset", sa.String(200), sa.ForeignKey("datasets.name"), nullable=False),
         sa.Column("unit", sa.String(20), nullable=False),
-        sa.Column("event", sa.Text, nullable=False),  # JSON; every ε is computed from it
+        sa.Column("event", sa.Text, nullable=False),  # JSON, from which every ε is computed
         sa.Column("delta", sa.Double, nullable=False),
         sa.Column("spec_hash", sa.String(128), nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
@@ -48,5 +51,22 @@ def upgrade() -> None:
         sa.Column("known_seed", sa.Boolean, nullable=False),
         sa.Column("reserved_at", sa.String(40), nullable=False),
         sa.Column("settled_at", sa.String(40), nullable=False),
+        sa.Column("withdrawn_at", sa.String(40), nullable=False),
+        sa.Column("released_hash", sa.String(128), nullable=False),
         sa.UniqueConstraint("dataset", "spec_hash", "attempt"),
     )
+    op.create_table(
+        "public_sources",
+        sa.Column("digest", sa.String(64), primary_key=True),  # keyed, of the content
+        sa.Column("label", sa.String(200), nullable=False),  # the file's name, for people
+        sa.Column("declared_at", sa.String(40), nullable=False),
+        sa.Column("known_private", sa.Boolean, nullable=False),
+    )
+    op.create_table(
+        "private_sources",
+        sa.Column("digest", sa.String(64), primary_key=True),
+        sa.Column("dataset", sa.String(200), sa.ForeignKey("datasets.name"), primary_key=True),
+        sa.Column("read_at", sa.String(40), nullable=False),  # for the first time
+    )
+    identity = op.create_table("ledger_identity", sa.Column("id", sa.String(32), nullable=False))
+    op.bulk_insert(identity, [{"id": secrets.token_hex(16)}])

@@ -1,0 +1,16 @@
+"""The last step of a run: give back the plans of which no release has begun."""
+
+from __future__ import annotations
+
+from tasks.protocol import GiveBackSpec
+from tasks.releases.ledger import open_ledger
+from tasks.runtime.context import StepContext, StepOutput
+from tasks.runtime.log import log
+
+
+def run(spec: GiveBackSpec, context: StepContext) -> StepOutput:
+    """Give back what the run registered, unless one of its releases has begun."""
+    given_back = open_ledger(context.deployment, context.store).give_back(context.run.run_key)
+    if given_back:
+        log(f"{len(given_back)} planned releases are given back: nothing was read for them")
+    return StepOutput(outputs={}, facts={"given_back": len(given_back)})

@@ -1,0 +1,60 @@
+"""Check the text and labels of a run, then register all of its releases in the ledger.
+
+The checks are the last that cost nothing. A wrong header, format or encoding has been refused by
+the steps that read the files; here units and labels are checked. Their answers depend on private
+text without noise, and are for the operator alone (docs/privacy.md, "Answers before anything is
+charged").
+"""
+
+from __future__ import annotations
+
+from dp_core.data.privacy_units import unit_texts
+from dp_core.errors import BadInput
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import FinetuneSpec, ReserveSpec
+from tasks.releases.charge import register_plans
+from tasks.releases.provenance import corpus_at, output_of, private_units
+from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.steps.entities import refuse_unlearnable
+
+
+def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
+    """Register the run: it fits as a whole, or nothing is charged (exit code 3).
+
+    Raises:
+        BudgetExceeded: the run does not fit.
+        BadInput: the corpus has more units than declared, or units without a name; or private
+            labels cannot be learned.
+    """
+    _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
+    if spec.entities_uri:
+        _refuse_labels(spec, output_of(context, spec.entities_uri, "entities"))
+    entries = register_plans(context, spec.charged)
+    return StepOutput(outputs={}, facts={"releases": len(entries)})
+
+
+def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> None:
+    """Refuse a corpus with more units than declared; their number is not stated."""
+    unit = PrivacyUnit(spec.units.unit)
+    private_units(corpus).refuse_nameless(unit)
+    context.refuse_altered(corpus)
+    units = 0
+    for shard in context.shards(corpus):
+        for block in unit_texts(shard, unit, spec.units.words_per_unit):
+            units += len(block.unit_ids)
+            if units > spec.units.declared_units:
+                raise BadInput(
+                    "the corpus holds more units than the declared bound of "
+                    f"{spec.units.declared_units}",
+                    where="declared_units",
+                    fix="Declare a higher bound, from public knowledge.",
+                )
+
+
+def _refuse_labels(spec: ReserveSpec, entities: Input) -> None:
+    """Refuse private labels whose patients are unknown, or that no fine-tuning can learn."""
+    for charged in spec.charged:
+        if isinstance(charged, FinetuneSpec) and charged.plan:
+            private_units(entities).refuse_nameless(PrivacyUnit(charged.plan.unit))
+    if spec.learned is not None:
+        refuse_unlearnable(spec.learned, entities)

@@ -1,0 +1,264 @@
+"""A budget admits one plan by PLD, or any sequence within its filter, and never changes the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ledger_examples import GAUSSIAN, reservation
+
+from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
+from dp_core.privacy.ledger import Entry, Ledger, Reservation, State, Way, privacy_filter
+from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
+from dp_core.privacy.seed_store import SeedStore
+
+EPSILON, DELTA = 8.0, 1e-5
+ONLY_BY_PLD = 0.62  # σ of a Gaussian whose PLD keeps (8, 1e-5), and which the filter refuses
+
+
+def plan(*sigmas: float, key: str = "run", first: int = 0) -> list[Reservation]:
+    return [
+        reservation(f"{key}-{n}", Gaussian(sigma), plan_key=key, run=key)
+        for n, sigma in enumerate(sigmas, start=first)
+    ]
+
+
+def one_plan() -> list[Reservation]:
+    """Return a plan of two releases that only fits as the budget's one plan."""
+    return plan(math.sqrt(2) * ONLY_BY_PLD, math.sqrt(2) * ONLY_BY_PLD)
+
+
+def way(ledger: Ledger) -> Way | None:
+    return ledger.remaining("notes").way
+
+
+def test_example_fits_by_pld_and_not_by_the_filter(ledger: Ledger) -> None:
+    assert epsilon_pld(Gaussian(ONLY_BY_PLD), DELTA) < EPSILON
+    room = ledger.remaining("notes").capacity
+    assert room is not None
+    assert (
+        privacy_filter.charge(
+            privacy_filter.releases(one_plan()), ledger.datasets()["notes"].order
+        ).rho
+        > room.rho
+    )
+
+
+def test_small_plan_leaves_the_budget_to_the_filter(ledger: Ledger) -> None:
+    assert way(ledger) is None
+    assert ledger.cost_of_plan(plan(4.0)).way is Way.SEQUENCE
+    ledger.register_plan(plan(4.0))
+    assert way(ledger) is Way.SEQUENCE
+    ledger.reserve(reservation("later", Gaussian(4.0)))
+    with pytest.raises(BudgetExceeded) as refused:
+        ledger.register_plan(plan(ONLY_BY_PLD, key="too late"))
+    assert "as one plan" not in str(refused.value)
+
+
+def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
+    decision = ledger.cost_of_plan(one_plan())
+    assert (decision.way, decision.left_after, decision.more_of_the_same) == (Way.ONE_PLAN, 0.0, 1)
+    ledger.register_plan(one_plan())
+    remaining = ledger.remaining("notes")
+    together = compose(*(r.event for r in one_plan()))
+    assert remaining.way is Way.ONE_PLAN
+    assert remaining.capacity == privacy_filter.Charge(EPSILON, DELTA)
+    assert remaining.spent is not None
+    assert remaining.share == pytest.approx(remaining.spent.rho / EPSILON)
+    assert remaining.spent.rho == pytest.approx(epsilon_pld(together, DELTA))
+    with pytest.raises(BudgetExceeded, match="closed for every other release"):
+        ledger.reserve(reservation("tiny", Gaussian(500.0)))
+    with pytest.raises(BudgetExceeded, match="closed for every other release"):
+        ledger.register_plan(plan(500.0, key="tiny plan"))
+    assert not ledger.cost_of_next("notes", [(Gaussian(500.0), 1e-9)]).fits
+    ledger.register_plan(one_plan())  # a retry, or the same settings in another run
+    assert len(ledger.history("notes")) == 2
+
+
+def test_plan_beyond_both_ways_is_refused_with_both_sums(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceeded, match=r"Rényi order.*; and as one plan ε .* > 8 at δ"):
+        ledger.register_plan(plan(0.5))
+    assert ledger.history("notes") == []
+    assert way(ledger) is None
+
+
+def test_lost_seed_in_a_closed_budget_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    """A second noise is another release: the plan did not hold it when its first one was made."""
+    first, _ = one_plan()
+    ledger.register_plan(one_plan())
+    ledger.seed(ledger.reserve(first), SeedStore(tmp_path / "seeds"), b"manifest")
+    again = reservation(first.spec_hash, first.event, run="run", plan_key="run", attempt=1)
+    with pytest.raises(BudgetExceeded, match="a lost seed that is drawn again"):
+        ledger.reserve(again)
+    assert ledger.reserve(first).state is State.RESERVED
+
+
+def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger: Ledger) -> None:
+    ledger.register_plan(one_plan())
+    ledger.withdraw_plan("notes", "run")
+    assert way(ledger) is None
+    ledger.reserve(reservation("small", Gaussian(4.0)))
+    assert way(ledger) is Way.SEQUENCE
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve(one_plan()[0])  # with the rest of its plan, which the filter refuses
+    assert [e.state for e in ledger.history("notes")] == [
+        State.WITHDRAWN, State.WITHDRAWN, State.RESERVED
+    ]  # fmt: skip
+
+
+def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
+    """Data decide when a run stops: giving back the rest would be a filter of PLDs."""
+    ledger.register_plan(one_plan())
+    ledger.reserve(one_plan()[0])
+    assert ledger.give_back("run") == []
+    with pytest.raises(BadInput, match="given back whole or not at all"):
+        ledger.withdraw_plan("notes", "run")
+    with pytest.raises(BadInput, match="has grown since its first release"):
+        ledger.register_plan([*one_plan(), *plan(500.0, first=2)])
+    with pytest.raises(BudgetExceeded, match="closed"):
+        ledger.register_plan(plan(500.0, key="changed settings"))
+    assert way(ledger) is Way.ONE_PLAN
+
+
+def test_release_of_a_withdrawn_plan_is_admitted_with_all_of_it(ledger: Ledger) -> None:
+    ledger.register_plan(one_plan())
+    ledger.give_back("run")
+    assert ledger.reserve(one_plan()[1]).state is State.RESERVED
+    assert [e.state for e in ledger.history("notes")] == [State.PLANNED, State.RESERVED]
+    assert way(ledger) is Way.ONE_PLAN
+
+
+# --- plans of runs that have ended
+
+
+def ended_runs(*runs: str) -> Callable[[str], bool]:
+    return lambda run: run in runs
+
+
+def test_new_plan_replaces_the_untouched_plan_of_an_ended_run(ledger: Ledger) -> None:
+    ledger.register_plan(plan(2.0, 2.0, key="killed"))
+    spent = ledger.remaining("notes").spent
+    ledger.register_plan(plan(2.0, 2.0, key="corrected"), ended=ended_runs("killed"))
+    assert ledger.remaining("notes").spent == spent
+    assert [e.state for e in ledger.history("notes")] == [State.WITHDRAWN] * 2 + [State.PLANNED] * 2
+
+
+def test_new_plan_is_refused_and_the_ended_one_stays_if_it_does_not_fit(ledger: Ledger) -> None:
+    ledger.register_plan(plan(2.0, key="killed"))
+    with pytest.raises(BudgetExceeded):
+        ledger.register_plan(plan(0.5, key="large"), ended=ended_runs("killed"))
+    assert [e.state for e in ledger.history("notes")] == [State.PLANNED]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(
+    ledger: Ledger, begun: bool
+) -> None:
+    ledger.register_plan(plan(2.0, 2.0, key="first"))
+    if begun:
+        ledger.reserve(plan(2.0, key="first")[0])
+    ended = ended_runs("first" if begun else "another")
+    ledger.register_plan(plan(2.0, key="second"), ended=ended)
+    assert ledger.remaining("notes").charged_entries == 3
+
+
+def test_identical_run_takes_the_plan_over_from_the_first(ledger: Ledger) -> None:
+    """Else the first one's end would take the second one's room."""
+    releases = one_plan()
+    ledger.register_plan(releases)
+    again = [reservation(r.spec_hash, r.event, plan_key="again", run="again") for r in releases]
+    ledger.register_plan(again)
+    assert ledger.give_back("run") == []
+    assert {e.run for e in ledger.history("notes")} == {"again"}
+    assert len(ledger.give_back("again")) == 2
+
+
+def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger: Ledger) -> None:
+    ledger.register_dataset("labels", PrivacyUnit.PATIENT, EPSILON, DELTA)
+    ledger.register_plan(plan(4.0, key="on notes"))
+    labels = [reservation("l", GAUSSIAN, dataset="labels", plan_key="on labels", run="on notes")]
+    ledger.register_plan(labels)
+    ledger.register_plan(plan(4.0, key="other run"))
+    assert {e.dataset for e in ledger.give_back("on notes")} == {"notes", "labels"}
+    assert ledger.remaining("labels").spent == privacy_filter.Charge(0.0, 0.0)
+    assert [e.run for e in ledger.history("notes") if e.charged] == ["other run"]
+
+
+# --- against brute force
+
+PLANS = ([0.55], [0.62], [0.88, 0.88], [0.95, 2.0], [1.2, 1.2], [5.0])
+ACTIONS = ("register", "register", "reserve", "reserve", "retry", "withdraw", "end", "alone")
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(ACTIONS),
+        st.integers(0, 1),  # which run
+        st.sampled_from(PLANS),
+    ),
+    min_size=3,
+    max_size=14,
+)
+
+
+def move(ledger: Ledger, action: str, number: int, sigmas: list[float]) -> None:
+    key = f"run {number}"
+    planned = plan(*sigmas, key=f"{key} of {sigmas}")
+    more: dict[str, Any] = {"run": planned[0].run, "plan_key": planned[0].plan_key}
+    match action:
+        case "register":
+            ledger.register_plan(planned, ended=lambda run: run.startswith(key))
+        case "reserve":
+            ledger.reserve(planned[-1])
+        case "retry":
+            ledger.reserve(reservation(planned[0].spec_hash, planned[0].event, attempt=1, **more))
+        case "withdraw":
+            ledger.withdraw_plan("notes", planned[0].plan_key)
+        case "end":
+            ledger.give_back(planned[0].run)
+        case "alone":
+            ledger.reserve(reservation(f"alone {number}", Gaussian(sigmas[0])))
+
+
+def check(charged: list[Entry], order: float, room: float) -> None:
+    """Assert that the charged Gaussians keep one of the two ways, by closed forms."""
+    mu2 = math.fsum(1 / e.event.noise_multiplier**2 for e in charged)  # type: ignore[attr-defined]
+    if mu2:
+        assert float(gaussian_delta(EPSILON, math.sqrt(mu2))) <= DELTA
+    assert order * mu2 / 2 <= room or len({e.group for e in charged}) == 1
+
+
+@given(MOVES)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_sequence_of_plans_leaves_its_way_or_exceeds_the_budget(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[str, int, list[float]]]
+) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db")
+    budget = ledger.register_dataset("notes", PrivacyUnit.PATIENT, EPSILON, DELTA)
+    room = EPSILON - privacy_filter.conversion(DELTA / 2, budget.order)
+    begun: set[str] = set()
+    decided: Way | None = None
+    fixed: set[str] = set()  # entries of the budget's one plan when its first release began
+    for action, number, sigmas in moves:
+        with suppress(BudgetExceeded, BadInput):
+            move(ledger, action, number, sigmas)
+        charged = [e for e in ledger.history("notes") if e.charged]
+        check(charged, budget.order, room)
+        assert begun <= {e.id for e in charged}  # what has begun stays charged
+        begun = {e.id for e in charged if e.begun}
+        if begun and decided is None:
+            decided, fixed = way(ledger), {e.id for e in charged}
+        if decided is not None:
+            assert way(ledger) is decided
+        if decided is Way.ONE_PLAN:
+            assert {e.id for e in charged} == fixed
+        if decided is Way.SEQUENCE:
+            mu2 = math.fsum(1 / e.event.noise_multiplier**2 for e in charged)  # type: ignore[attr-defined]
+            assert budget.order * mu2 / 2 <= room * (1 + 1e-12)

@@ -1,0 +1,208 @@
+"""A run that ends before its first release leaves nothing planned, however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Confide
+
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger, Reservation, State
+from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from tasks.protocol import (
+    GiveBackSpec,
+    JobSettings,
+    RunContext,
+    dp_bert_steps,
+)
+from tasks.releases.unfinished_runs import killed_runs, plans_given_back
+from tasks.runtime import step as contract
+from tasks.runtime.deployment import Deployment
+
+RUN = "cli/dp_bert/now"
+WHO = RunContext(run_key=RUN, run_name="now", task="reserve")
+
+
+@pytest.fixture
+def ledger(deployment: Deployment) -> Ledger:
+    opened = Ledger.open(deployment.ledger)
+    opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    return opened
+
+
+def reservation(run: str = RUN) -> Reservation:
+    return Reservation(
+        "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
+    )
+
+
+def states(ledger: Ledger) -> list[State]:
+    return [entry.state for entry in ledger.history("notes")]
+
+
+def test_plan_is_given_back_at_the_end_of_its_run(deployment: Deployment, ledger: Ledger) -> None:
+    with plans_given_back(deployment, RUN) as given_back:
+        ledger.register_plan([reservation()])
+        assert given_back == [] and killed_runs(deployment) == frozenset()
+    assert len(given_back) == 1 and states(ledger) == [State.WITHDRAWN]
+    assert list((deployment.home / "runs").iterdir()) == []
+
+
+def test_plan_is_given_back_after_an_error(deployment: Deployment, ledger: Ledger) -> None:
+    with pytest.raises(BadInput), plans_given_back(deployment, RUN):
+        ledger.register_plan([reservation()])
+        raise BadInput("a column is missing")
+    assert states(ledger) == [State.WITHDRAWN]
+
+
+def test_plan_with_a_begun_release_stays_charged(deployment: Deployment, ledger: Ledger) -> None:
+    with plans_given_back(deployment, RUN) as given_back:
+        ledger.register_plan([reservation()])
+        ledger.reserve(reservation())
+    assert given_back == [] and states(ledger) == [State.RESERVED]
+
+
+PROGRAM = """
+import sys, time
+from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from tasks.releases.unfinished_runs import plans_given_back
+from tasks.runtime.deployment import Deployment
+
+home, run = sys.argv[1:]
+deployment = Deployment.from_environment({"CONFIDE_HOME": home})
+with plans_given_back(deployment, run):
+    Ledger.open(deployment.ledger).register_plan([Reservation(
+        "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
+    )])
+    print("planned", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
+    deployment: Deployment, ledger: Ledger, end: signal.Signals
+) -> None:
+    words = [sys.executable, "-c", PROGRAM, str(deployment.home), "cli/other"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "planned\n"
+        with plans_given_back(deployment, RUN):  # next to a live run
+            assert states(ledger) == [State.PLANNED]
+        process.send_signal(end)
+        assert process.wait(30) == (143 if end is signal.SIGTERM else -signal.SIGKILL)
+    killed = frozenset({"cli/other"} if end is signal.SIGKILL else ())
+    assert killed_runs(deployment) == killed
+    assert states(ledger) == [State.PLANNED if killed else State.WITHDRAWN]
+    with plans_given_back(deployment, RUN):  # the next run
+        assert states(ledger) == [State.WITHDRAWN]
+    assert killed_runs(deployment) == frozenset()
+
+
+def test_last_step_of_a_dag_run_gives_its_plan_back(untracked: Deployment, ledger: Ledger) -> None:
+    spec = GiveBackSpec(root=untracked.store, made_up=False)
+    for number in (1, 2):  # an earlier run's result does not answer for it
+        who = WHO.model_copy(update={"run_key": f"dp_bert/{number}", "task": "give_back"})
+        ledger.register_plan([reservation(who.run_key)])
+        assert contract.run_step(spec, untracked, who).facts["given_back"] == 1
+        assert states(ledger) == [State.WITHDRAWN] * number
+
+
+# --- checks before a run is charged
+
+
+def job(tmp_path: Path, **more: Any) -> JobSettings:
+    return JobSettings.model_validate({
+        "private_format": "jsonl", "private_path": str(tmp_path / "notes.jsonl"),
+        "private_dataset": "notes", "public_format": "synthetic", "synthetic_patients": 50,
+        "noise_multiplier": 4.0, "words_per_unit": 16, "epochs": 1.0, **more,
+    })  # fmt: skip
+
+
+def words_of(settings: JobSettings) -> list[str]:
+    changed = settings.model_dump(mode="json", exclude_defaults=True)
+    return [word for name, value in changed.items() for word in ("--set", f"{name}={value}")]
+
+
+def write_notes(tmp_path: Path, patients: int = 30) -> None:
+    lines = [
+        f'{{"patient_id": "p{n}", "text": "pain in arm", "document_id": "{n}"}}'
+        for n in range(patients)
+    ]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.usefixtures("at_home")
+def test_wrong_column_name_plans_nothing(
+    confide: Confide, ledger: Ledger, tmp_path: Path, deployment: Deployment,
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
+    write_notes(tmp_path)
+    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
+    code, _, err = confide("run", *words_of(wrong))
+    assert code == 2 and "private_corpus" in err
+    assert ledger.history("notes") == []
+
+
+def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: Any) -> None:
+    """Run the steps of a job up to `reserve`; `more` replaces fields of that step's spec."""
+    for task, spec in dp_bert_steps(settings, deployment.store).items():
+        changed = spec.model_copy(update=more) if task == "reserve" else spec
+        contract.run_step(changed, deployment, WHO.model_copy(update={"task": task}))
+        if task == "reserve":
+            return
+
+
+def test_checked_run_is_registered(untracked: Deployment, ledger: Ledger, tmp_path: Path) -> None:
+    write_notes(tmp_path)
+    run_until_reserved(job(tmp_path), untracked)
+    assert states(ledger) == [State.PLANNED] * 2
+
+
+@pytest.mark.parametrize("unit", ["patient", "document", "example"])
+def test_more_units_than_declared_are_refused_before_the_charge(
+    untracked: Deployment, ledger: Ledger, tmp_path: Path, unit: str
+) -> None:
+    write_notes(tmp_path, patients=30)
+    settings = job(tmp_path)
+    reserve = dp_bert_steps(settings, untracked.store)["reserve"]
+    units = reserve.units.model_copy(  # type: ignore[attr-defined]
+        update={"declared_units": 29, "unit": unit}
+    )
+    with pytest.raises(BadInput, match="more units than the declared bound of 29") as refused:
+        run_until_reserved(settings, untracked, units=units)
+    assert "30" not in str(refused.value)
+    assert ledger.history("notes") == []
+
+
+LABELS = {
+    "learnable": "Pain\tB-problem\n\n",
+    "no entity": "Pain\tO\n\n",
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_private_labels_without_an_entity_are_refused_before_the_charge(
+    untracked: Deployment, ledger: Ledger, tmp_path: Path, labels: str
+) -> None:
+    """They are found before DP pre-training, and not after it has spent the budget."""
+    write_notes(tmp_path)
+    (tmp_path / "labels.tsv").write_text(LABELS[labels] * 3)
+    ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 5.0, 1e-4)
+    paths = dict.fromkeys(("entities_train", "entities_test"), str(tmp_path / "labels.tsv"))
+    settings = job(
+        tmp_path, entities_format="columns", entities_dataset="labels", **paths,
+    )  # fmt: skip
+    if labels == "learnable":
+        run_until_reserved(settings, untracked)
+        assert states(ledger) == [State.PLANNED] * 2
+        return
+    with pytest.raises(BadInput, match="no entity to learn"):
+        run_until_reserved(settings, untracked)
+    assert ledger.history("notes") == []
