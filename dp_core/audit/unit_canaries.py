@@ -146,15 +146,16 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         return bound.epsilon(Outcome(m, r, right), claim.delta, confidence)
 
     allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
-    ceiling = at(allowed)
+    ceiling: float | None = at(allowed)
     if verdict.contradicted:  # never a tie
-        ceiling = min(ceiling, low - 1e-6)
+        ceiling = min(at(allowed), low - 1e-6)
     by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
     value = at(verdict.right, verdict.confidence)
     said = f"{verdict.right} of {r} guesses were right: ε is at least {value:.2f}"
     could = f"{m} canaries, {r} guesses fixed beforehand: "
     if not verdict.null.sound:
-        word, finding = "inconclusive", f"Invalid: {verdict.null.alarms} null controls alarm."
+        word, ceiling = "invalid", None
+        finding = f"Invalid: {verdict.null.alarms} of {verdict.null.repeats} null controls alarm."
     elif verdict.contradicted:
         word = "contradicted"
         finding = f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}."
@@ -169,7 +170,9 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         confidence=sure,
         ceiling=ceiling,
         ceiling_of=f"the largest bound that does not contradict ε = {claim.epsilon:.4g} at δ ="
-        f" {claim.delta:g}, the claim",
+        f" {claim.delta:g}, the claim"
+        if ceiling is not None
+        else "",
         power=could
         + (
             f"all right, they prove ε ≥ {power:.2f} at 99.9%; more than {allowed} right contradict"
@@ -184,7 +187,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
             alarm_rate=SIGNIFICANCE,
             p_value=float(stats.binom.sf(verdict.right - 1, r, 0.5)),
         ),
-        bounds_claim=verdict.null.sound,
+        bounds_claim=True,
         verdict=word,
         finding=finding,
         label=label,

@@ -111,13 +111,13 @@ def audits_of(
             if audit.read is not None
             for record in audit.read(audit, finding)
         ]
-        # A contradiction is for whoever relies on the claim, whatever it was read from.
+        # Records that block promotion are published, also if they were read from private text.
         shown = [
             record
             for record in run
             if operator
             or record.label is not Label.OPERATOR
-            or (record.verdict == "contradicted" and record.subject != CONTROL)
+            or (record.blocks_promotion and record.subject != CONTROL)
         ]
         if run and not shown:
             why = "It was run; what it found reads private text, and is for the operator alone."

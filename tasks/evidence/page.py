@@ -144,6 +144,9 @@ def verdict(evidence: Evidence) -> Verdict:
     if against:
         detail = " ".join(audit.finding for audit in against)
         return Verdict("bad", "An audit contradicts the claim", detail)
+    if invalid := [audit for audit in evidence.audits if audit.verdict == "invalid"]:
+        detail = " ".join(audit.finding for audit in invalid)
+        return Verdict("bad", "An audit of the claim is invalid", detail)
     run = [audit for audit in evidence.audits if audit.verdict != "not run"]
     audits = {audit.key for audit in evidence.audits}
     beside = (
@@ -304,7 +307,7 @@ def _audit_row(audit: AuditRecord) -> tuple[Cell, ...]:
         if null is None
         else Cell(f"below {null.high:.3g}", null.high, detail=f"α = {null.alarm_rate:g}"),
         name(audit.power),
-        Cell(audit.verdict, audit.verdict, alarm=audit.verdict == "contradicted"),
+        Cell(audit.verdict, audit.verdict, alarm=audit.blocks_promotion),
     )
 
 

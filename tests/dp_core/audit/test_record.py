@@ -67,3 +67,11 @@ def test_only_and_always_a_bound_above_the_claim_contradicts_it(
         return
     with pytest.raises(ValidationError, match="only, and always"):
         AuditRecord(**RUN | changed)
+
+
+@pytest.mark.parametrize("changed", [{"ceiling": 2.0}, {"bounds_claim": False, "ceiling": None}])
+def test_invalid_record_bounds_the_claim_and_has_no_ceiling(changed: dict[str, Any]) -> None:
+    invalid = {"verdict": "invalid", "ceiling": None, "interval": (2.5, 3.0)}
+    assert AuditRecord(**RUN | invalid).blocks_promotion
+    with pytest.raises(ValidationError, match="only an audit that bounds the claim is invalid"):
+        AuditRecord(**RUN | invalid | changed)
