@@ -81,6 +81,7 @@ def plan_of_all(params: Mapping[str, Any], root: str, point: object) -> dict[str
     """Return the specs of what is about all points; the last page alone has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
     return {
+        **plan(params, root, None),
         "budget": sweep_budget(settings, root),
         **({"report": sweep_report(settings, root)} if last else {}),
     }

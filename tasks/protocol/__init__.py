@@ -62,6 +62,7 @@ from tasks.protocol.specs import (
     TokenStoreSpec,
     VocabularySpec,
     WrittenTextSpec,
+    hides_count,
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
@@ -108,6 +109,7 @@ __all__ = [
     "budget_of_run",
     "dp_bert_steps",
     "environment_for",
+    "hides_count",
     "kept_points",
     "missing_file",
     "more_points",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -74,6 +75,8 @@ class RunContext(Config):
     run_name: str
     task: str  # the task's name within the run, for example `dp_pretraining`
     point: str = ""  # the sweep point's name, empty outside sweeps
+    # The run trains a secret random number of models: no time of its steps may be published.
+    hides_count: bool = False
 
     @property
     def model(self) -> str:
@@ -615,6 +618,21 @@ AnySpec = Annotated[
     Field(discriminator="step"),
 ]
 _ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec, config=ConfigDict(defer_build=True))
+
+
+def hides_count(specs: Iterable[StepSpec]) -> bool:
+    """Return whether steps of one run select privately among a secret number of trainings."""
+    return any(
+        not spec.made_up
+        and (
+            isinstance(spec, SelectSpec)
+            or (
+                isinstance(spec, SweepReportSpec)
+                and spec.settings.get("selection") == "random-count"
+            )
+        )
+        for spec in specs
+    )
 
 
 def spec_from_json(text: str | bytes) -> AnySpec:

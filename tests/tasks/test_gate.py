@@ -225,20 +225,24 @@ def test_an_output_of_another_version_hides_no_audit_and_stops_none(
 
 
 def report_of(
-    deployment: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, title: str = "t"
+    deployment: Deployment,
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    title: str = "t",
+    run: RunContext = RUN,
 ) -> ReportSpec:
     """Run a report step that writes nothing but the verdict, as a process would."""
     spec = ReportSpec(
         root=deployment.store, made_up=False, title=title, results={"dp": uri}, settings={}
     )
 
-    def run(spec: ReportSpec, context: StepContext) -> StepOutput:
+    def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
         results = {name: context.input(uri) for name, uri in spec.results.items()}
         found = judge(context.store, results, spec.results, spec.promotion)
         return StepOutput(outputs={}, facts={JUDGED: found, "created": "2026-01-01"})
 
-    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=run))
-    contract.run_step(spec, deployment, RUN)
+    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
+    contract.run_step(spec, deployment, run)
     return spec
 
 
@@ -271,6 +275,16 @@ def test_a_model_is_registered_with_its_verdict_and_promoted(
     assert version.tags["confide.unit"] == "patient"
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
+
+
+def test_model_of_a_private_selection_is_not_registered(
+    tracked: Deployment, uri: str, found: list[AuditRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry stamps each version with the second in which the selection was over."""
+    audited(tracked, uri)
+    found.append(GOOD)
+    report_of(tracked, uri, monkeypatch, run=RUN.model_copy(update={"hides_count": True}))
+    assert MlflowClient(tracked.tracking).search_registered_models() == []
 
 
 def test_a_contradicted_model_fails_the_step_after_all_is_written_and_is_not_promoted(
