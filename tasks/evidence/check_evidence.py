@@ -141,31 +141,61 @@ def _subsampled(rate: float, sigma: float, times: int) -> Callable[[float], Any]
 
 
 def _truncated(event: Mapping[str, Any]) -> Reduction:
-    from scipy.stats import binom
-
     units, cap = event["declared_units"], event["cap"]
     whole = Reduction()
     for rate, sigma, times in event["phases"]:
-        cut = float(binom.sf(cap - 1, units - 1, rate))
+        cuts = list(_cuts(units, cap, rate))
 
-        def part(
-            spacing: float, q: float = rate, s: float = sigma, n: int = int(times), w: float = cut
-        ) -> Any:
-            plain = _subsampled(q, s, 1)(spacing)
-            one = plain if w == 0 else _subsampled(q, s / 2, 1)(spacing).compute_mixture(plain, w)
-            return one.self_compose(n) if n > 1 else one
+        def profile(
+            eps: Any, q: float = rate, mu: float = 1 / sigma, cuts: Any = cuts
+        ) -> tuple[Any, ...]:
+            plain = _subsampled_delta(eps, q, mu)
+            worst = list(plain)
+            for cut, replacing in cuts:
+                replaced = _subsampled_delta(eps, replacing, 2 * mu)
+                for side in (0, 1):
+                    mixed = (1 - cut) * plain[side] + cut * replaced[side]
+                    worst[side] = _numpy().maximum(worst[side], mixed)
+            return tuple(worst)
 
-        whole.parts.append(part)
+        whole.parts.append(_of_profile(profile, _reach_of(2 / sigma), int(times)))
         said = f"{int(times)} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ))"
+        cut = cuts[0][0] if cuts else 0.0
         whole.lines.append(
             (
-                f"{said} with σ = {sigma:.6g}, and, with probability {cut:.3g}, σ/2",
+                f"{said} with σ = {sigma:.6g}, and, with probability {cut:.3g} or less, σ/2 at the"
+                f" rate of a place among {cap}; the worst for 1 to {units} units",
                 "a batch that is cut moves by at most twice the clip norm, one that is not by once"
                 " (the decomposition of arXiv:2508.15089, whether a batch is cut being independent"
                 " of the unit)",
             )
         )
     return whole
+
+
+def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
+    """Yield for ranges of the number of other units the largest probability of a cut and rate."""
+    from scipy.stats import binom
+
+    most, top, width = rate * cap / (cap + 1), units - 1, 1
+    while top >= cap and (cut := float(binom.sf(cap - 1, top, rate))) > 0:
+        bottom = max(cap, top - width + 1)
+        least = float(binom.sf(cap - 1, bottom, rate))
+        taken = float(binom.sf(cap, bottom + 1, rate)) * cap / (bottom + 1)
+        yield cut, min(most, taken / least) if least else most
+        top, width = bottom - 1, units - bottom
+
+
+def _subsampled_delta(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
+    """Return both directions of the profile of the Poisson-subsampled Gaussian mechanism."""
+    numpy = _numpy()
+    if rate == 1:
+        return (_gaussian_delta(eps, mu),) * 2
+    with_unit = rate * _gaussian_delta(numpy.log1p(numpy.expm1(eps) / rate), mu)
+    rest = -numpy.expm1(numpy.minimum(eps + math.log1p(-rate), 0.0))  # 1 − e^ε(1 − q), or 0
+    safe = numpy.where(rest > 0, rest, 1.0)
+    without = safe * _gaussian_delta(eps + math.log(rate) - numpy.log(safe), mu)
+    return with_unit, numpy.where(rest > 0, without, 0.0)
 
 
 def _fixed_size(event: Mapping[str, Any]) -> Reduction:
