@@ -22,9 +22,9 @@ from tasks.report.model import (
     ModelRow,
     SweepReport,
     SweepRow,
-    shown_day,
     Value,
     Withheld,
+    shown_day,
 )
 from tasks.runtime.context import read_result
 from tasks.storage import Store

@@ -180,8 +180,13 @@ def test_what_a_training_without_privacy_shows_is_not_held_against_the_model(
 
 @pytest.mark.parametrize(
     ("record", "audited_rule", "unaudited_rule"),
-    [(GOOD, True, True), (None, False, True), (WEAK, False, False), (INVALID, False, False),
-     (BAD, False, False)],
+    [
+        (GOOD, True, True),
+        (None, False, True),
+        (WEAK, False, False),
+        (INVALID, False, False),
+        (BAD, False, False),
+    ],
 )
 def test_promotion_follows_the_verdict_and_the_rule(
     tracked: Deployment,
