@@ -36,10 +36,10 @@ from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
 from dp_core.audit.membership_scores import Losses, Rows, losses
 from dp_core.audit.one_run import Claim, audit_claim
 from dp_core.audit.ranking import ranker
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution
 from dp_core.audit.suffix_odds import suffix_odds
 from dp_core.audit.unit_canaries import audit_record, planned_guesses
-from dp_core.config.audit import ExtractionConfig, ExtractionProtocol
+from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
@@ -196,7 +196,7 @@ def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
         ceiling=math.log2(len(pool)),
         ceiling_of=f"log2 of {len(pool)} candidates: every secret in first place",
         power=f"{len(canaries)} canaries: above {null.high:.2f} bits is beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of="a model to which every token is as likely a secret",
             low=null.low,
             high=null.high,
@@ -433,7 +433,7 @@ def _membership_record(row: MembershipRow) -> AuditRecord:
         ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1)" if row.leakage_ceiling else "",
         power=f"{row.members} texts trained on and {row.others} held out: an advantage above"
         f" {pl.high - pl.value:.3f} would be beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of="a model that tells nobody apart: no advantage, with the spread of these texts",
             low=pl.low - pl.value,
             high=pl.high - pl.value,

@@ -18,7 +18,7 @@ Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not 
 Level = Literal["canary", "example", "document", "patient", "group"]
 
 
-class NullControl(Config):
+class NullDistribution(Config):
     """The distribution of the audit's value for a model that remembers nothing.
 
     Attributes:
@@ -73,7 +73,7 @@ class AuditRecord(Config):
     ceiling: float | None = None
     ceiling_of: str = ""
     power: str = ""
-    null_control: NullControl | None = None
+    null_control: NullDistribution | None = None
     bounds_claim: bool = False
     verdict: Verdict
     finding: str = Field(min_length=1)

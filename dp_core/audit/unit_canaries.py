@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import UNIT_TOKENS
-from dp_core.audit.lower_bounds import Outcome, TradeOffBound, trade_off_refuted
+from dp_core.audit.lower_bounds import GuessOutcome, TradeOffBound, trade_off_refuted
 from dp_core.audit.one_run import SIGNIFICANCE, AuditVerdict, Claim, Guesses, Scores
-from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.audit.record import AuditRecord, NullDistribution
 from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
@@ -119,7 +119,7 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
     low, high = guesses // 2, guesses  # half of them are right by chance
     while low < high:
         middle = (low + high + 1) // 2
-        outcome = Outcome(canaries, guesses, middle)
+        outcome = GuessOutcome(canaries, guesses, middle)
         if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE):
             high = middle - 1
         else:
@@ -143,7 +143,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
     m, r = verdict.canaries, verdict.guesses
 
     def at(right: int, confidence: float = sure) -> float:
-        return bound.epsilon(Outcome(m, r, right), claim.delta, confidence)
+        return bound.epsilon(GuessOutcome(m, r, right), claim.delta, confidence)
 
     allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
     ceiling: float | None = at(allowed)
@@ -179,7 +179,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
             if allowed < r
             else "even if all are right the claim stands; more canaries could contradict it"
         ),
-        null_control=NullControl(
+        null_control=NullDistribution(
             of=f"{verdict.null.repeats} sets of fresh coins that no training saw, of which"
             f" {verdict.null.alarms} alarm",
             low=0.0,

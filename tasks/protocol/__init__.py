@@ -4,7 +4,7 @@ Imports pydantic, `dp_core.config` and the standard library only, so that Airflo
 milliseconds.
 """
 
-from dp_core.config.black_box import BlackBoxAuditConfig
+from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
     asked_point_steps,

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard, TypeVar
 
-from dp_core.config.audit import (
+from dp_core.config.audit_settings import (
     AuditCanariesConfig,
+    BlackBoxAuditConfig,
     ExtractionConfig,
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import named_paths
 from dp_core.config.privacy import (

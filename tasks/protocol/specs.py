@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from dp_core.config.audit import (
+from dp_core.config.audit_settings import (
     AuditCanariesConfig,
+    BlackBoxAuditConfig,
     ExtractionConfig,
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
     HoldoutConfig,

@@ -106,9 +106,11 @@ def test_refusal_of_a_source_keeps_its_kind_through_the_list_of_rejected_items(
 ) -> None:
     context: Any = SimpleNamespace(durable=tmp_path, out=tmp_path)
     quarantine = Quarantine()
-    with pytest.raises(PrivateTextRefusal, match="nothing to read"):
-        with listed(quarantine, context, "rejected.json"):
-            quarantine.finish("notes")
+    with (
+        pytest.raises(PrivateTextRefusal, match="nothing to read"),
+        listed(quarantine, context, "rejected.json"),
+    ):
+        quarantine.finish("notes")
 
 
 def test_store_without_a_row_is_a_refusal_that_depends_on_private_text(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership_metrics import MembershipRow, Share
-from dp_core.config.audit import ExtractionConfig
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.mechanisms import RandomCountSelection, compose

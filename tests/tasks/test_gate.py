@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from step_outputs import publish
 
 from dp_core.audit.one_run import Claim, Guesses, audit_claim
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl, not_run
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution, not_run
 from dp_core.audit.unit_canaries import audit_record
 from dp_core.audit.verdict import verdict_of
 from dp_core.errors import BadInput, Contradicted
@@ -63,7 +63,7 @@ def record(
         confidence=0.95,
         ceiling=4.0,
         power="up to 9",
-        null_control=NullControl(of="noise", low=0, high=1, alarm_rate=0.001),
+        null_control=NullDistribution(of="noise", low=0, high=1, alarm_rate=0.001),
         bounds_claim=bound,
         verdict=verdict,  # type: ignore[arg-type]  # as the test says
         finding="found",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.audit.record import AuditRecord, NullControl, not_run
+from dp_core.audit.record import AuditRecord, NullDistribution, not_run
 
 RUN: dict[str, Any] = {
     "key": "bound",
@@ -20,7 +20,7 @@ RUN: dict[str, Any] = {
     "ceiling": 2.0,
     "ceiling_of": "the claim",
     "power": "up to 3",
-    "null_control": NullControl(of="coins", low=0.0, high=0.1, alarm_rate=0.001),
+    "null_control": NullDistribution(of="coins", low=0.0, high=0.1, alarm_rate=0.001),
     "bounds_claim": True,
     "verdict": "consistent",
     "finding": "Nothing.",
