@@ -35,7 +35,7 @@ from dp_core.audit.engine_audit import (
     white_box_observations,
     white_box_scores,
 )
-from dp_core.audit.lower_bounds import BOUNDS, Outcome, trade_off_refuted
+from dp_core.audit.lower_bounds import BOUNDS, GuessOutcome, trade_off_refuted
 from dp_core.audit.one_run import Guesses, audit_claim, surest_first
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -90,7 +90,9 @@ def power(canaries: int, inside: int, updates: int) -> dict[str, Any]:
             noise = rng.normal(0, factor * sigma * updates**0.5, canaries)
             right = guesses.right(rng.binomial(updates, RATE, canaries) * coins + noise, coins)
             if right not in known:
-                known[right] = trade_off_refuted(Outcome(canaries, inside, right), curve, 0.001)
+                known[right] = trade_off_refuted(
+                    GuessOutcome(canaries, inside, right), curve, 0.001
+                )
             refuted += known[right]
         shares[name] = refuted / SIMULATED
     return {
@@ -110,7 +112,7 @@ def null(canaries: int, trials: int = 1000) -> dict[str, Any]:
         for _ in range(trials):
             coins, scores = rng.random(canaries) < 0.5, rng.normal(size=canaries)
             guesses = Guesses.of_share(canaries, 0.2)
-            outcome = Outcome(canaries, guesses.total, guesses.right(scores, coins))
+            outcome = GuessOutcome(canaries, guesses.total, guesses.right(scores, coins))
             fixed += bound.refutes(outcome, 0.0, DELTA, 0.001)
             if bound.name != "Gaussian":
                 right = surest_first(scores, coins)

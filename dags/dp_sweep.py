@@ -83,6 +83,7 @@ def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]
     """Return the specs of what is about all points; the last page alone has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
     return {
+        **plan(params, None),
         "budget": sweep_budget(settings),
         "reserve": sweep_reserve(settings),
         "give_back": give_back_spec(made_up=settings.made_up),

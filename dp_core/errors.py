@@ -49,6 +49,14 @@ class BadInput(ConfideError):
     exit_code = 2
 
 
+class PrivateTextRefusal(BadInput):
+    """The source text is refused for its content: an answer without noise if the text is private.
+
+    No ε covers such an answer. docs/privacy.md lists every place that gives one, and a test holds
+    the list to the code.
+    """
+
+
 class PlanError(BadInput):
     """A privacy plan that would claim more than the mechanism gives."""
 

@@ -4,7 +4,8 @@ Off until the deployment names where events go (`AIRFLOW__OPENLINEAGE__TRANSPORT
 docs/operate.md). The provider would send more than names: a run's parameters, with its paths; error
 messages; everything that later versions add. `NamesOnly` stands before the transport and lets
 through names of DAGs and tasks, ids of runs, states and times, and outputs of the store by step and
-hash. This file is imported where the provider is configured, and nowhere else.
+hash. No event of a private selection leaves: times would reveal how many trainings it had. This
+file is imported where the provider is configured, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from airflow.sdk.exceptions import AirflowFailException
 from openlineage.client.event_v2 import Dataset, Job, Run, RunEvent
 from openlineage.client.facet_v2 import parent_run
 from openlineage.client.transport.transform.transform import EventTransformer
 
+from tasks.protocol import SweepSettings
 from tasks.protocol.specs import STORE_SCHEME
 
 STORE = "confide-store"  # the namespace of outputs
@@ -24,11 +27,11 @@ _OUTPUT = re.compile(r"[a-z_]+/[0-9a-f]{16}")
 
 
 class NamesOnly(EventTransformer):
-    """What of an event may leave; events of other kinds than a run's may not."""
+    """Reduces events of runs to names, ids, states and times, and drops all other events."""
 
     def transform(self, event: Any) -> RunEvent | None:
-        """Return the event with names, ids, state and time alone."""
-        if not isinstance(event, RunEvent):
+        """Return the event with names, ids, state and time alone, or None to drop it."""
+        if not isinstance(event, RunEvent) or _may_select_privately(event):
             return None
         above = (event.run.facets or {}).get("parent")
         return RunEvent(
@@ -40,6 +43,27 @@ class NamesOnly(EventTransformer):
             outputs=_outputs(event.outputs),
             producer=event.producer,
         )
+
+
+def _may_select_privately(event: Any) -> bool:
+    """Return whether the event may be of a sweep with `selection=random-count`.
+
+    Events of a sweep without readable settings are taken for such a one.
+    """
+    from dags import configuration, launcher
+
+    if event.job.name.partition(".")[0] != "dp_sweep":
+        return False
+    facets = event.run.facets or {}
+    run = facets.get("airflow") or facets.get("airflowDagRun")
+    if run is None:
+        return True
+    given = {**configuration.settings("SWEEP"), **(run.dagRun.get("conf") or {})}
+    given.pop("page", None)  # of the form, and no setting
+    try:
+        return launcher.settings_from(SweepSettings, given).selection != "publish-all"
+    except AirflowFailException:
+        return True
 
 
 def _job(job: Any) -> Job:

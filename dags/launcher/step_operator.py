@@ -22,7 +22,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from dags.launcher.notify import addresses, notify
 from dags.names import NAMES
-from tasks.protocol import NoReader, RunContext, StepSpec, SweepPoint, environment_for
+from tasks.protocol import (
+    NoReader,
+    RunContext,
+    StepSpec,
+    SweepPoint,
+    environment_for,
+    hides_count,
+)
 from tasks.protocol.least_privilege import HOSTS, trains_on_hosts
 from tasks.protocol.messages import Follower
 
@@ -214,6 +221,7 @@ def work_of(
     specs = plan(context["params"], coordinates)
     if name not in specs:
         raise AirflowSkipException(f"{name} is no step of a run with these settings")
+    every = specs if coordinates is None else plan(context["params"], None)
     run = context["dag_run"]
     first = run.run_id.partition(PAGE_MARK)[0]  # whose pages are one run for MLflow
     started = run.start_date or run.run_after
@@ -225,6 +233,7 @@ def work_of(
             task=name,
             point=coordinates.name if coordinates else "",
             ended=f"{run.dag_id}/",  # a DAG has one active run at most
+            hides_count=hides_count(every.values()),
         ),
     )
 

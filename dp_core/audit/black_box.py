@@ -36,15 +36,15 @@ from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
 from dp_core.audit.membership_scores import Losses, Rows, losses
 from dp_core.audit.one_run import Claim, audit_claim
 from dp_core.audit.ranking import ranker
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution
 from dp_core.audit.suffix_odds import suffix_odds
 from dp_core.audit.unit_canaries import audit_record, planned_guesses
-from dp_core.config.audit import ExtractionConfig, ExtractionProtocol
+from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import SpecialIds
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
@@ -103,7 +103,7 @@ def lines_of(file: Path, where: str) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise BadInput("no readable text", where=where) from None
+        raise PrivateTextRefusal("no readable text", where=where) from None
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
@@ -175,7 +175,7 @@ def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
         BadInput: no canary, or one without exactly one secret of one token. Its text is not told.
     """
     if not lines:
-        raise BadInput("there is no canary", where="canaries", fix="Give one a line.")
+        raise PrivateTextRefusal("there is no canary", where="canaries", fix="Give one a line.")
     canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
     pool = candidates(audited.tokenizer)
     longest = max(len(canary.tokens) for canary in canaries) + 2
@@ -196,7 +196,7 @@ def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
         ceiling=math.log2(len(pool)),
         ceiling_of=f"log2 of {len(pool)} candidates: every secret in first place",
         power=f"{len(canaries)} canaries: above {null.high:.2f} bits is beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of="a model to which every token is as likely a secret",
             low=null.low,
             high=null.high,
@@ -212,7 +212,7 @@ def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
 def _canary(audited: Audited, line: str, number: int) -> Canary:
     found = _SECRET.findall(line)
     if len(found) != 1:
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"line {number} has {len(found)} secrets in double brackets",
             where="canaries",
             fix="Write one: her number is [[seven]].",
@@ -223,13 +223,13 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
         for text in (before.rstrip(), f"{' ' if before else ''}{found[0]}", after)
     ]
     if len(parts[1]) != 1 or parts[1][0] not in candidates(audited.tokenizer):
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"the secret of line {number} is not one token of the model's",
             where="canaries",
             fix="Choose a word of its vocabulary.",
         )
     if len(tokens := [*parts[0], *parts[1], *parts[2]]) > audited.positions - 2:
-        raise BadInput(f"line {number} is too long for the model", where="canaries")
+        raise PrivateTextRefusal(f"line {number} is too long for the model", where="canaries")
     pattern = "H" * len(parts[0]) + "S" + "H" * len(parts[2])
     return Canary(f"given-{number}", pattern, 1.0, tuple(tokens))
 
@@ -277,9 +277,9 @@ def _rows_of(
     for name, texts in (("members", members), ("held-out texts", held_out)):
         if len(texts) * (1 - FITTED_SHARE) < LEAST_GROUPS:
             least = math.ceil(LEAST_GROUPS / (1 - FITTED_SHARE))
-            raise BadInput(f"{len(texts)} texts; {least} are needed", where=name)
+            raise PrivateTextRefusal(f"{len(texts)} texts; {least} are needed", where=name)
     if set(members) & set(held_out):
-        raise BadInput("a text stands in both files", where="held-out texts")
+        raise PrivateTextRefusal("a text stands in both files", where="held-out texts")
     with TemporaryDirectory(prefix="confide-audit-") as folder:  # 0700; the rows are private
         sides = []
         for name, texts in (("members", members), ("held out", held_out)):
@@ -370,7 +370,9 @@ def _coin_bound(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> Audit
         raise BadInput("there is no claim that coins could contradict", where="coins")
     coins = np.arange(seen.trained + seen.held_out) < seen.trained
     if stats.binomtest(seen.trained, len(coins)).pvalue < UNFAIR:
-        raise BadInput(f"fair coins do not put {seen.trained} of {len(coins)} in", where="coins")
+        raise PrivateTextRefusal(
+            f"fair coins do not put {seen.trained} of {len(coins)} in", where="coins"
+        )
     epsilon, delta = ceiling.pairs[0]
     claim = Claim(epsilon, delta, ceiling)
     sums, rows = np.bincount(seen.text, seen.losses.mean), np.bincount(seen.text)
@@ -431,7 +433,7 @@ def _membership_record(row: MembershipRow) -> AuditRecord:
         ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1)" if row.leakage_ceiling else "",
         power=f"{row.members} texts trained on and {row.others} held out: an advantage above"
         f" {pl.high - pl.value:.3f} would be beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of="a model that tells nobody apart: no advantage, with the spread of these texts",
             low=pl.low - pl.value,
             high=pl.high - pl.value,

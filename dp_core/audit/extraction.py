@@ -27,8 +27,8 @@ from scipy import stats
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership_metrics import CONFIDENCE, Share, clopper_pearson
-from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
-from dp_core.config.audit import ExtractionConfig, ExtractionProtocol
+from dp_core.audit.record import AuditRecord, Level, NullDistribution, not_run
+from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import digest64, fold
 from dp_core.data.token_store import TokenStore
 from dp_core.labels import Label
@@ -330,7 +330,7 @@ def extraction_record(
         f" {config.extraction_tries} tries give it with a chance of {LEAST_CHANCE:g} or more;"
         f" {when}; {row.tried} {sought.what} against {row.control_tried} {sought.control}: a share"
         f" above {row.null_high:.3f} is beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of=f"{sought.control}, come out as easily as {sought.what}",
             low=row.null_low,
             high=row.null_high,

@@ -47,7 +47,7 @@ _LARGEST = 50.0  # ε; nobody's guesses reach it
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GuessOutcome:
     """What an audit saw.
 
     Attributes:
@@ -71,7 +71,7 @@ class Outcome:
             )
 
 
-def binomial_p_value(outcome: Outcome, epsilon: float, delta: float) -> float:
+def binomial_p_value(outcome: GuessOutcome, epsilon: float, delta: float) -> float:
     """Return the most that P[right ≥ v] can be under (ε, δ)-DP (Steinke et al., Theorem 5.2)."""
     m, r, v = outcome.canaries, outcome.guesses, outcome.right
     q = float(expit(epsilon))
@@ -83,7 +83,7 @@ def binomial_p_value(outcome: Outcome, epsilon: float, delta: float) -> float:
     return min(1.0, tail + 2 * m * delta * float(np.max(nearly / i)))
 
 
-def trade_off_refuted(outcome: Outcome, trade_off: TradeOff, significance: float) -> bool:
+def trade_off_refuted(outcome: GuessOutcome, trade_off: TradeOff, significance: float) -> bool:
     """Whether under the trade-off P[right ≥ v] < `significance`.
 
     With h_k = Σ_{i≥k} (r − i)p_i/m and c_k = Σ_{i≥k} i·p_i/m the theorem says h_{k−1} ≥ x(c_k), and
@@ -106,7 +106,7 @@ def trade_off_refuted(outcome: Outcome, trade_off: TradeOff, significance: float
     return right + wrong > r / m
 
 
-def trade_off_p_value(outcome: Outcome, trade_off: TradeOff) -> float:
+def trade_off_p_value(outcome: GuessOutcome, trade_off: TradeOff) -> float:
     """Return the smallest significance at which the trade-off is not refuted, from above.
 
     Never below 10⁻¹²: how much smaller it is is not computed.
@@ -134,10 +134,12 @@ class OneRunBound(ABC):
     assumes: ClassVar[str] = ""
 
     @abstractmethod
-    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+    def refutes(
+        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+    ) -> bool:
         """Whether the outcome has probability at most `significance` under the claim."""
 
-    def epsilon(self, outcome: Outcome, delta: float, confidence: float = 0.95) -> float:
+    def epsilon(self, outcome: GuessOutcome, delta: float, confidence: float = 0.95) -> float:
         """Return the lower bound on ε at δ: every smaller ε is refuted. 0 where nothing is.
 
         Args:
@@ -172,7 +174,7 @@ class OneRunBound(ABC):
         promise = shares - np.sqrt(np.maximum(shares * (1 - shares), 1 / made) / made)
         for index in np.argsort(-promise, kind="stable"):
             if 2 * counts[index] > made[index]:  # a coin does as well
-                outcome = Outcome(m, int(made[index]), int(counts[index]))
+                outcome = GuessOutcome(m, int(made[index]), int(counts[index]))
                 best = self._search(outcome, delta, significance, best)
         return best
 
@@ -181,9 +183,11 @@ class OneRunBound(ABC):
 
         Known before the training. About 3·e^ε right guesses refute ε at 95%.
         """
-        return self.epsilon(Outcome(canaries, guesses, guesses), delta, confidence)
+        return self.epsilon(GuessOutcome(canaries, guesses, guesses), delta, confidence)
 
-    def _search(self, outcome: Outcome, delta: float, significance: float, refuted: float) -> float:
+    def _search(
+        self, outcome: GuessOutcome, delta: float, significance: float, refuted: float
+    ) -> float:
         """Return the largest refuted ε found upwards of `refuted`."""
 
         def refutes(epsilon: float) -> bool:
@@ -205,7 +209,9 @@ class BinomialBound(OneRunBound):
 
     name = "binomial"
 
-    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+    def refutes(
+        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+    ) -> bool:
         """Whether the p-value is at most the significance."""
         likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # quick, and enough
         return not likely and binomial_p_value(outcome, epsilon, delta) <= significance
@@ -216,7 +222,9 @@ class TradeOffBound(OneRunBound):
 
     name = "trade-off"
 
-    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+    def refutes(
+        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+    ) -> bool:
         """Whether the trade-off of (ε, δ) is refuted."""
         return trade_off_refuted(outcome, PrivacyProfile.of_claim(epsilon, delta), significance)
 
@@ -231,7 +239,9 @@ class GaussianBound(OneRunBound):
     name = "Gaussian"
     assumes = "a Gaussian trade-off"
 
-    def refutes(self, outcome: Outcome, epsilon: float, delta: float, significance: float) -> bool:
+    def refutes(
+        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+    ) -> bool:
         """Whether the Gaussian trade-off with this ε at δ is refuted."""
         if delta == 0:
             return False  # no Gaussian mechanism has an ε at δ = 0

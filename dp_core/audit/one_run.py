@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.coins import Coins, throw_coins
-from dp_core.audit.lower_bounds import BOUNDS, Outcome, trade_off_p_value, trade_off_refuted
+from dp_core.audit.lower_bounds import BOUNDS, GuessOutcome, trade_off_p_value, trade_off_refuted
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import TradeOff
 from dp_core.privacy.seed_store import PrivacySeed
@@ -137,7 +137,7 @@ def null_control(
     for stream in range(1, NULL_REPEATS + 1):
         right = _right(inside, outside, throw_coins(seed, len(scores), stream))
         if right not in known:
-            outcome = Outcome(len(scores), guesses.total, right)
+            outcome = GuessOutcome(len(scores), guesses.total, right)
             known[right] = trade_off_refuted(outcome, nothing_kept, significance)
         alarms += known[right]
     return NullControl(NULL_REPEATS, alarms, significance)
@@ -228,7 +228,7 @@ def audit_claim(
     if not scores:
         raise BadInput("an audit needs scores", where="audit scores")
     ways, m = len(scores), len(coins)
-    outcomes = [Outcome(m, guesses.total, guesses.right(way, coins)) for way in scores]
+    outcomes = [GuessOutcome(m, guesses.total, guesses.right(way, coins)) for way in scores]
     best = int(np.argmax([outcome.right for outcome in outcomes]))  # p-values fall with it
     outcome = outcomes[best]
     each = 1 - (1 - CONFIDENCE) / ways

@@ -1,7 +1,7 @@
-"""The record of one audit: what was measured of a model, beside what its claim allows.
+"""The record of one audit: a measurement of a model and the limit that its claim sets to it.
 
-Every audit hands on records of this one shape, and an audit that was not run is a record too: it
-says so. The evidence pack lists them (docs/evidence.md).
+All audits write records of this type, also for an audit that was not run. The evidence pack lists
+the records (docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from pydantic import Field, model_validator
 from dp_core.config.fields import Config
 from dp_core.labels import Label
 
-COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by texts that somebody says coins divided
-Verdict = Literal["consistent", "contradicted", "inconclusive", "not run"]
+COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by given texts, declared divided by coins
+Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not run"]
 Level = Literal["canary", "example", "document", "patient", "group"]
 
 
-class NullControl(Config):
-    """What the same audit gives on a model that remembers nothing.
+class NullDistribution(Config):
+    """The distribution of the audit's value for a model that remembers nothing.
 
     Attributes:
-        of: what stands for such a model, in words.
-        low, high: the band in which its value lies, but for `alarm_rate` above `high`.
-        alarm_rate: α, how often the audit calls such a model a leak.
-        p_value: how often such a model gives a value as large as the measured one; None: unknown.
+        of: how such a model was simulated, in words.
+        low, high: the band of its values; a share `alarm_rate` of them lies above `high`.
+        alarm_rate: α, the probability that the audit calls such a model a leak.
+        p_value: the probability that such a model gives a value as large as the measured one, or
+            None if it is unknown.
     """
 
     of: str = Field(min_length=1)
@@ -39,23 +40,26 @@ class AuditRecord(Config):
     """One audit of one model.
 
     Attributes:
-        key: which audit; unique among the records of a model, but for `level` and `subject`.
-        name: in words.
-        subject: which model was measured: the released one, or one that it was made from.
-        level: what the audit tries to detect. A claim bounds what is at or below its unit.
-        measured: the quantity, how it is read, and its unit, in words.
-        value: the measurement; None where the audit was not run.
+        key: identifies the audit; with `level` and `subject` unique among the records of a model.
+        name: of the audit, in words.
+        subject: the measured model: the released one, or one from which it was made.
+        level: the thing that the audit tries to detect. A claim bounds every audit at or below
+            its unit.
+        measured: the quantity, the way in which it is read, and its unit, in words.
+        value: the measurement, or None for an audit that was not run.
         interval: (low, high), at the confidence `confidence`.
-        ceiling: the most that the claim allows, or that can be measured; None where neither holds.
-        ceiling_of: what `ceiling` is, in words.
-        power: what this audit could have found, in words.
+        ceiling: the largest value that the claim allows or that can be measured, or None if there
+            is neither.
+        ceiling_of: the meaning of `ceiling`, in words.
+        power: the effect that this audit could have detected, in words.
         null_control: of the same audit.
-        bounds_claim: whether a value above the ceiling refutes the claim: so for lower bounds by
-            independent coin flips alone. Other audits can be consistent or inconclusive.
-        verdict: what follows for the claim.
-        finding: the result in a sentence; of an audit that was not run, why not.
-        label: who may see it.
-        rows: the groups that make up `value`, where there are any: names and numbers.
+        bounds_claim: whether a value above the ceiling refutes the claim. This holds for lower
+            bounds by independent coin flips alone. Other audits are consistent or inconclusive.
+        verdict: the consequence for the claim. An audit that bounds the claim and whose null
+            control alarms too often is `invalid`: it has no ceiling, and nothing follows from it.
+        finding: the result in a sentence, or the reason why the audit was not run.
+        label: the audience of the record.
+        rows: the groups from which `value` is computed, if there are any: names and numbers.
     """
 
     key: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -69,7 +73,7 @@ class AuditRecord(Config):
     ceiling: float | None = None
     ceiling_of: str = ""
     power: str = ""
-    null_control: NullControl | None = None
+    null_control: NullDistribution | None = None
     bounds_claim: bool = False
     verdict: Verdict
     finding: str = Field(min_length=1)
@@ -94,12 +98,25 @@ class AuditRecord(Config):
         self._refuse_another_verdict()
         return self
 
+    @property
+    def blocks_promotion(self) -> bool:
+        """Whether a model with this record is never promoted, whatever other records say."""
+        return self.verdict in ("contradicted", "invalid")
+
     def _refuse_another_verdict(self) -> None:
-        """A lower bound above the claim contradicts it, and nothing else does.
+        """Refuse a verdict that does not follow from the bound and the ceiling.
+
+        A lower bound above the claim contradicts it, and nothing else does. An invalid audit is
+        one that bounds the claim, and its bound is compared with nothing.
 
         Raises:
             ValueError: the verdict is another one.
         """
+        if self.verdict == "invalid" and (not self.bounds_claim or self.ceiling is not None):
+            raise ValueError(
+                f"the audit {self.key}: only an audit that bounds the claim is invalid, and it has"
+                " no ceiling"
+            )
         above = (
             self.bounds_claim
             and self.interval is not None

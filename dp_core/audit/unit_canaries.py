@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import UNIT_TOKENS
-from dp_core.audit.lower_bounds import Outcome, TradeOffBound, trade_off_refuted
+from dp_core.audit.lower_bounds import GuessOutcome, TradeOffBound, trade_off_refuted
 from dp_core.audit.one_run import SIGNIFICANCE, AuditVerdict, Claim, Guesses, Scores
-from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.audit.record import AuditRecord, NullDistribution
 from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
@@ -119,7 +119,7 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
     low, high = guesses // 2, guesses  # half of them are right by chance
     while low < high:
         middle = (low + high + 1) // 2
-        outcome = Outcome(canaries, guesses, middle)
+        outcome = GuessOutcome(canaries, guesses, middle)
         if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE):
             high = middle - 1
         else:
@@ -143,18 +143,19 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
     m, r = verdict.canaries, verdict.guesses
 
     def at(right: int, confidence: float = sure) -> float:
-        return bound.epsilon(Outcome(m, r, right), claim.delta, confidence)
+        return bound.epsilon(GuessOutcome(m, r, right), claim.delta, confidence)
 
     allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
-    ceiling = at(allowed)
+    ceiling: float | None = at(allowed)
     if verdict.contradicted:  # never a tie
-        ceiling = min(ceiling, low - 1e-6)
+        ceiling = min(at(allowed), low - 1e-6)
     by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
     value = at(verdict.right, verdict.confidence)
     said = f"{verdict.right} of {r} guesses were right: ε is at least {value:.2f}"
     could = f"{m} canaries, {r} guesses fixed beforehand: "
     if not verdict.null.sound:
-        word, finding = "inconclusive", f"Invalid: {verdict.null.alarms} null controls alarm."
+        word, ceiling = "invalid", None
+        finding = f"Invalid: {verdict.null.alarms} of {verdict.null.repeats} null controls alarm."
     elif verdict.contradicted:
         word = "contradicted"
         finding = f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}."
@@ -169,14 +170,16 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         confidence=sure,
         ceiling=ceiling,
         ceiling_of=f"the largest bound that does not contradict ε = {claim.epsilon:.4g} at δ ="
-        f" {claim.delta:g}, the claim",
+        f" {claim.delta:g}, the claim"
+        if ceiling is not None
+        else "",
         power=could
         + (
             f"all right, they prove ε ≥ {power:.2f} at 99.9%; more than {allowed} right contradict"
             if allowed < r
             else "even if all are right the claim stands; more canaries could contradict it"
         ),
-        null_control=NullControl(
+        null_control=NullDistribution(
             of=f"{verdict.null.repeats} sets of fresh coins that no training saw, of which"
             f" {verdict.null.alarms} alarm",
             low=0.0,
@@ -184,7 +187,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
             alarm_rate=SIGNIFICANCE,
             p_value=float(stats.binom.sf(verdict.right - 1, r, 0.5)),
         ),
-        bounds_claim=verdict.null.sound,
+        bounds_claim=True,
         verdict=word,
         finding=finding,
         label=label,

@@ -1,4 +1,4 @@
-"""The verdict on a model: what all of its audits together leave of its claim."""
+"""The verdict on a model: the conclusion from all of its audits about its claim."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Word = Literal["contradicted", "invalid", "not audited", "inconclusive", "consis
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """What follows from all audits of one model.
+    """The conclusion from all audits of one model.
 
     Attributes:
-        word: `contradicted`: an audit refutes the claim; `invalid`: one that can refute claims
-            could not judge, its null control alarmed; `not audited`: none that can refute a claim
-            was run; `inconclusive`: none of those that were refutes it, and another audit found
-            what somebody should look at; `consistent`: none of them refutes it.
+        word: `contradicted`: an audit refutes the claim. `invalid`: an audit that can refute the
+            claim could not judge, because its null control alarmed or because it had too few
+            canaries. `not audited`: no audit that can refute the claim was run. `inconclusive`: no
+            such audit refutes it, and another audit found something to look at. `consistent`: no
+            audit speaks against it.
         sentence: the claim and the word, with the reason, fit for publication.
     """
 
@@ -31,9 +32,9 @@ class ModelVerdict:
 def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """Return the verdict on a model.
 
-    One contradiction decides, however many other audits are consistent. Of what only the operator
-    may see, the verdict takes nothing but contradictions and audits that could not judge: anything
-    else would tell everybody what was read from private rows.
+    One contradiction decides, however many other audits are consistent. Records for the operator
+    alone enter the verdict only if they contradict the claim or could not judge it: any other
+    word would publish a result that was read from private rows.
 
     Args:
         claim: in words, as “ε = 4 at δ = 1e-06 for one patient of “notes””.
@@ -42,13 +43,13 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     run = [record for record in records if record.verdict != "not run"]
     against = [record for record in run if record.verdict == "contradicted"]
     judging = [record for record in run if record.bounds_claim]
-    silent = [record for record in judging if record.verdict == "inconclusive"]
+    silent = [record for record in judging if record.verdict in ("invalid", "inconclusive")]
     shown = [record for record in run if record.label is not Label.OPERATOR]
     open_ones = [record for record in shown if record.verdict == "inconclusive"]
     if against:
         return ModelVerdict("contradicted", f"{claim}: contradicted by {_names(against)}.")
     if silent:
-        return ModelVerdict("invalid", f"{claim}: not judged by {_names(silent)}, which could not.")
+        return ModelVerdict("invalid", f"{claim}: {_names(silent)} could not judge it.")
     if not judging:
         return ModelVerdict(
             "not audited", f"{claim}: not audited, no audit that can contradict it was run."
@@ -56,11 +57,11 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     power = f"consistent with {_names(judging)}"
     if open_ones:
         return ModelVerdict(
-            "inconclusive", f"{claim}: {power}; {_names(open_ones)}: somebody should look."
+            "inconclusive", f"{claim}: {power}; {_names(open_ones)} should be looked at."
         )
     return ModelVerdict("consistent", f"{claim}: {power}.")
 
 
 def _names(records: Sequence[AuditRecord]) -> str:
-    """Return the audits' names: what they found stands in their records, behind their labels."""
+    """Return the names of the audits; their findings stay in the records, under their labels."""
     return ", ".join(dict.fromkeys(record.name for record in records))

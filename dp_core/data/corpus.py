@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from dp_core.data.hashing import digest64
 from dp_core.data.readers.sources import UNREADABLE
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _EXACT = 2**53  # up to here a floating-point number stands for one integer alone
@@ -178,7 +178,7 @@ def remake_shards(documents: Iterable[Document], folder: Path, names: Collection
             rows.add(table.filter(pa.array(of_wanted)))
         made = _write_shards(rows, scratch, len(expected), wanted)
         if any(digest != expected[name] for name, digest in made.items()):
-            raise BadInput(
+            raise PrivateTextRefusal(
                 "its shards cannot be made again as they were",
                 where=str(folder),
                 fix="Delete the folder and run the corpus step again.",

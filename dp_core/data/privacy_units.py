@@ -26,7 +26,7 @@ from dp_core.data.corpus import (
 from dp_core.data.hashing import coin, drawn
 from dp_core.data.tokens import word_starts
 from dp_core.data.word_codes import Encoder, HeldItems, encode_bert_words, held_items, ranges
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 T = TypeVar("T")
@@ -87,9 +87,9 @@ def units_of(
     return _examples(documents, words_per_unit)
 
 
-def nameless() -> BadInput:
+def nameless() -> PrivateTextRefusal:
     """Return the error of a corpus whose unit is the patient, with documents that name none."""
-    return BadInput(
+    return PrivateTextRefusal(
         "the corpus has documents without a patient id",
         where="unit",
         fix="Protect the unit `document`, or give every document its patient (of a folder of"

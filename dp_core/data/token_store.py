@@ -23,7 +23,7 @@ from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.hashing import digest64
 from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, units_of
 from dp_core.data.tokens import SpecialIds
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 _VERSION = 2
@@ -273,7 +273,9 @@ class TokenStoreWriter:
         """
         self._append(self._packer.take())
         if not self._rows:
-            raise BadInput("there is no text", where="token store", fix="Check the corpus.")
+            raise PrivateTextRefusal(
+                "there is no text", where="token store", fix="Check the corpus."
+            )
         for file in self._files.values():
             file.flush()
         tokens = _map(self._folder, "tokens", self._dtype).reshape(-1, self._length)

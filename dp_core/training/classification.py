@@ -15,7 +15,7 @@ from dp_core.data.labelled_text import LabelledText
 from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 from dp_core.models.bert import class_logits, class_row_losses
 from dp_core.models.parameters import CLASSIFIER, HEADS, POOLER, Bert, initial_values
 from dp_core.nn.layers import Layers, Tensor
@@ -54,7 +54,7 @@ class ClassHead:
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < max(2, len(self.labels)):
-            raise BadInput("fewer than two classes, or one of them twice", where="labels")
+            raise PrivateTextRefusal("fewer than two classes, or one of them twice", where="labels")
 
     def begin(self, start: Bert, seed: int) -> Bert:
         """Return the encoder with a fresh pooler and classifier; other heads are left behind."""

@@ -19,7 +19,7 @@ from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import digest64
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.models.hugging_face import load
 from dp_core.models.parameters import Bert
 from dp_core.training.checkpoints import CheckpointPlace
@@ -190,7 +190,7 @@ def finetune(
     start = load(model) if isinstance(model, Path) else model
     rows = head.rows(items, tokenizer, min(max_length, start.config.max_positions))
     if not rows:
-        raise BadInput("there are no texts to train on", where="fine-tuning")
+        raise PrivateTextRefusal("there are no texts to train on", where="fine-tuning")
     # Rows of a batch have one length: the few longest are cut, or all would be mostly padding.
     usual = padded(int(np.percentile([len(row.ids) for row in rows], 99)))
     length = min(usual, max_length, start.config.max_positions)

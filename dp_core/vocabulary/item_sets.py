@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dp_core.data.hashing import digest64
 from dp_core.data.privacy_units import bounded_sample
 from dp_core.data.word_codes import HeldItems, joined_items
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def bounded_sets(
     def bounded() -> Iterator[HeldItems]:
         for block in blocks:
             if declared_units is not None and len(order) + len(block.unit_ids) > declared_units:
-                raise BadInput(
+                raise PrivateTextRefusal(
                     f"the corpus holds more units than the declared bound of {declared_units}",
                     where="declared_units",
                     fix="Declare a higher bound, from public knowledge.",

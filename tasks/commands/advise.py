@@ -107,7 +107,7 @@ def _decision(ledger: Ledger, settings: JobSettings) -> Cost:
     from tasks.releases.unfinished_runs import killed_runs
 
     deployment = Deployment.from_environment()
-    plans = reservations_of(budget_of_run(settings, deployment.store).charged)
+    plans = reservations_of(budget_of_run(settings).charged)
     ended = killed_runs(deployment).__contains__
     return ledger.cost_of_plan(plans[settings.private_dataset], ended)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
-from dp_core.config.audit import ExtractionProtocol
+from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, Contradicted
 from tasks.commands.export import latest_model

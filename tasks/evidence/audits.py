@@ -23,8 +23,8 @@ from dp_core.audit.extraction import (
     Sought,
     extraction_record,
 )
-from dp_core.audit.record import AuditRecord, Level, NullControl, not_run
-from dp_core.config.audit import ExtractionConfig
+from dp_core.audit.record import AuditRecord, Level, NullDistribution, not_run
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
@@ -111,13 +111,13 @@ def audits_of(
             if audit.read is not None
             for record in audit.read(audit, finding)
         ]
-        # A contradiction is for whoever relies on the claim, whatever it was read from.
+        # Records that block promotion are published, also if they were read from private text.
         shown = [
             record
             for record in run
             if operator
             or record.label is not Label.OPERATOR
-            or (record.verdict == "contradicted" and record.subject != CONTROL)
+            or (record.blocks_promotion and record.subject != CONTROL)
         ]
         if run and not shown:
             why = "It was run; what it found reads private text, and is for the operator alone."
@@ -215,7 +215,7 @@ def _exposure_of(
             power=f"{count} canaries in {len(shown)} groups, expected up to"
             f" {max(row.expected_occurrences for row in shown):,.0f} times in the text: a group's"
             f" mean rank whose interval lies above {largest.null_high:.2f} bits counts as memory",
-            null_control=NullControl(
+            null_control=NullDistribution(
                 of=f"the largest of {len(shown)} groups where every secret's rank is uniform",
                 low=0.0,
                 high=summary.largest_null_high,
@@ -267,7 +267,7 @@ def _membership_at(audit: Audit, finding: AuditOutput, row: dict[str, Any]) -> A
         else "",
         power=f"{row['members']} trained on and {row['others']} held out: an advantage above"
         f" {high - value:.3f} would be beyond chance",
-        null_control=NullControl(
+        null_control=NullDistribution(
             of="a model that tells nobody apart: no advantage, with the spread of these groups",
             low=low - value,
             high=high - value,

@@ -110,7 +110,7 @@ _AUDIT = {
     "measured": _NAME, "value": _Optional(_REAL), "interval": _Optional((_REAL, _REAL)),
     "confidence": _Optional(_DELTA), "ceiling": _Optional(_REAL), "ceiling_of": _TEXT,
     "power": _TEXT, "bounds_claim": _FLAG, "finding": _TEXT,
-    "verdict": {"consistent", "contradicted", "inconclusive", "not run"},
+    "verdict": {"consistent", "contradicted", "inconclusive", "invalid", "not run"},
     "null_control": _Optional({
         "of": _NAME, "low": _REAL, "high": _REAL, "alarm_rate": _DELTA,
         "p_value": _Optional(_REAL),
@@ -397,26 +397,62 @@ def _reduce_poisson(event: Event) -> Reduction:
 
 
 def _reduce_truncated(event: Event) -> Reduction:
-    from scipy.stats import binom
+    import numpy as np
+
+    units, cap = event["declared_units"], event["cap"]
 
     def part(rate: float, sigma: float, times: int) -> tuple[Part, tuple[str, str]]:
-        cut = float(binom.sf(event["cap"] - 1, event["declared_units"] - 1, rate))
-        plain, moved = _sampled(rate, sigma, 1), _sampled(rate, sigma / 2, 1)
+        cuts = list(_cuts(units, cap, rate))
+        _gaussian(sigma / 2)
 
-        def mixture(spacing: float) -> Any:
-            one = plain(spacing)
-            whole = moved(spacing).compute_mixture(one, cut) if cut else one
-            return whole.self_compose(times)
+        def profile(eps: Any) -> tuple[Any, Any]:
+            plain = _sampled_profile(eps, rate, 1 / sigma)
+            worst = list(plain)
+            for cut, replacing in cuts:
+                replaced = _sampled_profile(eps, replacing, 2 / sigma)
+                for side in (0, 1):
+                    mixed = (1 - cut) * plain[side] + cut * replaced[side]
+                    worst[side] = np.maximum(worst[side], mixed)
+            return worst[0], worst[1]
 
-        return mixture, (
+        cut = cuts[0][0] if cuts else 0.0
+        return _from_profile(profile, 2 / sigma, times), (
             f"{times} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ)) with"
-            f" σ = {sigma:.6g}, and, with probability {cut:.3g}, σ/2",
-            "a batch that is cut moves by at most twice the clip norm, another by once (the"
-            " decomposition of arXiv:2508.15089; whether a batch is cut does not depend on the unit)",
+            f" σ = {sigma:.6g}, and, with probability {cut:.3g} or less, σ/2 at the rate of a place"
+            f" among {cap}; the worst for 1 to {units} units",
+            "a batch that is cut moves by at most twice the clip norm, one that is not by once (the"
+            " decomposition of arXiv:2508.15089, whether a batch is cut being independent of the"
+            " unit)",
         )
 
     parts, lines = zip(*(part(*phase) for phase in event["phases"]), strict=True)
     return Reduction(parts, lines)
+
+
+def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
+    """Yield for ranges of the number of other units the largest probability of a cut and rate."""
+    from scipy.stats import binom
+
+    most, top, width = rate * cap / (cap + 1), units - 1, 1
+    while top >= cap and (cut := float(binom.sf(cap - 1, top, rate))) > 0:
+        bottom = max(cap, top - width + 1)
+        least = float(binom.sf(cap - 1, bottom, rate))
+        taken = float(binom.sf(cap, bottom + 1, rate)) * cap / (bottom + 1)
+        yield cut, min(most, taken / least) if least else most
+        top, width = bottom - 1, units - bottom
+
+
+def _sampled_profile(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
+    """Return both directions of the profile of the Poisson-subsampled Gaussian mechanism."""
+    import numpy as np
+
+    if rate == 1:
+        return (_gaussian_delta(eps, mu),) * 2
+    with_unit = rate * _gaussian_delta(np.log1p(np.expm1(eps) / rate), mu)
+    rest = -np.expm1(np.minimum(eps + math.log1p(-rate), 0.0))  # 1 − e^ε(1 − q), or 0
+    safe = np.where(rest > 0, rest, 1.0)
+    without = safe * _gaussian_delta(eps + math.log(rate) - np.log(safe), mu)
+    return with_unit, np.where(rest > 0, without, 0.0)
 
 
 def _reduce_fixed_size(event: Event) -> Reduction:
@@ -1032,6 +1068,8 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
     audits = evidence["audits"]
     if against := [audit["finding"] for audit in audits if audit["verdict"] == "contradicted"]:
         return "An audit contradicts the claim", " ".join(against)
+    if invalid := [audit["finding"] for audit in audits if audit["verdict"] == "invalid"]:
+        return "An audit of the claim is invalid", " ".join(invalid)
     run = {audit["key"] for audit in audits if audit["verdict"] != "not run"}
     of_audits = (
         f"{len(run)} of {len({audit['key'] for audit in audits})} audits were run; none contradicts"

@@ -67,10 +67,10 @@ def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord,
 def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
     """Return the records that bear on the verdict on a model of this deployment.
 
-    Of texts that somebody gave, contradictions alone: nobody bound their coins before the training,
-    so whoever wants a model promoted could choose them.
+    Bounds by given texts bear on it only if they block promotion: their coins were not bound before
+    the training, and could have been chosen so that a model is promoted.
     """
-    return [r for r in records if r.key != COIN_BOUND or r.verdict == "contradicted"]
+    return [r for r in records if r.key != COIN_BOUND or r.blocks_promotion]
 
 
 def verdict_on(

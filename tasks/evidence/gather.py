@@ -19,7 +19,12 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.ledger import Entry, Ledger, State
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PrivacyUnit,
+    RandomCountSelection,
+    compose,
+)
 from tasks.evidence import check_evidence
 from tasks.evidence.audits import audits_of, subjects_of
 from tasks.evidence.pack_contents import (
@@ -332,6 +337,8 @@ def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) ->
         " of day; names of runs"
     )
     budget = standing.budget
+    selections = [n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection)]
+    dated = math.inf if operator or not selections else selections[0]  # later days reveal its count
     return LedgerExtract(
         dataset=dataset,
         budget_unit=None if budget.unit is None else budget.unit.value,
@@ -341,7 +348,7 @@ def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) ->
         share_spent=None if budget.made_up else standing.share,
         shares_budget=shares,
         entries=tuple(
-            _line(number, entry, dataset, made_of, plans, operator)
+            _line(number, entry, dataset, made_of, plans, operator, dated)
             for number, entry in enumerate(shown, 1)
         ),
         left_out=left_out,
@@ -355,8 +362,9 @@ def _line(
     made_of: set[str],
     plans: Mapping[str, int],
     operator: bool,
+    dated: float,
 ) -> LedgerEntry:
-    until = None if operator else len("2026-01-01")  # a time of day tells how large the data are
+    until = None if operator else len("2026-01-01")  # times of day reveal how large the data are
     return LedgerEntry(
         number=number,
         id=entry.id,
@@ -372,6 +380,6 @@ def _line(
         known_seed=entry.known_seed,
         seed_hash=entry.seed_hash,
         released_hash=entry.released_hash,
-        reserved=entry.reserved_at[:until],
-        settled=(entry.settled_at or "")[:until],
+        reserved=entry.reserved_at[:until] if number <= dated else "",
+        settled=(entry.settled_at or "")[:until] if number < dated else "",
     )

@@ -4,7 +4,7 @@ Imports pydantic, `dp_core.config` and the standard library only, so that Airflo
 milliseconds.
 """
 
-from dp_core.config.black_box import BlackBoxAuditConfig
+from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
     asked_point_steps,
@@ -66,6 +66,7 @@ from tasks.protocol.specs import (
     TokenStoreSpec,
     VocabularySpec,
     WrittenTextSpec,
+    hides_count,
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
@@ -115,6 +116,7 @@ __all__ = [
     "dp_bert_steps",
     "environment_for",
     "give_back_spec",
+    "hides_count",
     "kept_points",
     "missing_file",
     "more_points",

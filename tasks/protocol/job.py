@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard, TypeVar
 
-from dp_core.config.audit import (
+from dp_core.config.audit_settings import (
     AuditCanariesConfig,
+    BlackBoxAuditConfig,
     ExtractionConfig,
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import named_paths
 from dp_core.config.privacy import (
@@ -488,9 +488,7 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
     steps = list(steps)
     charged = _charged(steps)
     read = dict.fromkeys(source for spec in steps for source in spec.sources)
-    return BudgetSpec(
-        made_up=charged[0].made_up, charged=charged, reads=tuple(read)
-    )
+    return BudgetSpec(made_up=charged[0].made_up, charged=charged, reads=tuple(read))
 
 
 def _reserve_of(

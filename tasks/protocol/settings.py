@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from dp_core.config.audit import (
+from dp_core.config.audit_settings import (
     AuditCanariesConfig,
     ExtractionConfig,
     MembershipConfig,

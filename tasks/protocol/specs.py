@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from dp_core.config.audit import (
+from dp_core.config.audit_settings import (
     AuditCanariesConfig,
+    BlackBoxAuditConfig,
     ExtractionConfig,
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.black_box import BlackBoxAuditConfig
 from dp_core.config.data import (
     CanaryConfig,
     HoldoutConfig,
@@ -76,6 +77,8 @@ class RunContext(Config):
     task: str  # the task's name within the run, for example `dp_pretraining`
     point: str = ""  # the sweep point's name, empty outside sweeps
     ended: str = ""  # runs whose keys begin so have all ended, except this one; empty: unknown
+    # The run trains a secret random number of models: no time of its steps may be published.
+    hides_count: bool = False
 
     def has_ended(self, run: str) -> bool:
         """Return whether another run is known to have ended, by its key."""
@@ -650,6 +653,21 @@ AnySpec = Annotated[
     Field(discriminator="step"),
 ]
 _ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec, config=ConfigDict(defer_build=True))
+
+
+def hides_count(specs: Iterable[StepSpec]) -> bool:
+    """Return whether steps of one run select privately among a secret number of trainings."""
+    return any(
+        not spec.made_up
+        and (
+            isinstance(spec, SelectSpec)
+            or (
+                isinstance(spec, SweepReportSpec)
+                and spec.settings.get("selection") == "random-count"
+            )
+        )
+        for spec in specs
+    )
 
 
 def spec_from_json(text: str | bytes) -> AnySpec:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dp_core.data.readers.sources import entries
-from dp_core.errors import BadInput, is_full_disk
+from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
@@ -121,7 +121,7 @@ def refuse_other_digests(
         BadInput: they have.
     """
     if list(now) != list(before):
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"the files have changed since data_version {version!r} was read",
             where=", ".join(source.field for source in spec.sources),
             fix="Give the new files a new data_version.",
@@ -243,7 +243,7 @@ def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepCont
     elif context.deployment.holds_seeds:  # run by hand, by who may write the ledger
         _remember(digest, source, ledger)
     elif not ledger.sources.is_text_of(digest, source.dataset):
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"the run's first step has not written these files down as {source.dataset}",
             where=source.field,
             fix="If they have changed since, give them a new data_version.",
@@ -273,7 +273,7 @@ def _refuse_undeclared(digest: str, source: Source, ledger: Ledger) -> None:
             fix=f"If it is, the operator says so: {command}",
         )
     if not declared.holds:
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"{source.uri} was declared public, and has been read as private text of "
             f"{', '.join(declared.private_in)}",
             where=source.field,

@@ -24,6 +24,7 @@ from tasks.report.model import (
     SweepRow,
     Value,
     Withheld,
+    shown_day,
 )
 from tasks.runtime.context import read_result
 from tasks.storage import Store
@@ -145,7 +146,7 @@ def read_run(store: Store, uri: str, edition: str) -> Run:
     created = result.facts["created"]
     return Run(
         uri,
-        created if edition != "report" else created[: len("2026-01-01")],
+        created if edition != "report" else shown_day(created, written["settings"]),
         written["settings"],
         written["models"],
         result.facts.get(FINETUNED, {}),

@@ -394,9 +394,18 @@ def edition_of(report: R, edition: Edition) -> R:
             "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
             "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
         }
-    # Airflow's key of a run says when it began. With the second in which it ended, that would
-    # tell how large the data are.
-    return replace(report, run_key=report.shown_run, created=report.created[:_DAY], **rows)
+    # Airflow's key of a run contains the second in which it began. Together with the second in
+    # which it ended, it would reveal how large the data are.
+    created = shown_day(report.created, report.settings)
+    return replace(report, run_key=report.shown_run, created=created, **rows)
+
+
+def shown_day(created: str, settings: Mapping[str, Any]) -> str:
+    """Return the date of a report in its publishable edition.
+
+    The report of a private selection has none: it is made after a secret number of trainings.
+    """
+    return "withheld" if settings.get("selection") == "random-count" else created[:_DAY]
 
 
 def _hidden(report: Report, edition: Edition) -> Labels:

@@ -59,8 +59,9 @@ def verdict(report: JobReport) -> Verdict:
     said = {
         "contradicted": "An audit contradicts the claimed ε: do not release this model",
         "consistent": "An audit of the private training is consistent with the claimed ε",
+        "invalid": "An audit of the private training is invalid: do not release this model",
     }.get(audit.verdict, "An audit of the private training says nothing about the claimed ε")
-    tone = "bad" if audit.verdict == "contradicted" else memory.tone
+    tone = "bad" if audit.blocks_promotion else memory.tone
     return Verdict(tone, said, f"{audit.finding} {memory.headline}. {memory.detail}")
 
 

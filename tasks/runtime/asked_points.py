@@ -60,7 +60,7 @@ def asked_steps(
             steps = asked_point_steps(settings, point, trainings[point.training], told)
         for task, spec in steps.items():
             if not points and task == "vocabulary":
-                yield "", "reserve", sweep_reserve(settings, root)
+                yield "", "reserve", sweep_reserve(settings)
             if not points or task in _OF_A_POINT:
                 named = point if task == "finetuning" else point.training
                 names = {"public_pretraining": START.name} | dict.fromkeys(_OF_A_POINT, named.name)

@@ -22,6 +22,7 @@ from tasks.protocol import (
     StepSpec,
     environment_for,
     fork_server,
+    hides_count,
     supervisor,
 )
 from tasks.protocol.messages import CHANNEL, Follower, Progress
@@ -42,6 +43,11 @@ class Job:
     run_key: str
     run_name: str
     steps: Iterable[tuple[str, str, StepSpec]]  # asked for the next one when the last is done
+
+    @property
+    def hides_count(self) -> bool:
+        """Whether the job has a private selection; points of an optimiser are refused with one."""
+        return isinstance(self.steps, list) and hides_count(spec for *_, spec in self.steps)
 
 
 @dataclass
@@ -100,7 +106,13 @@ def _run(
     for number, (point, task, spec) in enumerate(job.steps):
         name = f"{task} · {point}" if point else task
         files = folder / f"{number:03d}-{task}"
-        context = RunContext(run_key=job.run_key, run_name=job.run_name, task=task, point=point)
+        context = RunContext(
+            run_key=job.run_key,
+            run_name=job.run_name,
+            task=task,
+            point=point,
+            hides_count=job.hides_count,
+        )
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # its time was up: it goes on where it was
             code, reason = _run_step(spec, context, deployment, files, name, watch, server)

@@ -34,6 +34,7 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
+    hides_count,
     needs,
     one_line,
     spec_from_json,
@@ -262,7 +263,9 @@ def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
-        return RunContext(run_key=key, run_name=f"{spec.step} by hand", task=spec.step)
+        hides = hides_count([spec])
+        name = f"{spec.step} by hand"
+        return RunContext(run_key=key, run_name=name, task=spec.step, hides_count=hides)
     try:
         return RunContext.model_validate_json(text)
     except ValidationError as error:
@@ -279,6 +282,7 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
         spec_hash=spec_hash,
         made_up=spec.made_up,
         salt="" if spec.made_up else content_key(deployment, "runs").hex(),
+        hides_count=run.hides_count or hides_count([spec]),
     )
 
 

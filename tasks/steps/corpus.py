@@ -120,7 +120,7 @@ def listed(quarantine: Quarantine, context: StepContext, file: str) -> Iterator[
             with suppress(OSError):  # a full disk makes bad input no better
                 _list(quarantine, path)
                 fix = f"{error.fix} Which ones: {path}".strip()
-        raise BadInput(error.what, where=error.where, fix=fix) from None  # a cause may quote
+        raise type(error)(error.what, where=error.where, fix=fix) from None  # a cause may quote
     _list(quarantine, context.out / file)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dp_core.config.training import is_causal
 from dp_core.data.labelled_text import LabelledItem, fold_of
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.parameters import Bert
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -149,7 +149,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
     train = head.learned(items_of(spec, entities, "train"))
     labels = head.labels(train)
     if not labels:
-        raise BadInput("the training part has no label", where="entities_train")
+        raise PrivateTextRefusal("the training part has no label", where="entities_train")
 
     def progress(now: Progress) -> None:
         # In epochs: how many updates there are, or what share is one, says how many sentences.

@@ -9,7 +9,7 @@ from typing import Any
 from dp_core.audit import black_box
 from dp_core.audit.record import AuditRecord
 from dp_core.audit.verdict import verdict_of
-from dp_core.config.audit import ExtractionProtocol
+from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
@@ -27,7 +27,7 @@ AUDITED = "audited_model"  # its name among the models of a run
 
 
 def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
-    """Write the records of all that was found, and withdraw a model that they contradict.
+    """Write the records of all findings, and withdraw a model whose promotion they block.
 
     Everything is read off private text. A model of this deployment is known by its weights, also
     as a copy; its claim is its own.
@@ -73,20 +73,20 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
         facts={
             "source_digests": [one.digest for one in opened.values()],
             SUBJECT: weights,
-            JUDGED: _contradicted(context, model, uri, records),
+            JUDGED: _blocked(context, model, uri, records),
         },
         artifacts=[Artifact(GIVEN_FILE, Label.OPERATOR)],
     )
 
 
-def _contradicted(
+def _blocked(
     context: StepContext, model: Input | None, uri: str, records: Sequence[AuditRecord]
 ) -> list[dict[str, Any]]:
-    """Return the verdict on a model that these records contradict; of others, nothing.
+    """Return the verdict on a model whose promotion these records block; otherwise nothing.
 
-    Without a contradiction nothing is judged here: no audit from outside promotes a model.
+    Other records are not judged here: no audit from outside promotes a model.
     """
-    if all(record.verdict != "contradicted" for record in records):
+    if not any(record.blocks_promotion for record in records):
         return []
     if model is not None and model.result.facts.get("model"):
         return judge(context.store, {AUDITED: model}, {AUDITED: uri}, "approved", records)

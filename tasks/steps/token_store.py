@@ -19,7 +19,7 @@ from dp_core.audit.canaries import Canary, Planting, unit_canary_rows
 from dp_core.audit.exposure import counted_occurrences
 from dp_core.data.hashing import seed_key
 from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
@@ -181,7 +181,7 @@ def _unit(spec: TokenStoreSpec) -> PrivacyUnit:
 def _refuse_more_than_declared(spec: TokenStoreSpec, units: int) -> None:
     """Hold the units of all shards so far to the declared bound; how many there are is not said."""
     if spec.units and units > spec.units.declared_units:
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"the corpus holds more units than the declared bound of {spec.units.declared_units}",
             where="declared_units",
             fix="Declare a higher bound, from public knowledge.",

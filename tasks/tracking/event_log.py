@@ -181,6 +181,8 @@ class Identity:
         made_up: everything may be shown.
         salt: a secret, in hex; empty where everything may be shown. Without it, who guesses when
             a run began could confirm it by the tags of its runs.
+        hides_count: everything is for the operator, because any time of the run could reveal the
+            secret number of trainings in it.
     """
 
     run_key: str
@@ -191,6 +193,7 @@ class Identity:
     spec_hash: str
     made_up: bool
     salt: str = ""
+    hides_count: bool = False
 
     def key(self, target: Target) -> str:
         """Return the unique tag of the run that `target` names."""

@@ -70,15 +70,20 @@ class TrackingDown(Exception):
 
 
 def experiment_of(label: Label, identity: Identity) -> str:
-    """Return the experiment that may hold what has this label."""
-    restricted = label is Label.OPERATOR and not identity.made_up
+    """Return the experiment that may hold an event with this label.
+
+    The runs of a private selection are the operator's alone: MLflow stamps runs, artifacts and
+    versions of models with its own clock, and the time between two of them would reveal how many
+    trainings there were.
+    """
+    restricted = identity.hides_count or (label is Label.OPERATOR and not identity.made_up)
     return OPERATOR if restricted else PUBLIC
 
 
 def shown_time(milliseconds: int, identity: Identity, experiment: str) -> int:
     """Return the time that an experiment may know: of private data, the public one knows the day.
 
-    How long a step took tells how large the data are, and of a selection how many trainings.
+    The duration of a step reveals how large the data are.
     """
     if _may_know_times(identity, experiment):
         return milliseconds
@@ -197,7 +202,7 @@ class Delivery:
         if not self._deployment.tracking_ui:
             return ""
         with _faults():
-            run = self._run(identity, PUBLIC, target)
+            run = self._run(identity, experiment_of(Label.PUBLIC, identity), target)
         path = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
         return f"{self._deployment.tracking_ui}/#/{path}"
 
@@ -246,7 +251,7 @@ class Delivery:
         with _one_at_a_time(self._deployment.events):
             now = shown_time(_now(), identity, experiment)
             run = self._find_or_create(self._experiment(experiment), key, name, tags, now)
-        if experiment == OPERATOR and target != "step":
+        if experiment == OPERATOR and target != "step" and not identity.hides_count:
             self._end_like(self._run(identity, PUBLIC, target), run)
         self._runs[f"{experiment}/{key}"] = run
         return run
@@ -282,10 +287,13 @@ class Delivery:
             self._api.set_terminated(double, "KILLED")
 
     def _runs_of(self, identity: Identity, target: Target) -> Iterator[tuple[str, Run]]:
-        """Yield a target's run in each experiment: the public one, and the operator's if there.
+        """Yield a target's run in each experiment: the public one, and the operator's if it exists.
 
         A job's last step may have nothing for the operator, where other steps had.
         """
+        if identity.hides_count:
+            yield OPERATOR, self._run(identity, OPERATOR, target)
+            return
         yield PUBLIC, self._run(identity, PUBLIC, target)
         if restricted := self._api.get_experiment_by_name(OPERATOR):
             for run in self._with_key(restricted.experiment_id, identity.key(target)):
@@ -361,8 +369,8 @@ class Delivery:
         known |= set(fresh)
 
     def _tell_the_operator(self, costs: list[Metric], identity: Identity) -> None:
-        """Put a model's ε and δ beside its F1 where that is the operator's alone."""
-        if identity.made_up or not costs or costs[0].label is Label.OPERATOR:
+        """Record a model's ε and δ next to its F1 in the operator's experiment."""
+        if not costs or experiment_of(costs[0].label, identity) == OPERATOR or identity.made_up:
             return
         run = self._run(identity, OPERATOR, costs[0].target)
         self._send_metrics(run.info.run_id, costs, identity, OPERATOR)

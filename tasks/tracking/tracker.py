@@ -114,8 +114,9 @@ class Tracker:
                     Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
-        models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
-        events += [self._model(judged, store) for judged in models]  # others are nobody's versions
+        if not self._identity.hides_count:  # the registry stamps versions, and has no experiments
+            models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
+            events += [self._model(judged, store) for judged in models]
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,42 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
     assert not event["inputs"][0].get("facets") and event["outputs"] == []
     job = JobEvent(eventTime=AT, job=Job(namespace="confide", name=SECRET))
     assert NamesOnly({}).transform(job) is None
+
+
+@pytest.mark.parametrize(
+    ("facets", "conf", "passes"),
+    [
+        (("airflow", "airflowDagRun"), {}, True),
+        (("airflow", "airflowDagRun"), {"selection": "publish-all", "page": 2}, True),
+        (("airflow", "airflowDagRun"), {"selection": "random-count"}, False),
+        (("airflow", "airflowDagRun"), {"no_such_setting": 1}, False),
+        ((), {}, False),
+    ],
+)
+def test_no_event_of_a_private_selection_leaves(facets, conf, passes):
+    from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+
+    from dags.launcher.lineage import NamesOnly
+
+    for task in ("", ".pretraining", ".report"):
+        for facet in facets or ("none",):
+            own = {facet: SimpleNamespace(dagRun={"conf": conf})} if facets else {}
+            event = RunEvent(
+                eventTime=AT, eventType=RunState.COMPLETE, run=Run(runId=ID),
+                job=Job(namespace="confide", name=f"dp_sweep{task}"),
+            )  # fmt: skip
+            event.run.facets = own
+            assert (NamesOnly({}).transform(event) is not None) is passes, (task, facet)
+
+
+def test_selection_that_the_deployment_sets_by_default_is_private_too(monkeypatch, tmp_path):
+    from dags.launcher.lineage import _may_select_privately
+
+    file = tmp_path / "settings.json"
+    file.write_text('{"selection": "random-count"}')
+    monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
+    run = SimpleNamespace(facets={"airflow": SimpleNamespace(dagRun={"conf": {}})})
+    assert _may_select_privately(SimpleNamespace(job=SimpleNamespace(name="dp_sweep"), run=run))
 
 
 def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():

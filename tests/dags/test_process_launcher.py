@@ -16,12 +16,14 @@ from airflow.sdk.exceptions import AirflowException
 from child_processes import alive, wait_for
 from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
+from dags import dp_sweep
 from dags.launcher import process as launcher
 from dags.launcher.process import ProcessStep
 from dags.launcher.step_operator import StepOperator, Work, work_of
 from tasks.protocol import SweepSettings, spec_from_json, supervisor, sweep_report
 from tasks.protocol.messages import channel_file
 
+PRIVATE = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Ends as the first line of a file tells it, having sent the messages that stand there.
 SCRIPTED = """
@@ -115,10 +117,30 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
         "run_name": "dp_bert 2026-01-02 03:04:05",
         "task": "canaries",
         "point": "",
+        "hides_count": False,
     }
     assert "PYTHONDONTWRITEBYTECODE" not in told
     spec = spec_from_json(_kept(store, work.spec.output))
     assert (spec, spec.seed) == (work.spec, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hides"),
+    [(PRIVATE, False), (PRIVATE | {"selection": "random-count"}, True),
+     ({"selection": "random-count"}, False)],
+)  # fmt: skip
+def test_every_task_of_a_private_selection_hides_its_count(
+    store: Path, changes: dict[str, str], hides: bool
+) -> None:
+    """Also tasks that train nothing, and trainings of baselines: their times follow it."""
+    params = {"sweep_baselines": "public-training"} | changes
+    context = context_of(params)
+    *_, baseline = dp_sweep.settings_of(params).points()
+    tasks = [("budget", dp_sweep.plan_of_all, None), ("report", dp_sweep.plan_of_all, None)]
+    tasks += [(name, dp_sweep.plan, None) for name in ("private_corpus", "pretraining")]
+    tasks += [("pretraining", dp_sweep.plan, baseline.model_dump())]
+    for name, its_plan, point in tasks:
+        assert work_of(name, its_plan, context, point).context.hides_count is hides, name
 
 
 def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:

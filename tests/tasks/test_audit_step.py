@@ -11,7 +11,9 @@ import pytest
 from step_bench import DECLARED, PLAN, Bench, Chain, answered, with_facts
 
 from dp_core.audit.coins import coin_seed, throw_coins
+from dp_core.audit.one_run import Guesses
 from dp_core.audit.record import AuditRecord
+from dp_core.audit.verdict import verdict_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput
@@ -211,6 +213,20 @@ def test_an_audit_is_dp_and_the_evidence_reads_it(
     object.__setattr__(found, "text", lambda name: (context.out / name).read_text())
     assert LOWER_BOUND.read is not None
     assert LOWER_BOUND.read(LOWER_BOUND, found)[0].subject == "that model"
+
+
+def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
+    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = trained
+    all_in = np.ones(CANARIES, np.bool_)
+    monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: all_in)
+    monkeypatch.setattr(audit, "planned_guesses", lambda *_: Guesses(CANARIES, 0))
+    answer, context = auditing(chain, model, "an invalid audit")
+    (written,) = json.loads((context.out / "audit.json").read_text())
+    record = AuditRecord.model_validate(written)
+    assert record.verdict == answer.facts["verdict"] == "invalid"
+    assert verdict_of("ε = 4", [record]).word == "invalid"
 
 
 def test_coins_that_the_ledger_never_bound_are_refused(

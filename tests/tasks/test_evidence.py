@@ -39,10 +39,10 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership_metrics import MembershipRow, Share
-from dp_core.config.audit import ExtractionConfig
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import tpr_ceiling
-from dp_core.privacy.mechanisms import compose
+from dp_core.privacy.mechanisms import RandomCountSelection, compose
 from tasks.evidence import check_evidence
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
 from tasks.evidence.pack import read_pack, schema
@@ -716,3 +716,19 @@ def test_a_result_without_its_statement_is_no_evidence(
     store.publish(empty, uri)
     write_result(store, uri, settled(deployment, TRAINING))
     assert "no privacy statement there" in _refused(deployment, uri, tmp_path)
+
+
+def test_pack_of_a_private_selection_has_no_day_after_its_beginning(
+    deployment: Deployment, no_mlflow: None, tmp_path: Path
+) -> None:
+    """The days between its charge and anything later would reveal how many trainings it had."""
+    chosen = RandomCountSelection(
+        (TRAINING,), count="poisson", mean=3.0, delta=1e-6, unit=TRAINING.unit
+    )
+    uri = released_model(deployment, settled(deployment, EARLIER, chosen, TRAINING), plan=None)
+    _, ledger = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
+    days = [(len(e.reserved), len(e.settled)) for e in ledger.extracts[0].entries]
+    assert days == [(10, 10), (10, 0), (0, 0)]
+    _, ledger = read_pack(pack_of(deployment, uri, tmp_path / "operator", operator=True))
+    entries = ledger.extracts[0].entries
+    assert all(entry.reserved and entry.settled for entry in entries)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import Confide
 from evidence_examples import EARLIER, TRAINING, pack_of, released_model, settled, store_of
@@ -15,18 +17,23 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
 from step_outputs import publish
 
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullControl, not_run
+from dp_core.audit.one_run import Claim, Guesses, audit_claim
+from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution, not_run
+from dp_core.audit.unit_canaries import audit_record
 from dp_core.audit.verdict import verdict_of
 from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
+from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export
 from tasks.evidence import audits
-from tasks.evidence.audits import SUBJECT, Audit, Finding
+from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, Finding
 from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
+from tasks.report.results import AUDIT_FILE
 from tasks.runtime import step as contract
 from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.runtime.deployment import Deployment
@@ -56,7 +63,7 @@ def record(
         confidence=0.95,
         ceiling=4.0,
         power="up to 9",
-        null_control=NullControl(of="noise", low=0, high=1, alarm_rate=0.001),
+        null_control=NullDistribution(of="noise", low=0, high=1, alarm_rate=0.001),
         bounds_claim=bound,
         verdict=verdict,  # type: ignore[arg-type]  # as the test says
         finding="found",
@@ -64,7 +71,21 @@ def record(
     )
 
 
-GOOD, BAD, UNSOUND = record("consistent"), record("contradicted"), record("inconclusive")
+def invalid_record(*, right: int = 30, key: str = LOWER_BOUND.key, label: Label = Label.DP) -> Any:
+    """Return the record that the audit's own path writes when all of its null controls alarm."""
+    claim = Claim(1.0, 1e-6, PrivacyProfile.of_claim(1.0, 1e-6))
+    coins, same_coins = np.zeros((2, 400), np.bool_)
+    coins[:right] = same_coins[:60] = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: same_coins)
+        scores, seed = -np.arange(400.0), PrivacySeed.fixed("a test")
+        verdict = audit_claim(claim, [scores], coins, Guesses(60, 0), seed)
+    assert (verdict.null.alarms, verdict.null.repeats) == (1000, 1000)
+    return audit_record(verdict, claim, label, key=key, name="Bound", measured="ε")
+
+
+GOOD, BAD, WEAK = record("consistent"), record("contradicted"), record("inconclusive")
+INVALID = invalid_record()
 LOOK = record("inconclusive", bound=False, name="Exposure")
 ASIDE = record("consistent", bound=False)
 SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Membership")
@@ -80,9 +101,13 @@ SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Members
         ([GOOD, ASIDE, record("not run")], "consistent"),
         ([GOOD, LOOK], "inconclusive"),
         ([GOOD, SECRET], "consistent"),
-        ([GOOD, UNSOUND], "invalid"),
+        ([GOOD, WEAK], "invalid"),
+        ([INVALID], "invalid"),
+        ([GOOD, INVALID], "invalid"),
+        ([invalid_record(right=60)], "invalid"),
+        ([invalid_record(label=Label.OPERATOR)], "invalid"),
         *[([GOOD] * at + [BAD] + [GOOD] * (3 - at), "contradicted") for at in range(4)],
-        ([UNSOUND, BAD], "contradicted"),
+        ([INVALID, BAD], "contradicted"),
         ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
     ],
 )
@@ -155,7 +180,13 @@ def test_what_a_training_without_privacy_shows_is_not_held_against_the_model(
 
 @pytest.mark.parametrize(
     ("record", "audited_rule", "unaudited_rule"),
-    [(GOOD, True, True), (None, False, True), (UNSOUND, False, False), (BAD, False, False)],
+    [
+        (GOOD, True, True),
+        (None, False, True),
+        (WEAK, False, False),
+        (INVALID, False, False),
+        (BAD, False, False),
+    ],
 )
 def test_promotion_follows_the_verdict_and_the_rule(
     tracked: Deployment,
@@ -199,18 +230,22 @@ def test_an_output_of_another_version_hides_no_audit_and_stops_none(
 
 
 def report_of(
-    deployment: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, title: str = "t"
+    deployment: Deployment,
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    title: str = "t",
+    run: RunContext = RUN,
 ) -> ReportSpec:
     """Run a report step that writes nothing but the verdict, as a process would."""
     spec = ReportSpec(made_up=False, title=title, results={"dp": uri}, settings={})
 
-    def run(spec: ReportSpec, context: StepContext) -> StepOutput:
+    def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
         results = {name: context.input(uri) for name, uri in spec.results.items()}
         found = judge(context.store, results, spec.results, spec.promotion)
         return StepOutput(outputs={}, facts={JUDGED: found, "created": "2026-01-01"})
 
-    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=run))
-    contract.run_step(spec, deployment, RUN)
+    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
+    contract.run_step(spec, deployment, run)
     return spec
 
 
@@ -243,6 +278,16 @@ def test_a_model_is_registered_with_its_verdict_and_promoted(
     assert version.tags["confide.unit"] == "patient"
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
+
+
+def test_model_of_a_private_selection_is_not_registered(
+    tracked: Deployment, uri: str, found: list[AuditRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry stamps each version with the second in which the selection was over."""
+    audited(tracked, uri)
+    found.append(GOOD)
+    report_of(tracked, uri, monkeypatch, run=RUN.model_copy(update={"hides_count": True}))
+    assert MlflowClient(tracked.tracking).search_registered_models() == []
 
 
 def test_a_contradicted_model_fails_the_step_after_all_is_written_and_is_not_promoted(
@@ -337,6 +382,54 @@ def test_who_approves_is_asked_after_the_audits_and_judged_again(
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
     assert version.tags["confide.approved"] == "by a person"
+
+
+@pytest.mark.parametrize("right", [30, 60])
+def test_model_with_an_invalid_audit_is_never_promoted(
+    tracked: Deployment, uri: str, right: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The audit's own path writes the record, the registry of audits reads it from the store."""
+    store = store_of(tracked)
+    result = read_result(store, uri)
+    assert result is not None
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    written = [invalid_record(right=right).model_dump(mode="json")]
+    (folder / AUDIT_FILE).write_text(json.dumps(written))
+    weights = {SUBJECT: result.facts["weights_digest"]}
+    publish(store, f"{store.root}/audit/{'a' * 16}", folder, **weights, made_up=False)
+    for rule in ("audited", "unaudited", "approved"):
+        found = judged(tracked, uri, rule)
+        assert (found["verdict"], found["promoted"]) == ("invalid", False)
+    report = report_of(tracked, uri, monkeypatch)
+    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    client = MlflowClient(tracked.tracking)
+    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    assert version.tags["confide.verdict"] == "invalid"
+    assert client.get_registered_model(NAME).aliases == {}
+    pack = pack_of(tracked, uri, tmp_path / "pack")
+    evidence, _ = read_pack(pack)
+    (shown,) = [one for one in evidence.audits if one.key == LOWER_BOUND.key]
+    assert (shown.verdict, shown.ceiling) == ("invalid", None)
+    assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
+
+
+def test_invalid_audit_from_outside_withdraws_the_model(
+    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = report_of(tracked, uri, monkeypatch)
+    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    client = MlflowClient(tracked.tracking)
+    assert ALIAS in client.get_registered_model(NAME).aliases
+    outside(
+        tracked, uri, monkeypatch, tmp_path, invalid_record(key=COIN_BOUND, label=Label.OPERATOR)
+    )
+    assert client.get_registered_model(NAME).aliases == {}
+    assert judged(tracked, uri, "unaudited")["verdict"] == "invalid"
 
 
 def test_what_was_contradicted_while_it_waited_is_not_promoted(

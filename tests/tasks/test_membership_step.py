@@ -15,7 +15,7 @@ from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, answered, with_fac
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership_attacks import Attack
 from dp_core.audit.membership_metrics import Scored
-from dp_core.config.audit import MembershipConfig
+from dp_core.config.audit_settings import MembershipConfig
 from dp_core.config.data import RowsConfig
 from dp_core.config.privacy import UnitConfig
 from dp_core.config.training import BatchConfig, TrainingConfig

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from command_line import Confide
@@ -15,7 +15,8 @@ from dp_core.errors import BadInput
 from tasks.commands import run
 from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
 from tasks.local import demo
-from tasks.protocol import JobSettings, StepResult, SweepSettings
+from tasks.protocol import JobSettings, RunContext, StepResult, SweepSettings, sweep_steps
+from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, Outcome
 
@@ -311,3 +312,22 @@ def test_how_long_a_step_took_is_told_of_made_up_data_alone(tmp_path: Path, made
     job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
     done = Outcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
     assert ("seconds" in done.summary()["steps"]["corpus"]) is made_up
+
+
+@pytest.mark.parametrize("selection", ["publish-all", "random-count"])
+def test_every_step_of_a_private_selection_on_the_command_line_hides_its_count(
+    deployment: Deployment, selection: Literal["publish-all", "random-count"], monkeypatch: Any
+) -> None:
+    settings = SweepSettings(
+        selection=selection, private_format="jsonl", private_path="/p", private_dataset="notes"
+    )
+    contexts: list[RunContext] = []
+
+    def run_step(_: object, context: RunContext, *__: object) -> tuple[int, str]:
+        contexts.append(context)
+        return 1, "stopped"
+
+    monkeypatch.setattr(process, "_run_step", run_step)
+    steps = list(sweep_steps(settings, deployment.store))
+    process._run(Job("dp_sweep", "r", "r", steps), deployment, Path(), None, lambda *_: None)
+    assert [one.hides_count for one in contexts] == [selection == "random-count"]

@@ -28,7 +28,7 @@ from step_bench import (
 )
 
 from dp_core.audit.canaries import Canary
-from dp_core.config.audit import ExtractionConfig
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.config.privacy import (
     PhrasesConfig,
     WrittenTextConfig,

@@ -384,6 +384,26 @@ def test_tags_by_which_runs_are_found_hold_no_names(tracked: Deployment) -> None
     assert run.data.tags[KEY_TAG] == awkward.key("step")
 
 
+@pytest.mark.parametrize("made_up", [False, True])
+def test_runs_of_a_private_selection_are_in_the_operator_s_experiment_alone(
+    tracked: Deployment, tmp_path: Path, made_up: bool
+) -> None:
+    tracker = Tracker(tracked, replace(OF_A_MODEL, hides_count=not made_up, made_up=made_up))
+    tracker.begin()
+    tracker.measure("epsilon", Public(1.5))
+    tracker.measure("mlm_accuracy_public", Dp(0.5))
+    (tmp_path / "report.html").write_text("report")
+    show(tracker, tmp_path / "report.html", Label.DP)
+    tracker.end("FINISHED", also=("model", "parent"))
+    tracker.send_address()
+    shown, other = (PUBLIC, OPERATOR) if made_up else (OPERATOR, PUBLIC)
+    assert _runs(tracked, other) == {}
+    runs = _runs(tracked, shown)
+    assert len(runs) == 3 and {run.info.status for run in runs.values()} == {"FINISHED"}
+    numbers = runs["dp_pretraining"].data.metrics
+    assert numbers == {"epsilon": 1.5, "mlm_accuracy_public": 0.5}
+
+
 # --- times: the public experiment must not learn from them how large private data are
 
 NOON = 1_795_260_000_123

@@ -14,7 +14,7 @@ from pathlib import Path
 from dp_core.data.corpus import Document, normalised_id
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import bare_name, damage_told, input_files, text_lines
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 
 _PATIENT, _ADMISSION = "SUBJECT_ID", "HADM_ID"
 _CODES = ("ICD9_CODE", "ICD_CODE")  # of MIMIC-III and MIMIC-IV
@@ -94,7 +94,7 @@ def _columns(header: list[str], where: str) -> dict[str, int]:
     names = [cell.strip().upper() for cell in header]
     codes = [name for name in _CODES if name in names]
     if _PATIENT not in names or len(codes) != 1 or len(set(names)) < len(names):
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"its first line does not name {_PATIENT} and one of {' and '.join(_CODES)}, each once",
             where=where,
             fix="Give a table in the columns of DIAGNOSES_ICD.",

@@ -25,7 +25,7 @@ from dp_core.data.readers.sources import (
     is_unicode,
     text_lines,
 )
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 
 _FIRST, _SECOND = ("text", "sentence1"), ("sentence2",)
 _LABEL = ("label", "gold_label")
@@ -82,7 +82,7 @@ def _table_rows(
             columns = [] if isinstance(line, Reason) else line.rstrip("\r\n").split("\t")
             for names in (_FIRST, _LABEL, *((_SECOND,) if pairs else ())):
                 if not set(names) & set(columns):
-                    raise BadInput(
+                    raise PrivateTextRefusal(
                         f"a header lacks {' or '.join(names)}",
                         where=source,
                         fix="The first line of each table names its columns, tabs between them.",

@@ -21,7 +21,7 @@ from dp_core.data.readers.sources import (
     location_of,
     open_bytes,
 )
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 
 _NEEDED = ("SUBJECT_ID", "TEXT")
 _IDS = ("SUBJECT_ID", "ROW_ID", "HADM_ID")
@@ -57,7 +57,7 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
                 yield from _notes(path, file, stream, quarantine)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.line}")
-            raise BadInput(
+            raise PrivateTextRefusal(
                 "a row has broken quoting, or not as many cells as the header",
                 where=str(path),
                 fix="Write it as RFC 4180 says: quotes around a text, doubled inside it.",
@@ -73,7 +73,7 @@ def _notes(
     columns = {name: i for i, name in enumerate(names)}
     if missing := [name for name in _NEEDED if name not in columns]:
         quarantine.reject(Reason.WRONG_COLUMNS, location_of(file, source))
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"a header lacks {' and '.join(missing)}",
             where=str(source),
             fix="NOTEEVENTS columns are ROW_ID, SUBJECT_ID, HADM_ID, …, ISERROR, TEXT.",

@@ -17,7 +17,7 @@ from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.quarantine import Reason
 from dp_core.data.readers.sources import UNREADABLE, text_lines
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 Item = TypeVar("Item", Sentence, LabelledText)
 _WHERE = "entities_patients"
@@ -47,9 +47,11 @@ def read_patients(file: Path) -> dict[str, str]:
             if patients.setdefault(document, patient) != patient:
                 raise _wrong(number, "its document has another patient in an earlier line")
     except UNREADABLE:
-        raise BadInput("it cannot be read", where=_WHERE, fix="Repair the file.") from None
+        raise PrivateTextRefusal(
+            "it cannot be read", where=_WHERE, fix="Repair the file."
+        ) from None
     if not patients:
-        raise BadInput("it names no document", where=_WHERE, fix="Check the file.")
+        raise PrivateTextRefusal("it names no document", where=_WHERE, fix="Check the file.")
     return patients
 
 
@@ -61,7 +63,7 @@ def with_patients(items: Iterable[Item], patients: Mapping[str, str]) -> list[It
     """
     named = [replace(item, patient_id=patients.get(item.document_id, "")) for item in items]
     if not all(item.patient_id for item in named):
-        raise BadInput(
+        raise PrivateTextRefusal(
             "it does not name the patient of every training document",
             where=_WHERE,
             fix="List each document under the name that the reader gives it, or protect the unit"
@@ -81,5 +83,5 @@ def _cells(line: str | Reason) -> list[str]:
     return [normalised_id(cell) for cell in rows[0]] if rows else []
 
 
-def _wrong(number: int, what: str) -> BadInput:
-    return BadInput(what, where=f"{_WHERE}, line {number}", fix="Repair the list.")
+def _wrong(number: int, what: str) -> PrivateTextRefusal:
+    return PrivateTextRefusal(what, where=f"{_WHERE}, line {number}", fix="Repair the list.")

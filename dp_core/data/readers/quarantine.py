@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 
 _LOCATIONS_KEPT = 20  # of each reason; a million bad lines must not fill the memory
 
@@ -83,13 +83,15 @@ class Quarantine:
             BadInput: with the most frequent reason; no location: files may be named after patients.
         """
         if not self.taken and not self.rejected:
-            raise BadInput("there is nothing to read", where=where, fix="Check path and format.")
+            raise PrivateTextRefusal(
+                "there is nothing to read", where=where, fix="Check path and format."
+            )
         if self.rejected <= self.largest_share * (self.taken + self.rejected) and self.taken:
             return
         reason, _ = self.counts.most_common(1)[0]
         extent = f"more than {self.largest_share:.0%}" if self.taken else "none"
         # The share itself would be an un-noised count of private items.
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason}",
             where=where,
             fix="Check the format, or repair the source.",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 PACKED = (".gz", ".xz")
 # What a damaged or half-written package raises while it is read.
@@ -182,14 +182,14 @@ def _files(source: Path, where: str) -> Iterator[Path]:
                     for e in found
                 ]
         except OSError:
-            raise BadInput(
+            raise PrivateTextRefusal(
                 "a folder in it may not be read",
                 where=where,
                 fix=f"`find {named} -type d ! -readable` lists it.",
             ) from None
         for entry, is_folder, is_file in inside:
             if not is_unicode(entry.name):
-                raise BadInput(
+                raise PrivateTextRefusal(
                     "a name in it is not UTF-8",
                     where=where,
                     fix=f"Rename it; `find {named} | grep -naxv '.*'` lists it.",
@@ -199,7 +199,7 @@ def _files(source: Path, where: str) -> Iterator[Path]:
             elif is_file:
                 yield Path(entry.path)
             else:
-                raise BadInput(
+                raise PrivateTextRefusal(
                     "something in it is a link, a pipe or a device",
                     where=where,
                     fix="Only files and folders are read. Copy it with `cp -rL`, or take it out;"
@@ -229,7 +229,7 @@ def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -
         if not any(_ends_in(file, known) for known in (suffix, *others)):
             quarantine.pass_over(location_of(file, path))
     if not wanted:
-        raise BadInput(
+        raise PrivateTextRefusal(
             f"the folder has no {suffix} file", where=str(path), fix="Check path and format."
         )
     return wanted
@@ -286,14 +286,14 @@ def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[No
         yield
     except UNREADABLE:
         quarantine.reject(Reason.UNREADABLE, location_of(file, source))
-        raise BadInput(
+        raise PrivateTextRefusal(
             "a file is unreadable, damaged or half-written",
             where=str(source),
             fix="Copy it again.",
         ) from None
     except TooMuch:
         quarantine.reject(Reason.TOO_MUCH, location_of(file, source))
-        raise BadInput(
+        raise PrivateTextRefusal(
             "a packed file unpacks to far more than text does",
             where=str(source),
             fix="Give it unpacked, if it is what it should be.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,16 +122,18 @@ def gaussian(mu: float) -> SubsampledGaussian:
 
 @dataclass(frozen=True)
 class TruncatedSubsampledGaussian(Profile):
-    """Poisson sampling, cut to a uniform subset of `cap` units where more were drawn.
+    """Poisson sampling, cut to a uniform subset of `cap` units if more were drawn.
 
-    Let B be the number of *other* units drawn; it does not depend on the unit in question. If
-    B < cap nothing is cut, with or without the unit: the plain subsampled Gaussian. Otherwise
-    the other units send a uniform subset of `cap`, and the unit, if drawn, takes the place of one
-    of them with probability cap/(B+1) < 1: given the subset and the one replaced, a Gaussian
-    whose sum moves by up to 2 C, with probability at most q. So a step is at most the mixture of
-    both, weighted with Pr[B ≥ cap]. (The decomposition of arXiv:2508.15089, which bounds the
-    second part by replace-one.) The second part is the worse and its weight grows with n, so a
-    declared upper bound may stand for the true number of units.
+    With m other units, their number B in the draw is Bin(m, q). If B < cap, nothing is cut and the
+    step is the subsampled Gaussian of rate q. If B ≥ cap, the others send a uniform subset of
+    `cap`, which is independent of B, and the unit takes the place of one of them with probability
+    p(m) = E[q·cap/(B + 1) | B ≥ cap]: a subsampled Gaussian of rate p(m) and sensitivity 2C. The
+    step is the mixture of both with weight t(m) = Pr[B ≥ cap] (arXiv:2508.15089).
+
+    The true m is private and at most `units` − 1. t grows with m and p falls, and a smaller m can
+    be worse, so the profile is an upper bound over all m: m is divided into ranges, each of which
+    counts with the t of its largest and the p of its smallest m (docs/proofs.md, "Batches that are
+    cut").
     """
 
     units: int
@@ -141,10 +144,30 @@ class TruncatedSubsampledGaussian(Profile):
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
         """Return (with, without) at each ε ≥ 0."""
         plain = SubsampledGaussian(self.rate, self.mu).directions(epsilon)
-        cut = float(binom.sf(self.cap - 1, self.units - 1, self.rate))
-        replaced = SubsampledGaussian(self.rate, 2 * self.mu).directions(epsilon)
-        first, second = ((1 - cut) * a + cut * b for a, b in zip(plain, replaced, strict=True))
+        first, second = plain
+        for cut, rate in self._cuts():
+            replaced = SubsampledGaussian(rate, 2 * self.mu).directions(epsilon)
+            first = np.maximum(first, (1 - cut) * plain[0] + cut * replaced[0])
+            second = np.maximum(second, (1 - cut) * plain[1] + cut * replaced[1])
         return first, second
+
+    def _cuts(self) -> Iterator[tuple[float, float]]:
+        """Yield (t, p) of each range of m; their widths are 1, 1, 2, 4, … from the largest m."""
+        top, width = self.units - 1, 1
+        largest = top
+        while top >= self.cap and (cut := float(binom.sf(self.cap - 1, top, self.rate))) > 0:
+            bottom = max(self.cap, top - width + 1)
+            yield cut, self._replacing_rate(bottom)
+            top, width = bottom - 1, max(1, largest - bottom + 1)
+
+    def _replacing_rate(self, others: int) -> float:
+        """Return p(m); at most q·cap/(cap + 1), also if no batch is ever cut in floating point."""
+        most = self.rate * self.cap / (self.cap + 1)
+        cut = float(binom.sf(self.cap - 1, others, self.rate))
+        if cut == 0:
+            return most
+        taken = float(binom.sf(self.cap, others + 1, self.rate)) * self.cap / (others + 1)
+        return min(most, taken / cut)
 
     def reach(self) -> float:
         """Return the reach of the part with twice the sensitivity."""

@@ -27,7 +27,7 @@ from dp_core.audit.extraction import (
     targeted,
 )
 from dp_core.audit.suffix_odds import suffix_odds
-from dp_core.config.audit import ExtractionConfig
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits

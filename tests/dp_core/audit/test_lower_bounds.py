@@ -24,8 +24,8 @@ from dp_core.audit.lower_bounds import (
     BOUNDS,
     BinomialBound,
     GaussianBound,
+    GuessOutcome,
     OneRunBound,
-    Outcome,
     TradeOffBound,
     binomial_p_value,
     trade_off_p_value,
@@ -43,7 +43,7 @@ class OfAFixedNumber(LowerBoundConformance):
 
     def auditor(self, scores, coins, delta, confidence):
         guesses = Guesses.of_share(len(coins), 0.2)
-        outcome = Outcome(len(coins), guesses.total, guesses.right(scores, coins))
+        outcome = GuessOutcome(len(coins), guesses.total, guesses.right(scores, coins))
         return self.bound.epsilon(outcome, delta, confidence)
 
 
@@ -79,7 +79,7 @@ class TestTradeOffBoundOverAllThresholds(TestBinomialBoundOverAllThresholds):
 def uncorrected(scores, coins, delta, confidence):
     """The best of all thresholds, none of them paid for."""
     right = np.cumsum(surest_first(scores, coins))
-    outcomes = [Outcome(len(coins), r, int(v)) for r, v in enumerate(right, start=1)]
+    outcomes = [GuessOutcome(len(coins), r, int(v)) for r, v in enumerate(right, start=1)]
     best = min(outcomes, key=lambda o: bdtrc(o.right - 1, o.guesses, 0.5) if o.right else 1.0)
     return BinomialBound().epsilon(best, delta, confidence)
 
@@ -102,13 +102,13 @@ def corrected_for_the_hull(scores, coins, delta, confidence):
                 break
         hull.append(i)
     each = 1 - (1 - confidence) / len(hull)
-    outcomes = [Outcome(len(coins), i, int(tp[i])) for i in hull if i]
+    outcomes = [GuessOutcome(len(coins), i, int(tp[i])) for i in hull if i]
     return max(BinomialBound().epsilon(o, delta, each) for o in outcomes)
 
 
 def without_the_delta_term(scores, coins, delta, confidence):
     guesses = Guesses.of_share(len(coins), 0.2)
-    outcome = Outcome(len(coins), guesses.total, guesses.right(scores, coins))
+    outcome = GuessOutcome(len(coins), guesses.total, guesses.right(scores, coins))
     return BinomialBound().epsilon(outcome, 0.0, confidence)
 
 
@@ -161,7 +161,7 @@ def test_for_pure_privacy_the_p_value_is_that_of_randomised_response():
         q = 1 / (1 + math.exp(-epsilon))
         for v in range(r + 1):
             exact = sum(math.comb(r, i) * q**i * (1 - q) ** (r - i) for i in range(v, r + 1))
-            assert binomial_p_value(Outcome(20, r, v), epsilon, 0.0) == pytest.approx(exact)
+            assert binomial_p_value(GuessOutcome(20, r, v), epsilon, 0.0) == pytest.approx(exact)
 
 
 def test_the_delta_term_is_the_largest_of_all():
@@ -170,7 +170,7 @@ def test_the_delta_term_is_the_largest_of_all():
     pmf = stats.binom.pmf(np.arange(r + 1), r, q)
     terms = [pmf[v - i : v].sum() / i for i in range(1, v + 1)]
     expected = pmf[v:].sum() + 2 * m * delta * max(terms)
-    assert binomial_p_value(Outcome(m, r, v), epsilon, delta) == pytest.approx(expected)
+    assert binomial_p_value(GuessOutcome(m, r, v), epsilon, delta) == pytest.approx(expected)
 
 
 def most_right(m, r, v, epsilon, delta):
@@ -193,18 +193,18 @@ def most_right(m, r, v, epsilon, delta):
 def test_the_recursion_solves_the_theorems_linear_program(m, r, epsilon, delta):
     for v in range(1, r + 1):
         most = most_right(m, r, v, epsilon, delta)
-        outcome, curve = Outcome(m, r, v), PrivacyProfile.of_claim(epsilon, delta)
+        outcome, curve = GuessOutcome(m, r, v), PrivacyProfile.of_claim(epsilon, delta)
         # Above the largest possible probability it refutes, below it does not.
         assert trade_off_refuted(outcome, curve, min(1.0, most * 1.02 + 1e-9)) or most > 0.98
         assert not trade_off_refuted(outcome, curve, most * 0.98)
 
 
 def test_the_p_value_is_where_refuting_begins():
-    outcome, curve = Outcome(1000, 100, 91), GaussianTradeOff(0.9)
+    outcome, curve = GuessOutcome(1000, 100, 91), GaussianTradeOff(0.9)
     p = trade_off_p_value(outcome, curve)
     assert trade_off_refuted(outcome, curve, p)
     assert not trade_off_refuted(outcome, curve, p / 1.01)
-    assert trade_off_p_value(Outcome(1000, 100, 40), curve) == 1.0
+    assert trade_off_p_value(GuessOutcome(1000, 100, 40), curve) == 1.0
 
 
 # (m, r, v, δ, significance, binomial, Gaussian): jax_privacy 2.0.0, `_epsilon_one_run` and `_fdp`
@@ -223,7 +223,7 @@ FROZEN = [
 
 @pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)
 def test_another_library_finds_the_same(m, r, v, delta, significance, binomial, gaussian):
-    outcome, confidence = Outcome(m, r, v), 1 - significance
+    outcome, confidence = GuessOutcome(m, r, v), 1 - significance
     found = BinomialBound().epsilon(outcome, delta, confidence)
     assert found == pytest.approx(binomial, abs=3e-4)
     found = GaussianBound().epsilon(outcome, delta, confidence)
@@ -242,7 +242,7 @@ def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
 def test_no_audit_says_more_than_its_power(bound):
     power = bound.power(500, 60, DELTA)
-    found = [bound.epsilon(Outcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
+    found = [bound.epsilon(GuessOutcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
     assert found == sorted(found)
     assert found[0] == 0.0
     assert found[-1] == pytest.approx(power)
@@ -250,10 +250,10 @@ def test_no_audit_says_more_than_its_power(bound):
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
 def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
-    plain = bound.epsilon(Outcome(500, 60, 55), 1e-5, 0.95)
-    assert bound.epsilon(Outcome(500, 60, 55), 1e-5, 0.99) < plain
-    assert bound.epsilon(Outcome(500, 60, 55), 1e-3, 0.95) < plain
-    assert bound.epsilon(Outcome(50_000, 60, 55), 1e-3, 0.95) < plain
+    plain = bound.epsilon(GuessOutcome(500, 60, 55), 1e-5, 0.95)
+    assert bound.epsilon(GuessOutcome(500, 60, 55), 1e-5, 0.99) < plain
+    assert bound.epsilon(GuessOutcome(500, 60, 55), 1e-3, 0.95) < plain
+    assert bound.epsilon(GuessOutcome(50_000, 60, 55), 1e-3, 0.95) < plain
 
 
 def test_all_thresholds_are_paid_for_and_not_those_that_were_looked_at():
@@ -261,7 +261,7 @@ def test_all_thresholds_are_paid_for_and_not_those_that_were_looked_at():
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
     found = BinomialBound().best_epsilon(right, 0.0, 0.95)
     each = [
-        BinomialBound().epsilon(Outcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
+        BinomialBound().epsilon(GuessOutcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
         for r in range(1, 101)
     ]
     assert found == pytest.approx(max(each), abs=1e-3)
@@ -270,9 +270,9 @@ def test_all_thresholds_are_paid_for_and_not_those_that_were_looked_at():
 def test_guesses_that_cannot_be_are_refused():
     for m, r, v in ((5, 6, 1), (5, 4, 5), (5, 4, -1)):
         with pytest.raises(BadInput, match="right of"):
-            Outcome(m, r, v)
+            GuessOutcome(m, r, v)
     for confidence in (0.0, 1.0):
         with pytest.raises(BadInput, match="confidence"):
-            BinomialBound().epsilon(Outcome(5, 5, 5), 0.0, confidence)
+            BinomialBound().epsilon(GuessOutcome(5, 5, 5), 0.0, confidence)
     with pytest.raises(BadInput, match="delta"):
-        BinomialBound().epsilon(Outcome(5, 5, 5), 1.0)
+        BinomialBound().epsilon(GuessOutcome(5, 5, 5), 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.audit.record import AuditRecord, NullControl, not_run
+from dp_core.audit.record import AuditRecord, NullDistribution, not_run
 
 RUN: dict[str, Any] = {
     "key": "bound",
@@ -20,7 +20,7 @@ RUN: dict[str, Any] = {
     "ceiling": 2.0,
     "ceiling_of": "the claim",
     "power": "up to 3",
-    "null_control": NullControl(of="coins", low=0.0, high=0.1, alarm_rate=0.001),
+    "null_control": NullDistribution(of="coins", low=0.0, high=0.1, alarm_rate=0.001),
     "bounds_claim": True,
     "verdict": "consistent",
     "finding": "Nothing.",
@@ -67,3 +67,11 @@ def test_only_and_always_a_bound_above_the_claim_contradicts_it(
         return
     with pytest.raises(ValidationError, match="only, and always"):
         AuditRecord(**RUN | changed)
+
+
+@pytest.mark.parametrize("changed", [{"ceiling": 2.0}, {"bounds_claim": False, "ceiling": None}])
+def test_invalid_record_bounds_the_claim_and_has_no_ceiling(changed: dict[str, Any]) -> None:
+    invalid = {"verdict": "invalid", "ceiling": None, "interval": (2.5, 3.0)}
+    assert AuditRecord(**RUN | invalid).blocks_promotion
+    with pytest.raises(ValidationError, match="only an audit that bounds the claim is invalid"):
+        AuditRecord(**RUN | invalid | changed)

@@ -17,7 +17,7 @@ from dp_core.audit.canaries import UNIT_TOKENS, unit_canary_rows
 from dp_core.audit.coins import Coins, coin_seed, throw_coins
 from dp_core.audit.engine_audit import audited_plan
 from dp_core.audit.engine_audit import claim_of as plan_claim
-from dp_core.audit.lower_bounds import Outcome, TradeOffBound, trade_off_refuted
+from dp_core.audit.lower_bounds import GuessOutcome, TradeOffBound, trade_off_refuted
 from dp_core.audit.one_run import (
     SIGNIFICANCE,
     AuditVerdict,
@@ -121,8 +121,8 @@ def test_coins_follow_from_the_release_and_give_nothing_of_it_away() -> None:
 def test_guesses_are_twice_what_would_refute_the_claim() -> None:
     for canaries, epsilon in ((200, 0.5), (200, 1.0), (1000, 2.0)):
         guesses = planned_guesses(canaries, epsilon).inside
-        half = Outcome(100_000, guesses // 2, guesses // 2)
-        one_less = Outcome(100_000, guesses // 2 - 1, guesses // 2 - 1)
+        half = GuessOutcome(100_000, guesses // 2, guesses // 2)
+        one_less = GuessOutcome(100_000, guesses // 2 - 1, guesses // 2 - 1)
         pure = PrivacyProfile.of_claim(epsilon, 0.0)
         assert trade_off_refuted(half, pure, SIGNIFICANCE)
         assert not trade_off_refuted(one_less, pure, SIGNIFICANCE)
@@ -136,7 +136,8 @@ def test_the_most_right_guesses_are_those_that_just_do_not_contradict(epsilon: f
     claim = claim_of(epsilon)
     most = most_right(claim, 400, 100)
     refuted = [
-        trade_off_refuted(Outcome(400, 100, v), claim.trade_off, SIGNIFICANCE) for v in range(101)
+        trade_off_refuted(GuessOutcome(400, 100, v), claim.trade_off, SIGNIFICANCE)
+        for v in range(101)
     ]
     assert most == max(v for v in range(101) if not refuted[v])
 
@@ -257,7 +258,7 @@ def test_the_ceiling_is_what_the_most_right_guesses_prove() -> None:
     claim = claim_of(1.0)
     most = most_right(claim, 400, 100)
     record = audit_record(verdict_of(60, 100, 1.0), claim, Label.DP, **NAMES)
-    bound = TradeOffBound().epsilon(Outcome(400, 100, most), claim.delta, 1 - SIGNIFICANCE)
+    bound = TradeOffBound().epsilon(GuessOutcome(400, 100, most), claim.delta, 1 - SIGNIFICANCE)
     assert record.ceiling == bound
     assert f"more than {most} right contradict" in record.power
 
@@ -269,11 +270,11 @@ def test_an_audit_that_could_not_contradict_says_so() -> None:
     assert "even if all are right" in record.power
 
 
-def test_an_audit_whose_control_alarms_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_whose_null_control_alarms_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     loud = np.arange(400) < 200
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
     verdict = verdict_of(100, 100, 1.0)
     record = audit_record(verdict, claim_of(1.0), Label.DP, **NAMES)
     assert verdict.word == "invalid"
-    assert (record.verdict, record.bounds_claim) == ("inconclusive", False)
-    assert record.finding.startswith("Invalid")
+    assert (record.verdict, record.bounds_claim, record.ceiling) == ("invalid", True, None)
+    assert record.finding == "Invalid: 1000 of 1000 null controls alarm."

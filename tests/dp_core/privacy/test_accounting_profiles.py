@@ -10,7 +10,7 @@ from mechanism_examples import discrete_pmf, histogram_truth
 from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dp_core.privacy.accounting import delta_pld
 from dp_core.privacy.accounting.pld import composed_plds
@@ -25,6 +25,7 @@ from dp_core.privacy.accounting.profiles import (
     shared_deltas,
     upper_tail,
 )
+from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.mechanisms import (
     Gaussian,
     PoissonGaussian,
@@ -96,14 +97,35 @@ def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon: floa
     assert without_unit == pytest.approx(1 - math.exp(epsilon) * (1 - profile.tail))
 
 
-def test_a_batch_that_is_full_without_the_unit_is_cut_with_it() -> None:
-    """Of two others, one at least is drawn with probability 1 − (1 − q)²."""
-    cut, at = 1 - (1 - RATE) ** 2, np.array([0.0, 0.3])
-    plain = SubsampledGaussian(RATE, 1 / SIGMA).directions(at)
-    replaced = SubsampledGaussian(RATE, 2 / SIGMA).directions(at)
-    found = TruncatedSubsampledGaussian(3, 1, RATE, 1 / SIGMA).directions(at)
-    for own, a, b in zip(found, plain, replaced, strict=True):
-        np.testing.assert_allclose(own, (1 - cut) * a + cut * b)
+def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> list[Floats]:
+    """Return the mixture over whether a batch is cut, for a known number of other units."""
+    drawn = np.arange(others + 1)
+    law = binom.pmf(drawn, others, rate)
+    full = drawn >= cap
+    cut = law[full].sum()
+    plain = SubsampledGaussian(rate, mu).directions(eps)
+    if not cut:
+        return list(plain)
+    replacing = float((law * rate * cap / (drawn + 1))[full].sum() / cut)
+    replaced = SubsampledGaussian(replacing, 2 * mu).directions(eps)
+    return [(1 - cut) * a + cut * b for a, b in zip(plain, replaced, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("units", "cap", "rate"),
+    [(3, 1, RATE), (40, 6, 0.1), (60, 10, 0.3), (100, 10, 0.5), (400, 20, 0.05), (5, 9, 0.5)],
+)
+def test_profile_of_cut_batches_covers_every_true_number_of_units(
+    units: int, cap: int, rate: float
+) -> None:
+    eps = np.linspace(0, 6, 60)
+    found = TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
+    of_all = [cut_profile(m, cap, rate, 1 / SIGMA, eps) for m in range(units)]
+    for side, bound in enumerate(found):
+        worst = np.max([one[side] for one in of_all], axis=0)
+        assert (bound >= worst * (1 - 1e-9)).all()
+        if cap >= units * rate:  # ranges of numbers cost nothing but where δ is tiny
+            np.testing.assert_allclose(bound, worst, rtol=1e-9, atol=1e-7)
 
 
 def test_epochs_of_shuffled_batches_add_up_at_each_order() -> None:

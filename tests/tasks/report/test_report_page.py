@@ -21,7 +21,7 @@ from report_examples import (
 from rich.console import Console
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.record import AuditRecord, NullControl
+from dp_core.audit.record import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
 from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (
@@ -360,7 +360,7 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
     return AuditRecord(
         key="epsilon_lower_bound", name="A bound", level="canary", measured="ε", value=low,
         interval=(low, 5.0), confidence=0.999, ceiling=ceiling, power="100 canaries",
-        null_control=NullControl(of="coins", low=0.0, high=0.5, alarm_rate=0.001),
+        null_control=NullDistribution(of="coins", low=0.0, high=0.5, alarm_rate=0.001),
         bounds_claim=True, verdict=verdict, finding="21 of 30 guesses were right.", label=label,
     )  # fmt: skip
 

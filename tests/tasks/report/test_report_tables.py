@@ -481,3 +481,11 @@ def test_every_epoch_has_the_epsilon_of_all_and_what_may_not_be_shown_is_withhel
     assert hidden == [True, False, False, True, True, True]  # F1, and all without privacy
     assert not any(cell.withheld for row in public.rows[1:3] for cell in row)
     assert tables.by_epoch_table((), report.unit).rows == ()
+
+
+def test_publishable_report_of_a_private_selection_has_no_date() -> None:
+    report = sweep_report(made_up=False)
+    chosen = dataclasses.replace(report, settings={"selection": "random-count"})
+    assert edition_of(report, Edition.PUBLISHABLE).created == report.created[:10]
+    assert edition_of(chosen, Edition.PUBLISHABLE).created == "withheld"
+    assert edition_of(chosen, Edition.OPERATOR).created == report.created

@@ -1,0 +1,118 @@
+"""Refusals that depend on private text are listed in docs/privacy.md, and no others exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.token_store import TokenStoreWriter
+from dp_core.errors import BadInput, ConfideError, PrivateTextRefusal
+from tasks.steps.corpus import listed
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGE = CHECKOUT / "docs" / "privacy.md"
+REFUSAL = PrivateTextRefusal.__name__
+OTHERS = (BadInput.__name__, ConfideError.__name__)
+READS_PRIVATE_TEXT = (
+    "dp_core/data/**/*.py",
+    "dp_core/vocabulary/item_sets.py",
+    "dp_core/training/classification.py",
+    "dp_core/training/finetune.py",
+    "dp_core/training/tagging.py",
+    "dp_core/audit/black_box.py",
+    "dp_core/audit/membership_sample.py",
+    "tasks/releases/declarations.py",
+    *(
+        f"tasks/steps/{name}.py"
+        for name in (
+            "corpus", "entities", "exposure", "finetune", "heads", "membership", "phrases",
+            "token_store", "training_inputs", "vocabulary",
+        )
+    ),
+)  # fmt: skip
+# Errors in these files that depend on no private text, by their cause.
+OTHER_ERRORS = {
+    "a setting, a path or the machine": {
+        "black_box._coin_bound",
+        "engines.ProcessPool._by_processes", "engines.data_engine", "finetune.check_row_length",
+        "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
+        "patients.read_patients", "privacy_units._refuse_no_words", "registry._read",
+        "sources.entries", "spark.Spark.__init__", "spark.Spark._address", "spark.Spark._answer",
+        "spark.Spark._started", "spark._Task._outcome", "spark._find", "spark._run",
+        "token_store.RowPacker.add_unit", "token_store._canaries",
+        "token_store.located_rows_of_units", "declarations._copied", "declarations._ledger",
+    },
+    "public text or labels": {
+        "declarations.declare_public", "entities.run", "finetune.items_of",
+        "tagging.TaggingHead.__post_init__", "vocabulary._read_checkpoint",
+    },
+    "whether a digest was declared public": {"declarations._refuse_undeclared"},
+    "a released model or vocabulary": {
+        "black_box._Seen.of", "declarations._refuse_our_weights", "finetune.run",
+        "membership._seen", "tokens.SpecialIds.of", "training_inputs.refuse_other_architecture",
+    },
+    "an output of another step": {
+        "corpus._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
+        "entities._parsed", "exposure.run", "finetune.finetune_privately",
+        "membership._sample", "membership_sample._Places.rows", "phrases._refuse_another_unit",
+        "phrases.read_phrases", "token_store.TokenStore.open",
+        "token_store.TokenStoreWriter.add_units_of", "token_store._refuse_another_unit",
+        "training_inputs.TrainingInputs.train_store", "training_inputs.audit_canaries_of",
+        "vocabulary._read",
+    },
+}  # fmt: skip
+
+
+def errors_in(file: Path, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the functions of a file that make such an error: `file.Class.function`."""
+
+    def walk(node: ast.AST, above: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inside = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            if isinstance(child, ast.Call) and getattr(child.func, "id", "") in names:
+                yield above
+            yield from walk(child, f"{above}.{child.name}" if inside else above)
+
+    yield from walk(ast.parse(file.read_text()), file.stem)
+
+
+def test_docs_list_every_refusal_that_depends_on_private_text() -> None:
+    files = [file for room in ("dp_core", "tasks") for file in (CHECKOUT / room).rglob("*.py")]
+    raised = {name for file in files for name in errors_in(file, (REFUSAL,))}
+    section = PAGE.read_text().split("## Refusals that depend on private text")[1].split("\n## ")[0]
+    rows = [line.rsplit(" | ", 1)[1] for line in section.splitlines() if line.startswith("| ")]
+    listed = {name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row)}
+    assert listed == raised
+
+
+def test_other_errors_where_private_text_is_read_have_a_stated_cause() -> None:
+    files = {file for pattern in READS_PRIVATE_TEXT for file in CHECKOUT.glob(pattern)}
+    assert len(files) > len(READS_PRIVATE_TEXT)
+    made = {name for file in files for name in errors_in(file, OTHERS)}
+    causes = [name for names in OTHER_ERRORS.values() for name in names]
+    assert len(causes) == len(set(causes))
+    assert made == set(causes)
+
+
+def test_refusal_of_a_source_keeps_its_kind_through_the_list_of_rejected_items(
+    tmp_path: Path,
+) -> None:
+    context: Any = SimpleNamespace(durable=tmp_path, out=tmp_path)
+    quarantine = Quarantine()
+    with (
+        pytest.raises(PrivateTextRefusal, match="nothing to read"),
+        listed(quarantine, context, "rejected.json"),
+    ):
+        quarantine.finish("notes")
+
+
+def test_store_without_a_row_is_a_refusal_that_depends_on_private_text(tmp_path: Path) -> None:
+    with pytest.raises(PrivateTextRefusal, match="there is no text"):
+        TokenStoreWriter(tmp_path, 8, 100).finish()
