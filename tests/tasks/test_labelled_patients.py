@@ -73,7 +73,7 @@ def test_without_a_list_no_labelled_document_names_a_patient(
         units_of(nobody, PrivacyUnit.PATIENT)
 
 
-def test_reading_step_does_not_reveal_whether_private_labels_hold_an_entity(
+def test_reading_step_hides_whether_private_labels_hold_an_entity(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     """One unit's entity may be the only one: the step ends alike with and without it."""
