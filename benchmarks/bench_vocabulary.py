@@ -218,7 +218,7 @@ ALIKE: dict[str, Any] = {  # short trainings of a small model
     "finetune_epochs": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
     "canary_rates": "0.1", "canaries_per_group": 1,
 }  # fmt: skip
-SKIPPED = ("public_exposure", "dp_exposure", "report", "budget")
+SKIPPED = ("public_exposure", "dp_exposure", "report", "budget", "reserve")
 STORE = {"coverage": "coverage", "fertility": "fertility", "unknown_words": "unknown"}
 
 

@@ -1488,7 +1488,9 @@ def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}: its interval is empty"
         ceiling = math.inf if audit["ceiling"] is None else audit["ceiling"]
         above = audit["bounds_claim"] and low > min(ceiling, weakest)
-        if above or audit["verdict"] == "contradicted":
+        if audit["verdict"] == "invalid":
+            yield f"{where} is invalid: {audit['finding']}"
+        elif above or audit["verdict"] == "contradicted":
             yield f"{where} contradicts the claim: {audit['finding']}"
 
 

@@ -374,7 +374,7 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
         *[("settled", False)] * 4,
     ]
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
-    for task in ("budget", "vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
+    for task in ("vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.said[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before

@@ -119,7 +119,9 @@ def test_the_ledger_by_command(confide: Confide) -> None:
     assert len(err.strip().splitlines()) == 1
 
 
-def test_the_next_runs_cost_is_told_beforehand(confide: Confide, tmp_path: Path) -> None:
+def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(
+    confide: Confide, tmp_path: Path
+) -> None:
     register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
     confide(*register.split())
     settings = {"private_format": "text", "private_path": "/notes", "private_dataset": "notes"}
@@ -164,9 +166,7 @@ def test_a_vocabulary_that_is_not_charged_is_named(
     assert found["new_releases"] == (1 if said else 2)
 
 
-def test_a_run_that_the_ledger_holds_is_said_to_cost_nothing(
-    confide: Confide, deployment: Deployment
-) -> None:
+def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployment) -> None:
     register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
     confide(*register.split())
     words = ["ledger", "cost", *told(ON_NOTES)]

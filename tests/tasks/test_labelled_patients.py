@@ -74,7 +74,7 @@ def test_without_a_list_no_labelled_document_names_a_patient(
         units_of(nobody, PrivacyUnit.PATIENT)
 
 
-def test_that_private_labels_hold_no_entity_is_not_told(
+def test_reading_step_hides_whether_private_labels_hold_an_entity(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     """One unit's entity may be the only one: the step ends alike with and without it."""

@@ -130,7 +130,7 @@ def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
     return ledger
 
 
-def test_a_run_is_registered_whole_and_its_steps_are_charged_nothing_more(
+def test_registered_run_is_charged_once(
     deployment: Deployment,
 ) -> None:
     ledger = _registered(deployment, 20.0)

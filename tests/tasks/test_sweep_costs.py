@@ -29,7 +29,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.sweep import PAGE, models_of, trainings_of
-from tasks.releases.charge import charge
+from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
@@ -57,9 +57,11 @@ def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
 
 
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
-    """Return what the first step says that a sweep will cost, the ledger having been asked."""
+    """Return the costs of a sweep that its first step measures, and register the sweep."""
     context = bench_of(deployment, run=run)
-    budget.run(budget_of_run(SweepSettings.model_validate(settings)), context)
+    spec = budget_of_run(SweepSettings.model_validate(settings))
+    budget.run(spec, context)
+    register_plans(context, spec.charged)
     return {name: label.value for name, label in context.measured.items()}  # type: ignore[attr-defined]
 
 
@@ -122,7 +124,9 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
     charged = ledger.history("notes")
     together = settings.job(points[0]).model_dump() | {"more_trainings": "noise_multiplier=4"}
     of_job = bench_of(deployment)
-    budget.run(budget_of_run(JobSettings.model_validate(together)), of_job)
+    job = budget_of_run(JobSettings.model_validate(together))
+    budget.run(job, of_job)
+    register_plans(of_job, job.charged)
     assert of_sweep == {
         name: label.value
         for name, label in of_job.measured.items()  # type: ignore[attr-defined]

@@ -576,12 +576,13 @@ def _replaced(
 ) -> list[Entry]:
     """Return the entries of the plans that a new plan replaces (`Ledger.register_plan`)."""
     asked, key = {r.identity for r in wanted}, wanted[0].plan_key
-    return [
-        entry
-        for plan in _untouched(held)
-        if ended(plan[0].run) or plan[0].plan_key == key or asked.issuperset(by_identity(plan))
-        for entry in plan
-    ]
+
+    def is_replaced(plan: list[Entry]) -> bool:
+        if plan[0].plan_key == key:
+            return set(by_identity(plan)) != asked  # a retry changes nothing
+        return ended(plan[0].run) or asked.issuperset(by_identity(plan))
+
+    return [entry for plan in _untouched(held) if is_replaced(plan) for entry in plan]
 
 
 def _not_held(held: Sequence[Entry], asked: Sequence[Reservation]) -> list[Reservation]:

@@ -250,7 +250,7 @@ def test_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
         ledger.reserve(reservation("one more", GAUSSIAN))
 
 
-def test_a_planned_release_is_charged_once(ledger: Ledger) -> None:
+def test_planned_release_is_charged_once(ledger: Ledger) -> None:
     plan = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(3)]
     entries = ledger.register_plan(plan)
     before = spent(ledger)
@@ -270,7 +270,7 @@ def test_a_planned_release_is_charged_once(ledger: Ledger) -> None:
         ledger.register_plan([*plan, reservation("p3", GAUSSIAN, plan_key="sweep")])
 
 
-def test_where_epsilons_add_up_a_whole_plan_is_composed_by_pld(ledger: Ledger) -> None:
+def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger: Ledger) -> None:
     ledger.register_dataset("sums", PrivacyUnit.PATIENT, 20.0, 1e-4, order=math.inf)
     events = [HISTOGRAM, TRAINING, TRAINING]
     plan = [
@@ -292,7 +292,7 @@ def test_where_epsilons_add_up_a_whole_plan_is_composed_by_pld(ledger: Ledger) -
     assert together < apart
 
 
-def test_a_plan_shares_what_was_released_before(ledger: Ledger) -> None:
+def test_plan_is_not_charged_for_earlier_releases(ledger: Ledger) -> None:
     vocabulary = ledger.reserve(reservation("vocabulary", HISTOGRAM))
     before = spent(ledger)
     entries = ledger.register_plan(

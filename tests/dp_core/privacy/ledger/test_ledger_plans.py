@@ -33,7 +33,7 @@ def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
 
 
-def test_a_plan_that_does_not_fit_leaves_nothing_behind(ledger: Ledger) -> None:
+def test_refused_plan_leaves_no_entry(ledger: Ledger) -> None:
     ledger.reserve(reservation("other", GAUSSIAN, run="dp_bert/other"))
     with pytest.raises(BudgetExceeded) as caught:
         ledger.register_plan([*plan(), reservation("dear", DEAR, **RUN)])
@@ -44,7 +44,7 @@ def test_a_plan_that_does_not_fit_leaves_nothing_behind(ledger: Ledger) -> None:
     assert len(ledger.history("notes")) == 1
 
 
-def test_a_refusal_says_how_what_never_began_is_given_back(ledger: Ledger) -> None:
+def test_refusal_names_the_command_that_gives_a_plan_back(ledger: Ledger) -> None:
     ledger.register_plan(plan())
     dear = [reservation("dear", DEAR, plan_key="later", run="later")]
     with pytest.raises(BudgetExceeded, match="`confide ledger withdraw DATASET RUN`"):
@@ -55,7 +55,7 @@ def test_a_refusal_says_how_what_never_began_is_given_back(ledger: Ledger) -> No
     assert "ledger withdraw" not in str(caught.value)
 
 
-def test_what_was_withdrawn_is_free_again_and_charged_when_asked_for(ledger: Ledger) -> None:
+def test_withdrawn_plan_is_free_and_charged_again_when_registered(ledger: Ledger) -> None:
     empty = ledger.remaining("notes").spent
     first = ledger.register_plan(plan())
     held = ledger.remaining("notes")
@@ -72,7 +72,7 @@ def test_what_was_withdrawn_is_free_again_and_charged_when_asked_for(ledger: Led
     assert ledger.reserve(plan()[1]).state is State.RESERVED
 
 
-def test_reserving_what_was_withdrawn_asks_the_budget_again(ledger: Ledger) -> None:
+def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledger) -> None:
     asked = reservation("dear", Gaussian(0.8), **RUN)
     ledger.register_plan([asked])
     ledger.withdraw_plan("notes", "dp_bert/one")
@@ -82,7 +82,7 @@ def test_reserving_what_was_withdrawn_asks_the_budget_again(ledger: Ledger) -> N
     assert states(ledger) == [State.WITHDRAWN, State.RESERVED]
 
 
-def test_what_began_stays_charged(ledger: Ledger) -> None:
+def test_begun_release_stays_charged(ledger: Ledger) -> None:
     vocabulary, _ = plan()
     ledger.register_plan(plan())
     ledger.reserve(vocabulary)
@@ -96,7 +96,7 @@ def test_what_began_stays_charged(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("begun", [State.RESERVED, State.SETTLED])
-def test_a_plan_charged_as_one_is_given_back_whole_or_not_at_all(url: str, begun: State) -> None:
+def test_plan_composed_by_pld_is_given_back_whole_or_not_at_all(url: str, begun: State) -> None:
     ledger = Ledger.open(url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
     ledger.register_plan(plan())
@@ -115,7 +115,7 @@ def test_a_plan_charged_as_one_is_given_back_whole_or_not_at_all(url: str, begun
     assert ledger.remaining("notes").spent == spent
 
 
-def test_a_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> None:
+def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> None:
     ledger.register_plan(plan())
     (first, _) = ledger.withdraw_plan("notes", "dp_bert/one")
     with pytest.raises(BadInput, match="reserve it"):
@@ -159,7 +159,7 @@ def change_in_a_process(url: str, kill_at: str) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_registers_or_withdraws_all_of_a_plan_or_nothing(
+def test_kill_registers_or_withdraws_a_whole_plan_or_none_of_it(
     ledger: Ledger, url: str, point: str, other_processes: ForkServerContext
 ) -> None:
     empty = ledger.remaining("notes").spent
@@ -184,7 +184,7 @@ def test_a_kill_registers_or_withdraws_all_of_a_plan_or_nothing(
 # --- two runs at once
 
 
-def test_of_runs_that_race_for_a_budget_one_is_refused_with_the_reason(
+def test_second_of_two_racing_runs_is_refused_with_the_reason(
     ledger: Ledger, url: str, other_processes: ForkServerContext
 ) -> None:
     names = ("dp_bert/a", "dp_bert/b")

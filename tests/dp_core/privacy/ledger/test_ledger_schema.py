@@ -26,7 +26,7 @@ def versions(url: str) -> tuple[object, object]:
         )
 
 
-def test_the_newest_revision_is_the_current_version(url: str) -> None:
+def test_newest_revision_is_the_current_version(url: str) -> None:
     Ledger.open(url)
     assert versions(url) == (CURRENT, str(CURRENT))
     with create_engine(url).connect() as db:
@@ -34,7 +34,7 @@ def test_the_newest_revision_is_the_current_version(url: str) -> None:
     assert scripts.get_current_head() == str(CURRENT)
 
 
-def test_a_database_of_other_programs_is_left_as_it_is(url: str) -> None:
+def test_tables_of_other_programs_are_not_changed(url: str) -> None:
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir()
     with create_engine(url).begin() as db:
@@ -46,7 +46,7 @@ def test_a_database_of_other_programs_is_left_as_it_is(url: str) -> None:
     assert kept == "of another program"
 
 
-def test_opening_again_changes_nothing(url: str) -> None:
+def test_second_opening_changes_nothing(url: str) -> None:
     Ledger.open(url).register_dataset("notes", PrivacyUnit.PATIENT, 1.0, 1e-6)
     again = Ledger.open(url)
     assert list(again.datasets()) == ["notes"]
@@ -67,7 +67,7 @@ def test_ledger_of_unknown_version_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_migrations_lead_to_the_tables_that_the_code_uses(url: str) -> None:
+def test_revisions_create_the_mapped_tables(url: str) -> None:
     Ledger.open(url)
     found = inspect(create_engine(url))
     versions = {"ledger_schema", "ledger_alembic_version"}
@@ -136,7 +136,7 @@ def test_interrupted_upgrade_leaves_the_old_ledger(
 
 
 @pytest.mark.postgres
-def test_who_may_only_read_opens_and_asks(postgres_url: str) -> None:
+def test_reader_without_write_permission_can_query(postgres_url: str) -> None:
     """Steps that parse files have the ledger's tables to read: to ask takes no lock."""
     writer = Ledger.open(postgres_url)
     writer.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)

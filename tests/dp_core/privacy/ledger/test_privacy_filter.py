@@ -110,7 +110,7 @@ def test_release_of_infinite_cost_is_refused() -> None:
         assert cost.more_of_the_same == 0
 
 
-def test_the_conversion_is_the_published_one() -> None:
+def test_conversion_equals_the_published_formula() -> None:
     # Canonne, Kamath and Steinke 2020, Proposition 12, evaluated by hand at α = 10, δ = 1e-5
     expected = math.log(9 / 10) + (math.log(1e5) - math.log(10)) / 9
     assert privacy_filter.conversion(1e-5, 10) == pytest.approx(expected)
@@ -121,7 +121,7 @@ def test_the_conversion_is_the_published_one() -> None:
     assert room.delta == 1e-5
 
 
-def test_the_chosen_order_has_room_for_most_gaussians() -> None:
+def test_default_order_has_room_for_most_gaussians() -> None:
     best = budget(8.0, 1e-5)
     mine = len(fill(best, [(Gaussian(3.0), 1e-7)]))
     for order in (2.0, 3.0, 8.0, 32.0, math.inf):
