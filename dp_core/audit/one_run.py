@@ -1,8 +1,8 @@
 """An audit in one training run: coins, guesses, null control, and the verdict on a claim.
 
-The order is what makes it an audit: number of guesses and significance are fixed, coins are thrown
-from a secret of their own, the training sees only the canaries that are in, the guesses are made
-from what was released, and only then are they compared with the coins.
+The order of the steps makes the audit valid: the number of guesses and the significance are fixed,
+the coins are thrown from a separate secret, the training reads only the canaries that are in, the
+guesses are computed from the released model, and only then are they compared with the coins.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NULL_REPEATS = 1000
 
 @dataclass(frozen=True)
 class Guesses:
-    """How many guesses are made, fixed before the training.
+    """The number of guesses, fixed before the training.
 
     Attributes:
-        inside: the canaries with the highest scores that are guessed to be in.
-        outside: those with the lowest scores that are guessed to be out.
+        inside: number of canaries, those with the highest scores, that are guessed to be in.
+        outside: number of canaries, those with the lowest scores, that are guessed to be out.
 
     Raises:
         BadInput: there are none, or a number is below 0.
@@ -58,15 +58,16 @@ class Guesses:
         return self.inside + self.outside
 
     def right(self, scores: Scores, coins: Coins) -> int:
-        """Return how many guesses are right.
+        """Return the number of right guesses.
 
         Args:
-            scores: (m,) higher for canaries that are rather in. Ties are broken by number, which
-                says nothing of the coins.
+            scores: (m,) higher for canaries that are more likely in. Ties are broken by the
+                canary's number, which is independent of the coins.
             coins: (m,).
 
         Raises:
-            BadInput: scores that are not finite or not one a canary, or more guesses than canaries.
+            BadInput: scores that are not finite, another number of scores than of coins, or more
+                guesses than canaries.
         """
         inside, outside = self.chosen(scores)
         if coins.shape != scores.shape:
@@ -102,12 +103,12 @@ def surest_first(scores: Scores, coins: Coins) -> Coins:
 
 @dataclass(frozen=True)
 class NullControl:
-    """The same guesses, compared with coins that no training saw.
+    """The results of the same guesses on coins that no training used.
 
     Attributes:
-        repeats: how many sets of such coins.
-        alarms: how many of them would have contradicted that nothing is kept at all, ε = 0.
-        significance: the rate of alarms that is allowed.
+        repeats: number of sets of such coins.
+        alarms: number of sets on which the guesses contradict ε = 0.
+        significance: the expected rate of alarms.
     """
 
     repeats: int
@@ -116,7 +117,7 @@ class NullControl:
 
     @property
     def sound(self) -> bool:
-        """Whether so many alarms are no surprise: not one time in a million."""
+        """Whether chance explains the alarms: so many have a probability above 10⁻⁶."""
         p = float(stats.binom.sf(self.alarms - 1, self.repeats, self.significance))
         return self.alarms == 0 or p > 1e-6
 
@@ -127,10 +128,10 @@ def null_control(
     """Compare the guesses with `NULL_REPEATS` fresh sets of coins.
 
     Args:
-        scores: those of the audit.
-        guesses: as in the audit.
-        seed: as in the audit; the coins are of other streams.
-        significance: as in the audit.
+        scores: of the audit.
+        guesses: of the audit.
+        seed: of the audit; the fresh coins are drawn from other streams.
+        significance: of the audit.
     """
     nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
     alarms, known = 0, dict[int, bool]()
@@ -152,12 +153,12 @@ class _NothingKept:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is audited.
+    """The claim that an audit tests.
 
     Attributes:
-        epsilon: ε at δ, as it is stated.
+        epsilon: the stated ε at δ.
         delta: δ.
-        trade_off: the whole claim, of which (ε, δ) is one point.
+        trade_off: the whole trade-off curve, of which (ε, δ) is one point.
     """
 
     epsilon: float
@@ -167,20 +168,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """What one audit says of a claim.
+    """The result of one audit of a claim.
 
     Attributes:
-        epsilon: claimed, at `delta`.
+        epsilon: the claimed ε at `delta`.
         delta: δ of the claim.
-        canaries: m.
-        guesses: r, fixed beforehand.
-        right: v.
-        lower_bounds: ε at `confidence`, by the name of the bound.
+        canaries: m, their number.
+        guesses: r, their number, fixed beforehand.
+        right: v, the number of right guesses.
+        lower_bounds: on ε at `confidence`, by the name of the bound.
         power: the largest ε that this audit could have refuted, by the name of the bound.
         confidence: of bounds and power.
-        p_value: the most that the probability of so many right guesses can be under the claim.
+        p_value: the largest probability, under the claim, of so many right guesses.
         significance: the p-value below which the claim is contradicted.
-        null: the control.
+        null: the null control.
     """
 
     epsilon: float
@@ -202,7 +203,7 @@ class AuditVerdict:
 
     @property
     def word(self) -> str:
-        """`consistent`, `contradicted`, or `invalid` where the control is not sound."""
+        """`consistent`, `contradicted`, or `invalid` if the null control is not sound."""
         if not self.null.sound:
             return "invalid"
         return "contradicted" if self.contradicted else "consistent"
@@ -220,10 +221,10 @@ def audit_claim(
     Args:
         claim: of the training.
         scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at
-            its part of both error probabilities, and the one with the smallest p-value is shown.
-        coins: (m,) which canaries were in.
-        guesses: how many, fixed beforehand.
-        seed: from which the coins were thrown; null controls are drawn from it too.
+            its share of both error probabilities, and the one with the smallest p-value is shown.
+        coins: (m,) whether each canary was in.
+        guesses: their number, fixed beforehand.
+        seed: from which the coins were thrown; the coins of the null control are drawn from it too.
     """
     if not scores:
         raise BadInput("an audit needs scores", where="audit scores")

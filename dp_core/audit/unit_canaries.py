@@ -1,15 +1,15 @@
-"""Whole-unit canaries in a job's own private training, and what its model proves about ε.
+"""Whole-unit canaries in a job's private training, and the lower bound on ε that its model proves.
 
-A canary is a privacy unit of its own: one row of random tokens of the released vocabulary, drawn
-with public coins, so that its place among the units says nothing of anybody. By an independent
-secret coin it trains or is left out (`dp_core.audit.coins`); whoever looks at the trained model
-alone guesses which (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846). A canary's score is by how
-much better the model predicts its row than the model before the first update did: to first order
-the inner product of the weights' change with the canary's own gradient, what a white-box audit
-reads off the noised sums (Nasr et al. 2023, arXiv:2302.07956). Tokens come from shuffled decks of
-the whole vocabulary, each as often as any other, so that the canaries' gradients share little.
+A canary is a whole privacy unit: one row of random tokens of the released vocabulary, drawn with
+public coins, so that its place among the units is independent of the private text. An independent
+secret coin decides whether it trains (`dp_core.audit.coins`), and the audit guesses the coins from
+the trained model alone (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846). The score of a canary
+is the decrease of its loss since the model before the first update. To first order this is the
+inner product of the change of the weights with the canary's gradient, which a white-box audit reads
+from the noised sums (Nasr et al. 2023, arXiv:2302.07956). Tokens come from shuffled decks of the
+whole vocabulary, each as often as any other, so that the gradients of canaries share little.
 
-*What the guarantee to private units is.* For each outcome of the coins the canaries that are in are
+*The guarantee to private units.* For each outcome of the coins the canaries that are in are
 a constant, the same for neighbouring data sets D and D′: D and D′ with them are neighbours too, and
 the training is (ε, δ)-DP for private units, with the plan that declares private units and all
 canaries together. As the coins are thrown independently of the data, model and coins *together* are
@@ -47,10 +47,10 @@ _ROWS_AT_ONCE = 256
 
 
 def planned_guesses(canaries: int, epsilon: float) -> Guesses:
-    """Return how many canaries are guessed to be in: by m and the claim alone, before any training.
+    """Return the number of canaries guessed to be in: a function of m and the claim alone.
 
-    Twice as many as would refute ε if all were right, but no fewer than 4% of the canaries, and no
-    more than a quarter of them: guesses beyond the surest are worth less.
+    It is twice the number that would refute ε if all were right, but at least 4% of the canaries
+    and at most a quarter of them, because guesses beyond the surest are worth less.
     """
     needed = math.log(SIGNIFICANCE) / -float(np.logaddexp(0.0, -epsilon))
     least, most = (max(1, round(share * canaries)) for share in (_LEAST_SHARE, _MOST_SHARE))
@@ -58,7 +58,7 @@ def planned_guesses(canaries: int, epsilon: float) -> Guesses:
 
 
 def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Scores:
-    """Return by how many nats the training has brought each canary's loss down, (m,).
+    """Return the decrease of each canary's loss by the training, in nats, (m,).
 
     Args:
         start: the model before the first update.
@@ -66,7 +66,7 @@ def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> S
         canaries: all of them, in or out, one row each.
 
     Raises:
-        BadInput: a model answers with what is no number.
+        BadInput: a model's losses are not finite.
     """
     scores = _losses(start, canaries) - _losses(trained, canaries)
     if not np.isfinite(scores).all():
@@ -89,7 +89,7 @@ def _losses(model: AnyModel, canaries: TokenStore) -> Scores:
 
 
 def _asked(model: AnyModel, canaries: TokenStore, numbers: NDArray[np.int64]) -> list[MaskedRows]:
-    """Return what is asked of each canary, in as many passes as a masked model needs."""
+    """Return the predictions to make for each canary, one pass for each masked token."""
     if isinstance(model.config, CausalConfig):
         return [causal_examples(canaries, numbers, np.zeros(len(numbers), np.uint64))]
     ids, mask = canaries.tokens[numbers].astype(np.int32), SpecialIds().mask
@@ -115,7 +115,7 @@ def _row_losses(model: AnyModel) -> Callable[..., Tensor]:
 
 
 def most_right(claim: Claim, canaries: int, guesses: int) -> int:
-    """Return the most right guesses that do not contradict the claim: all, if none can."""
+    """Return the largest number of right guesses that does not contradict the claim."""
     low, high = guesses // 2, guesses  # half of them are right by chance
     while low < high:
         middle = (low + high + 1) // 2
@@ -130,13 +130,14 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
 def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str) -> AuditRecord:
     """Return a verdict as a record: its value is the lower bound at 95%, its interval at 99.9%.
 
-    The ceiling is the bound that the most right guesses give which do not contradict the claim's
-    whole curve: it is at most the claimed ε, and a bound above it, and no other, contradicts.
+    The ceiling is the bound from the largest number of right guesses that does not contradict the
+    whole curve of the claim. It is at most the claimed ε, and exactly the bounds above it
+    contradict. An audit whose null control alarms is invalid, and has no ceiling.
 
     Args:
         verdict: of the audit.
-        claim: that was audited.
-        label: of the bound; see above why it is that of the model.
+        claim: the audited claim.
+        label: of the bound: the label of the model, for the reason given above.
         names: key, name and measured of the record.
     """
     bound, sure = TradeOffBound(), 1 - SIGNIFICANCE
@@ -177,7 +178,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         + (
             f"all right, they prove ε ≥ {power:.2f} at 99.9%; more than {allowed} right contradict"
             if allowed < r
-            else "even if all are right the claim stands; more canaries could contradict it"
+            else "even if all are right they contradict nothing; more canaries could"
         ),
         null_control=NullDistribution(
             of=f"{verdict.null.repeats} sets of fresh coins that no training saw, of which"
