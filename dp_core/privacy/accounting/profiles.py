@@ -451,4 +451,5 @@ class _SharedWords:
     def _bound(self, k: Floats, loss: Floats) -> Floats:
         """Return a bound of δ at a loss, where outputs above k speak for the unit."""
         upper, lower = self._tail.upper(k + 1 - self._m), self._tail.lower(k + 1)
-        return math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower
+        bound: Floats = math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower
+        return bound
