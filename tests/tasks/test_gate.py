@@ -21,7 +21,7 @@ from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
 from tasks.commands import export
 from tasks.evidence import audits
-from tasks.evidence.audits import SUBJECT, Audit, Finding
+from tasks.evidence.audits import SUBJECT, Audit, AuditOutput
 from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
@@ -107,7 +107,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
     """What the only audit of the registry finds of every model that it has an output of."""
     records: list[AuditRecord] = []
 
-    def read(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    def read(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
         return [r.model_copy(update={"subject": finding.subject}) for r in records]
 
     monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit", read),))
