@@ -38,7 +38,8 @@ RECORDED = {  # fields that no data of a pack can confirm, by file
     EVIDENCE: (
         "edition", "made_up", "created", "model", "made_by", "versions", "operator_words",
         "measures", "audits", "claims[].assumptions", "claims[].declared_units",
-        "claims[].releases[].ledger_id", "trained_by.sampling", "trained_by.clip_norm",
+        "claims[].releases[].ledger_id", "claims[].rederived.tool",
+        "claims[].releases[].rederived.tool", "trained_by.sampling", "trained_by.clip_norm",
         "trained_by.clipping", "trained_by.examples_per_step", "trained_by.max_examples_per_unit",
     ),
     LEDGER: (
@@ -49,6 +50,7 @@ RECORDED = {  # fields that no data of a pack can confirm, by file
     ),
 }  # fmt: skip
 _MOST_BYTES = 1 << 26
+_LONGEST_PLACE = 400  # characters that name a field; mechanisms within mechanisms have long ones
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
 _ROUNDING = 1e-5  # absolute: ε and ceilings below it are the grid's
@@ -193,11 +195,13 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
     elif shape is _EVENT:
         kind = value.get("kind") if isinstance(value, dict) else None
         mechanism = MECHANISMS.get(kind) if isinstance(kind, str) else None
-        if mechanism is not None:
-            known = {"kind": {kind}, "version": _whole(1), "unit": _Optional(_UNIT)}
+        if len(where) > _LONGEST_PLACE:
+            yield f"{where[:80]} … is nested too deeply"
+        elif mechanism is None:
+            yield f"{where} is not a mechanism that this script knows"
+        else:
+            known = {"kind": {kind}, "version": _whole(1, 1), "unit": _Optional(_UNIT)}
             yield from misshapen(value, known | mechanism.fields, where)
-        elif not isinstance(kind, str):
-            yield f"{where} is no mechanism"
     elif isinstance(shape, dict | _Mapping) and isinstance(value, dict):
         fields = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.shape)
         yield from (f"{where}.{name} is missing" for name in fields if name not in value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,7 @@ def pack_of(
 
 
 def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
-    """Change files of a pack by functions of their JSON, name their digests anew, and check it.
-
-    An attacker who can change a file can change its digest, too.
+    """Change data of a pack, write its pages and digests again where that is possible, and check.
 
     Args:
         pack: its folder.
@@ -179,14 +178,23 @@ def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
         "statement": check_evidence.STATEMENT,
         "ledger": check_evidence.LEDGER,
     }
+    data = {part: json.loads((pack / name).read_text()) for part, name in names.items()}
     for part, change in changed.items():
-        file = pack / names[part]
-        content = json.loads(file.read_text())
-        change(content)
-        file.write_text(json.dumps(content))
+        change(data[part])
+        (pack / names[part]).write_text(json.dumps(data[part]))
+    with suppress(Exception):  # data of another shape: the old pages remain
+        for name, text in check_evidence.pages(
+            data["evidence"], data["ledger"], data["statement"]
+        ).items():
+            (pack / name).write_text(text)
+    return signed_again(pack)
+
+
+def signed_again(pack: Path) -> check_evidence.Findings:
+    """Name the digests of changed files, as an attacker can, and check the pack."""
     evidence = json.loads((pack / check_evidence.EVIDENCE).read_text())
     for name in evidence.get("files", {}):
-        if (pack / name).exists():
+        if (pack / name).is_file():
             evidence["files"][name] = hashlib.sha256((pack / name).read_bytes()).hexdigest()
     (pack / check_evidence.EVIDENCE).write_text(json.dumps(evidence))
     return check_evidence.check(pack)

@@ -21,7 +21,7 @@ from dp_core.labels import Label
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
-from tasks.evidence.audits import LOWER_BOUND, Finding
+from tasks.evidence.audits import LOWER_BOUND, AuditOutput
 from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
@@ -209,7 +209,7 @@ def test_an_audit_is_dp_and_the_evidence_reads_it(
     assert record.verdict == answer.facts["verdict"] != "contradicted"
     claimed = {m.name: m.value for m in context.numbers}["audit/claimed_epsilon"]
     assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the training's own
-    found = Finding(chain.context("store").store, "uri", model.result, "that model")
+    found = AuditOutput(chain.context("store").store, "uri", model.result, "that model")
     object.__setattr__(found, "text", lambda name: (context.out / name).read_text())
     assert LOWER_BOUND.read is not None
     assert LOWER_BOUND.read(LOWER_BOUND, found)[0].subject == "that model"

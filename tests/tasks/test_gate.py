@@ -27,7 +27,7 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export
 from tasks.evidence import audits
-from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, Finding
+from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
 from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
@@ -132,7 +132,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
     """What the only audit of the registry finds of every model that it has an output of."""
     records: list[AuditRecord] = []
 
-    def read(audit: Audit, finding: Finding) -> list[AuditRecord]:
+    def read(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
         return [r.model_copy(update={"subject": finding.subject}) for r in records]
 
     monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit", read),))

@@ -126,6 +126,12 @@ def test_conversion_without_a_theorem_has_no_relation(event: dict[str, Any]) -> 
         relation_of(recorded)
 
 
+def test_histogram_that_gives_a_unit_away_more_often_than_delta_has_infinite_epsilon() -> None:
+    event = ThresholdedHistogram(4, 6.0, 28)
+    assert epsilon_pld(event, DELTA) == math.inf
+    assert derive([_recorded(event)], DELTA).epsilon == math.inf
+
+
 @pytest.mark.parametrize(("n", "sigma", "threshold"), [(5, 0.9, 8), (3, 0.6, 12), (16, 0.8, 9)])
 def test_honest_histogram_of_little_noise_is_not_understated(
     n: int, sigma: float, threshold: int

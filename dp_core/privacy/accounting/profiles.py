@@ -460,7 +460,7 @@ class _SharedWords:
             return np.maximum(0.0, -np.expm1(eps))
         if math.isinf(self._kappa):
             return np.ones_like(eps)
-        # Losses lie at (k − m/2)/σ². Between two of them a profile is linear in e^ε, so the chord of
+        # Losses lie at (k − m/2)/σ². Between two of them a profile is linear in e^ε: the chord of
         # two bounds is a bound. It is convex, as the grid of a PLD needs: bounds evaluated between
         # the losses would fall by 2κPr[k] at each, which a fine grid takes for probability.
         k = np.floor(eps * self._variance + self._m / 2)
@@ -474,4 +474,5 @@ class _SharedWords:
     def _bound(self, k: Floats, loss: Floats) -> Floats:
         """Return a bound of δ at a loss, where outputs above k speak for the unit."""
         upper, lower = self._tail.upper(k + 1 - self._m), self._tail.lower(k + 1)
-        return math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower
+        bound: Floats = math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower
+        return bound

@@ -1,0 +1,538 @@
+"""Forged evidence packs: each is refused, although every digest in it is right."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evidence_examples import (
+    EARLIER,
+    TRAINING,
+    UNIT,
+    altered,
+    pack_of,
+    released_model,
+    settled,
+    signed_again,
+)
+
+from dp_core.privacy.accounting import epsilon_pld, tpr_ceiling
+from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
+from tasks.evidence import check_evidence
+from tasks.runtime.deployment import Deployment
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An honest pack, and the folder of its model."""
+    home = tmp_path_factory.mktemp("evidence")
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
+    deployment.prepare()
+    uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
+    model = Path(shutil.copytree(uri.removeprefix("file://"), home / "model"))
+    for file in model.iterdir():
+        if file.name not in ("config.json", "model.safetensors", "PRIVACY.md", _STATEMENT):
+            file.unlink()
+    return pack_of(deployment, uri, home / "pack"), model
+
+
+_STATEMENT = check_evidence.STATEMENT
+
+
+@pytest.fixture
+def pack(made_once: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made_once[0], tmp_path / "pack"))
+
+
+@pytest.fixture
+def model(made_once: tuple[Path, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made_once[1], tmp_path / "model"))
+
+
+def test_honest_pack_of_the_model_holds(pack: Path, model: Path) -> None:
+    assert altered(pack).faults == []
+    assert check_evidence.check(pack, model).code == check_evidence.HOLDS
+
+
+# --- forged data; the pages are written again from them
+
+
+def _holders(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        item
+        for holder in content.get("claims") or content.get("extracts") or [content]
+        for item in holder.get("entries") or holder["releases"]
+    ]
+
+
+def _each(**values: Any) -> Change:
+    """Return a change of all releases (of evidence or statement) or all entries of a ledger."""
+    return lambda content: [item.update(copy.deepcopy(values)) for item in _holders(content)]
+
+
+def _top(**values: Any) -> Change:
+    """Return a change of the claims, the statement or the extracts."""
+
+    def change(content: dict[str, Any]) -> None:
+        for holder in content.get("claims") or content.get("extracts") or [content]:
+            holder.update(copy.deepcopy(values))
+
+    return change
+
+
+def _both(*changes: Change) -> Change:
+    return lambda content: [change(content) for change in changes]
+
+
+def _everywhere(change: Change) -> dict[str, Change]:
+    return {"evidence": change, "statement": change, "ledger": change}
+
+
+def _claimed(change: Change) -> dict[str, Change]:
+    return {"evidence": change, "statement": change}
+
+
+def _quieter(content: dict[str, Any]) -> None:
+    for item in _holders(content):
+        for phase in item["event"]["phases"]:
+            phase[1] *= 1.5
+
+
+def _relabelled(content: dict[str, Any]) -> None:
+    _each(neighbours="replace-one")(content)
+    for holder in content.get("claims") or content.get("extracts") or [content]:
+        holder["neighbours" if "neighbours" in holder else "budget_neighbours"] = "replace-one"
+    if "releases" in content:  # releases of a statement have no field for it
+        for item in content["releases"]:
+            del item["neighbours"]
+
+
+def _of_examples(content: dict[str, Any]) -> None:
+    _each(unit="example")(content)
+    for holder in content.get("claims") or content.get("extracts") or [content]:
+        holder["unit" if "unit" in holder else "budget_unit"] = "example"
+
+
+def _large_delta(content: dict[str, Any]) -> None:
+    delta, events = 0.15, (EARLIER, TRAINING)
+    for item, event in zip(_holders(content), events, strict=True):
+        item["delta"] = delta
+        if "epsilon" in item:
+            item["epsilon"] = epsilon_pld(event, delta)
+    if "extracts" not in content:
+        _top(delta=2 * delta, epsilon=epsilon_pld(compose(*events), 2 * delta))(content)
+
+
+def _shuffled(content: dict[str, Any]) -> None:
+    event = ShuffledGaussian(2.0, 3, unit=UNIT)
+    for holder in content.get("claims") or content.get("extracts") or [content]:
+        items = holder.get("entries") or holder["releases"]
+        del items[1:]
+        items[0].update(event=event.to_json(), delta=1e-6)
+        if "epsilon" in items[0]:
+            items[0]["epsilon"] = epsilon_pld(event, 1e-6)
+            holder.update(delta=1e-6, epsilon=items[0]["epsilon"])
+    if "trained_by" in content:
+        content["trained_by"] = None
+        ceilings = [{"fpr": rate, "tpr": tpr_ceiling(event, rate)} for rate in (0.001, 0.01)]
+        content["claims"][0]["tpr_ceilings"] = ceilings
+
+
+def _nested(content: dict[str, Any]) -> None:
+    event = _holders(content)[0]["event"]
+    for _ in range(400):
+        event = {"kind": "composed", "version": 1, "unit": "patient", "events": [event]}
+    _holders(content)[0]["event"] = event
+
+
+def _audited(**figures: Any) -> Change:
+    whole = {
+        "level": "patient", "value": 9.5, "interval": [9.0, 10.0], "confidence": 0.95,
+        "null_control": {"of": "coins", "low": 0, "high": 1, "alarm_rate": 0.05, "p_value": None},
+        "power": "all", "verdict": "consistent", "bounds_claim": True, "ceiling": 30.0,
+    }  # fmt: skip
+    return lambda evidence: evidence["audits"][1].update(whole | figures)
+
+
+FORGED: dict[str, tuple[dict[str, Change], str]] = {
+    "the claim's ε alone": ({"evidence": _top(epsilon=0.1)}, f"{_STATEMENT}.epsilon is"),
+    "ε wherever it is written": (
+        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, and dp_accounting derives"
+    ),
+    "ε of a release": (
+        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, and dp_accounting derives"
+    ),
+    "ε of a release by Rényi DP": ({"statement": _each(epsilon_rdp=0.01)}, "epsilon_rdp is 0.01"),
+    "the ceiling": (
+        {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(tpr=0.001)},
+        "most TPR at FPR 0.001",
+    ),
+    "no ceilings": ({"evidence": _top(tpr_ceilings=[])}, "its ceilings on attacks are not at"),
+    "a ceiling at another rate": (
+        {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(fpr=1e-9, tpr=0.01)},
+        "its ceilings on attacks are not at",
+    ),
+    "the recorded derivation": (
+        {"evidence": lambda e: e["claims"][0]["rederived"].update(epsilon=0.01)},
+        "the pack records another derived ε: 0.01",
+    ),
+    "neighbours relabelled": (
+        _everywhere(_relabelled), "its mechanism protects under add-or-remove-one neighbours"
+    ),
+    "shuffled epochs as add-or-remove": (
+        _everywhere(_shuffled), "its mechanism protects under zero-out-one neighbours"
+    ),
+    "δ above 1/n": (_everywhere(_large_delta), "δ = 0.3 is not below 1/n for n = 10000 units"),
+    "no declared units": (_claimed(_top(declared_units=None)), "another number of units"),
+    "more noise in evidence and statement": (_claimed(_quieter), f"{_STATEMENT}.releases[0]"),
+    "more noise everywhere": (
+        {"evidence": _quieter, "ledger": _quieter, "statement": _quieter}, f"{_STATEMENT}.releases"
+    ),
+    "a ledger entry removed": (
+        {"ledger": lambda f: f["extracts"][0]["entries"].pop(0)}, "are not numbered in order"
+    ),
+    "a ledger entry renamed": (
+        {"ledger": lambda f: f["extracts"][0]["entries"][0].update(id="x")},
+        "the ledger extract does not hold it",
+    ),
+    "a settled release left out": (
+        {
+            "evidence": lambda e: e["claims"][0]["releases"].pop(0),
+            "statement": lambda s: s["releases"].pop(0),
+        },
+        "δ is not the sum",
+    ),
+    "an entry not settled": ({"ledger": _each(state="reserved")}, "has not settled it"),
+    "an entry not accounted": ({"ledger": _each(accounted=False)}, "accounted is False"),
+    "an entry of another data set": (
+        {"ledger": _each(of_this_data_set=False)}, "it is of another data set"
+    ),
+    "an entry of another mechanism": ({"ledger": _quieter}, "the ledger has another event"),
+    "an entry of another δ": ({"ledger": _each(delta=1e-9)}, "the ledger has another delta"),
+    "a known seed": ({"ledger": _each(known_seed=True)}, "its seed is known"),
+    "a day after the evidence": ({"ledger": _each(settled="2999-01-01")}, "not in order"),
+    "a time of day": ({"ledger": _each(settled="2026-01-01T10:00")}, "is not a day"),
+    "another unit": (
+        _claimed(_top(unit="example")), "unit or neighbours are not those of its releases"
+    ),
+    "another unit everywhere": (
+        _everywhere(_of_examples), "its mechanism protects another unit than example"
+    ),
+    "a budget for another unit": (
+        {"ledger": lambda f: f["extracts"][0].update(budget_unit="document")},
+        "the budget protects the unit document",
+    ),
+    "a budget for other neighbours": (
+        {"ledger": lambda f: f["extracts"][0].update(budget_neighbours="replace-one")},
+        "the budget protects the neighbours replace-one",
+    ),
+    "more units declared": (
+        _claimed(_top(declared_units=10**5)), "declare another number of units"
+    ),
+    "a smaller δ": (_claimed(_top(delta=1e-9)), "δ is not the sum"),
+    "releases of two plans": (
+        {"ledger": lambda f: f["extracts"][0]["entries"][0].update(plan=2)}, "were not one plan"
+    ),
+    "a data set without a claim": (
+        {"ledger": lambda f: f["extracts"].append(f["extracts"][0] | {"dataset": "letters"})},
+        "other data sets than the claims: notes, letters",
+    ),
+    "a statement that claims nothing": (
+        {"statement": _top(private=False)}, f"{_STATEMENT}.private is false"
+    ),
+    "the words of a mechanism": (
+        {"statement": lambda s: s["releases"][0].update(mechanism="σ = 99")},
+        f"{_STATEMENT}.releases[0].mechanism is",
+    ),
+    "another accounting": ({"statement": _top(accounting="magic")}, f"{_STATEMENT}.accounting"),
+    "a statement with a note": ({"statement": _top(note="ε = 0.01")}, f"{_STATEMENT}.note is unk"),
+    "the training's plan": (
+        {"evidence": lambda e: e["trained_by"].update(noise_multiplier=9.0)},
+        "rate, noise or length of the training's plan",
+    ),
+    "the training's bands": (
+        {"evidence": lambda e: e["trained_by"].update(noise_bands=4)}, "has more bands"
+    ),
+    "another release as the training": (
+        {"evidence": lambda e: e["trained_by"].update(ledger_id="none")}, "not among the releases"
+    ),
+    "a bound above the claim": (
+        {"evidence": _audited(value=99.0, interval=[98.0, 100.0], ceiling=1000.0)},
+        "contradicts the claim",
+    ),
+    "a bound above its ceiling": ({"evidence": _audited(ceiling=8.0)}, "contradicts the claim"),
+    "an audit that says so": (
+        {"evidence": _audited(interval=[0.0, 1.0], verdict="contradicted", finding="ε ≥ 3.")},
+        "contradicts the claim: ε ≥ 3.",
+    ),
+    "an audit with half its figures": (
+        {"evidence": lambda e: e["audits"][1].update(value=1.0)}, "it was not run"
+    ),
+    "an empty interval": ({"evidence": _audited(interval=[1.0, 0.0])}, "its interval is empty"),
+    "a missing field": ({"evidence": lambda e: e.pop("audits")}, "audits is missing"),
+    "an unknown field": ({"evidence": lambda e: e.update(seal="ok")}, "seal is unknown"),
+    "a sentence of promise": ({"evidence": lambda e: e.update(promise=["ε = 0.01"])}, "promise is"),
+    "no claim at all": ({"evidence": lambda e: e.update(claims=[])}, "there is no claim"),
+    "a number as text": ({"evidence": _top(epsilon="4.9")}, "claims[0].epsilon is of another type"),
+    "other digits": ({"evidence": lambda e: e.update(created="٢٠٢٦-٠١-٠١")}, "created is not text"),
+    "a flag for a number": ({"evidence": _top(delta=True)}, "delta is of another type"),
+    "a huge number": ({"evidence": _top(declared_units=10**40)}, "declared_units is of another"),
+    "more than one line": ({"evidence": _top(dataset="x\n\n# ε = 0.01")}, "dataset is not text"),
+    "negative noise": (
+        _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, -2.0, 100]]})),
+        "phases[0][1] is of another type, or out of range",
+    ),
+    "endless training": (
+        _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, 2.0, 10**14]]})),
+        "phases[0][2] is of another type, or out of range",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_forged_data_are_refused_with_the_place(pack: Path, forged: str) -> None:
+    changes, fault = FORGED[forged]
+    found = altered(pack, **changes)
+    assert found.code == check_evidence.FAULTY
+    assert any(fault in line for line in found.faults), found.faults
+
+
+def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> None:
+    """(1 + e^ε)δ is the δ under replace-one; a release claims it with the δ of the halves."""
+
+    def change(content: dict[str, Any]) -> None:
+        _relabelled(content)
+        for item in _holders(content):
+            event = {
+                "kind": "restated", "version": 1, "unit": "patient", "event": item["event"],
+                "to": "replace-one", "delta": item["delta"],
+            }  # fmt: skip
+            item["event"] = event
+            if "mechanism" in item:
+                item["epsilon_rdp"] = None
+                item["mechanism"] = MechanismEvent.from_json(event).describe()
+            if "epsilon" in item:
+                item["epsilon"] *= 2
+            if item.get("rederived"):
+                item["rederived"]["epsilon"] *= 2
+        if "accounting" in content:
+            content["accounting"] = (
+                "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+            )
+        if "extracts" not in content:
+            _top(epsilon=2 * (content.get("claims") or [content])[0]["epsilon"])(content)
+
+    found = altered(pack, **_everywhere(change))
+    assert any("dp_accounting derives inf" in line for line in found.faults), found.faults
+
+
+# --- forged pages and files
+
+
+@pytest.mark.parametrize("name", sorted(check_evidence.FILES - {check_evidence.SCRIPT}))
+def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
+    text = (pack / name).read_text()
+    epsilon = json.loads((pack / check_evidence.EVIDENCE).read_text())["claims"][0]["epsilon"]
+    forged = text.replace(f"{epsilon:.4g}"[:4], "0.01")
+    if name == check_evidence.LEDGER:
+        forged = text.replace("1e-06", "1e-09")
+    assert forged != text
+    (pack / name).write_text(forged)
+    found = signed_again(pack)
+    assert found.code == check_evidence.FAULTY and found.faults
+
+
+def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
+    for name in (check_evidence.PAGE, check_evidence.CARD, check_evidence.WORDS):
+        text = (pack / name).read_text()
+        (pack / name).write_text(text + "\nIn practice nothing can be inferred.\n")
+        assert signed_again(pack).faults == [f"{name} does not say what the data say"]
+        (pack / name).write_text(text)
+
+
+def test_changed_script_is_not_run_against(pack: Path) -> None:
+    script = pack / check_evidence.SCRIPT
+    script.write_text(script.read_text() + "\n")
+    with pytest.raises(check_evidence.NotAPackError, match="is not this one"):
+        signed_again(pack)
+
+
+@pytest.mark.parametrize("where", ["named", "not named"])
+def test_second_statement_is_refused(pack: Path, where: str) -> None:
+    (pack / "statement_2.json").write_text("{}")
+    if where == "named":
+        evidence = json.loads((pack / check_evidence.EVIDENCE).read_text())
+        evidence["files"]["statement_2.json"] = ""
+        (pack / check_evidence.EVIDENCE).write_text(json.dumps(evidence))
+    assert any("statement_2.json" in line for line in signed_again(pack).faults)
+
+
+def test_link_in_place_of_a_file_is_refused(pack: Path, tmp_path: Path) -> None:
+    (pack / check_evidence.PAGE).rename(tmp_path / "page")
+    (pack / check_evidence.PAGE).symlink_to(tmp_path / "page")
+    assert check_evidence.check(pack).faults == ["evidence.html is not a regular file"]
+
+
+def _other_weights(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"other")
+
+
+def _renamed_weights(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "decoy.safetensors")
+
+
+def _linked_weights(model: Path) -> None:
+    shutil.move(model / "model.safetensors", model.parent / "weights")
+    (model / "model.safetensors").symlink_to(model.parent / "weights")
+
+
+def _in_a_folder(model: Path) -> None:
+    (model / "onnx").mkdir()
+    (model / "onnx" / "model.onnx").write_bytes(b"other")
+
+
+FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "other weights": (_other_weights, "it is another model's"),
+    "weights of another name": (_renamed_weights, "holds decoy.safetensors"),
+    "weights as a link": (_linked_weights, "model.safetensors is not a regular file"),
+    "more weights": (lambda m: (m / "pytorch_model.bin").write_bytes(b"x"), "holds pytorch_model"),
+    "weights in a folder": (_in_a_folder, "holds onnx/model.onnx"),
+    "a missing file": (lambda m: (m / "config.json").unlink(), "lacks config.json"),
+    "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md is not"),
+    "code": (lambda m: (m / "modeling.py").write_text(""), "holds modeling.py"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED_MODELS)
+def test_forged_model_folder_is_refused(pack: Path, model: Path, forged: str) -> None:
+    change, fault = FORGED_MODELS[forged]
+    change(model)
+    found = check_evidence.check(pack, model)
+    assert found.code == check_evidence.FAULTY
+    assert any(fault in line for line in found.faults), found.faults
+
+
+def test_statement_of_the_model_is_the_statement_of_the_pack(pack: Path, model: Path) -> None:
+    (model / "PRIVACY.md").write_text("ε = 0.01")
+    digest = check_evidence._digest_of(model / "PRIVACY.md")
+    altered(pack, evidence=lambda e: e["model"]["files"].update({"PRIVACY.md": digest}))
+    found = check_evidence.check(pack, model)
+    assert "the model's PRIVACY.md is not the pack's" in found.faults
+
+
+# --- text that is not strict JSON
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 2, "version": 2}',
+        '{"version": 2, "claims": NaN}',
+        '{"version": 2, "claims": -Infinity}',
+        '{"version": 2, "claims": 1e999}',
+        '{"version": 2, "claims": ' + "[" * 200_000 + "]" * 200_000 + "}",
+        '{"version": 2, "claims": ' + "9" * 5000 + "}",
+        '{"version": 2',
+        "[]",
+    ],
+    ids=["twice", "nan", "infinity", "overflow", "nested", "digits", "cut", "list"],
+)
+def test_text_that_is_not_strict_json_is_no_pack(pack: Path, text: str) -> None:
+    (pack / check_evidence.EVIDENCE).write_text(text)
+    assert check_evidence.main([str(pack)]) == check_evidence.NO_PACK
+
+
+def test_nested_mechanisms_are_refused(pack: Path) -> None:
+    found = altered(pack, **_everywhere(_nested))
+    assert any("is nested too deeply" in line for line in found.faults), found.faults
+
+
+# --- every figure that is not listed as recorded is derived
+
+
+def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, (*place, key))
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _leaves(part, (*place, number))
+    else:
+        yield place
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 0.9 if isinstance(value, float) else max(value - 1, value == 0)
+    return f"{value[:-1]}0" if isinstance(value, str) and value else "0"
+
+
+@pytest.mark.parametrize("name", [check_evidence.EVIDENCE, check_evidence.LEDGER, _STATEMENT])
+def test_every_value_is_derived_or_listed_as_recorded(
+    pack: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaf is changed alone, and the pages are written again from the forged data."""
+    derive = check_evidence.derive
+    known: dict[str, check_evidence.Derived] = {}
+
+    def remembered(events: Any, delta: float, rates: Any = ()) -> check_evidence.Derived:
+        key = json.dumps([events, delta, rates])
+        return known.setdefault(key, known.get(key) or derive(events, delta, rates))
+
+    monkeypatch.setattr(check_evidence, "derive", remembered)
+    part = {check_evidence.EVIDENCE: "evidence", check_evidence.LEDGER: "ledger"}.get(name)
+    honest = {file.name: file.read_text() for file in pack.iterdir()}
+    data = json.loads(honest[name])
+    for place in _leaves(data):
+        for file, text in honest.items():
+            (pack / file).write_text(text)
+
+        def change(content: dict[str, Any], place: tuple[Any, ...] = place) -> None:
+            *above, last = place
+            for key in above:
+                content = content[key]
+            content[last] = _other(content[last])
+
+        field = re.sub(r"\.\[\]", "[]", ".".join("[]" if type(p) is int else str(p) for p in place))
+        recorded = check_evidence.RECORDED.get(name, ())
+        if place[0] == "files" or any(
+            field == r or field.startswith((f"{r}.", f"{r}[")) for r in recorded
+        ):
+            continue
+        try:
+            found = altered(pack, **{part or "statement": change})
+        except check_evidence.NotAPackError:
+            continue
+        assert found.code != check_evidence.HOLDS, field
+
+
+def test_recorded_fields_are_printed_and_shown_on_the_page(pack: Path) -> None:
+    text = check_evidence.as_text(check_evidence.check(pack))
+    page = (pack / check_evidence.PAGE).read_text()
+    for fields in check_evidence.RECORDED.values():
+        assert ", ".join(fields) in text and ", ".join(fields) in page
+
+
+def test_claim_above_the_derivation_is_no_fault(pack: Path) -> None:
+    """A weaker claim is a true one: ε of total and releases twice as large."""
+
+    def weaker(content: dict[str, Any]) -> None:
+        for holder in content.get("claims") or [content]:
+            holder["epsilon"] *= 2
+            for release in holder["releases"]:
+                release["epsilon"] *= 2
+                if release.get("epsilon_rdp"):
+                    release["epsilon_rdp"] *= 2
+
+    found = altered(pack, **_claimed(weaker))
+    assert found.code == check_evidence.HOLDS, found.faults
