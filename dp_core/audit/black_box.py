@@ -88,7 +88,7 @@ def open_model(folder: Path) -> Audited:
     if byte_level.is_byte_level(tokens):
         tokenizer = byte_level.of_folder(folder, tokens)
     else:
-        tokenizer = wordpiece.of_tokens(tokens)
+        tokenizer = wordpiece.of_folder(folder, tokens)
     ids = tokenizer.get_vocab()
     model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
     return Audited(language_model(model), tokenizer)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from tokenizers import decoders, pre_tokenizers
 
 from dp_core.errors import BadInput
@@ -240,6 +240,8 @@ UNUSABLE = (
     RecursionError,  # JSON of a hundred thousand brackets
 )
 _KINDS: dict[str, type[ModelConfig]] = {
+    "bert": BertConfig,
+    "distilbert": BertConfig,
     "gpt2": Gpt2Config,
     "llama": LlamaConfig,
     "feed-forward": FeedForwardConfig,
@@ -284,7 +286,11 @@ def load_model(folder: Path) -> AnyModel:
         BadInput: files missing, another architecture, or tensors that do not fit the config.
     """
     about = _read_config(folder)
-    config = _KINDS.get(str(about.get("model_type")), BertConfig).from_hf(about)
+    kind = about.get("model_type", "bert")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        fix = f"Supported architectures are {', '.join(_KINDS)}."
+        raise BadInput(f"model_type is {kind!r}", where=f"{folder}/{CONFIG}", fix=fix)
+    config = _KINDS[kind].from_hf(about)
     head = _classifier(about)
     heads = {TAGGER: {TAGGER, TRANSITIONS}, CLASSIFIER: {CLASSIFIER}, None: {"mlm"}}[head]
     found = from_hf(_read_tensors(folder), config, frozenset(heads))
@@ -315,43 +321,62 @@ def _classifier(about: dict[str, Any]) -> str | None:
     return None
 
 
-def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
+def _read_tensors(folder: Path) -> Arrays:
+    """Return the floating-point tensors of a model folder, of one file or of all its shards.
+
+    Raises:
+        BadInput: no weights in safetensors, a shard that is missing, or a damaged file.
+    """
     try:
         files = [WEIGHTS]
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
-            files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
-        # A file of the folder itself, whatever the index says.
-        return {k: v for name in files for k, v in read_tensors(folder / Path(name).name).items()}
+            # Only the name counts: no index can point outside of its folder.
+            shards = json.loads((folder / _SHARDS).read_text())["weight_map"].values()
+            files = sorted({Path(name).name for name in shards})
+        if missing := [name for name in files if not (folder / name).exists()]:
+            raise BadInput(_absent(folder, files, missing), where=str(folder), fix=_FORMAT)
+        return {k: v for name in files for k, v in read_tensors(folder / name).items()}
     except UNUSABLE as error:
-        raise BadInput(
-            f"{WEIGHTS} cannot be read",
-            where=str(folder),
-            fix="Give a Hugging Face folder of a BERT, DistilBERT, GPT-2 or Llama, in safetensors.",
-        ) from error
+        raise BadInput(f"{WEIGHTS} cannot be read", where=str(folder), fix=_FORMAT) from error
 
 
-def read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
-    """Return a file's tensors; bfloat16, which NumPy has not, as the float32 of the same value."""
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + size]
-    if b"BF16" not in header:
-        return load_file(file)
-    out = {}
-    for name, about in json.loads(header).items():
-        if name == "__metadata__":
-            continue
-        first, last = (8 + size + offset for offset in about["data_offsets"])
-        if about["dtype"] == "BF16":
-            words = np.frombuffer(content[first:last], np.uint16).astype(np.uint32) << 16
-            value = words.view(np.float32)
-        else:
-            value = np.frombuffer(content[first:last], _FORMATS[about["dtype"]])
-        out[name] = value.astype(np.float32).reshape(about["shape"])
+_FORMAT = f"The folder needs {WEIGHTS}, or all its shards, as `save_pretrained` writes them."
+
+
+def _absent(folder: Path, files: Sequence[str], missing: Sequence[str]) -> str:
+    """Return which weights a folder lacks, in words."""
+    if files != [WEIGHTS]:
+        return f"{len(missing)} of {len(files)} shards are missing, the first is {missing[0]!r}"
+    if pickles := sorted(file.name for file in folder.glob("*.bin")):
+        return f"the only weights are {pickles[0]!r}, a pickle, which could run code and is not read"
+    return f"{WEIGHTS} is missing"
+
+
+_FLOATS = ("F64", "F32", "F16")
+_BFLOAT16 = "BF16"
+
+
+def read_tensors(file: Path) -> Arrays:
+    """Return the floating-point tensors of a safetensors file as float32.
+
+    Parameters are floats. Tensors of other types, as the buffer `position_ids` of older
+    checkpoints, are left out unread. NumPy has no bfloat16: it is the upper half of a float32.
+    """
+    out: Arrays = {}
+    with safe_open(file, "np") as tensors:
+        kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
+        for name in (name for name, kind in kinds.items() if kind in _FLOATS):
+            out[name] = tensors.get_tensor(name).astype(np.float32)
+    if _BFLOAT16 not in kinds.values():
+        return out
+    content = np.memmap(file, np.uint8, "r")
+    start = 8 + int(content[:8].view("<u8")[0])
+    header = json.loads(bytes(content[8:start]))
+    for name in (name for name, kind in kinds.items() if kind == _BFLOAT16):
+        first, last = header[name]["data_offsets"]
+        words = content[start + first : start + last].view("<u2").astype(np.uint32) << 16
+        out[name] = words.view(np.float32).reshape(header[name]["shape"])
     return out
-
-
-_FORMATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
