@@ -348,7 +348,9 @@ def _absent(folder: Path, files: Sequence[str], missing: Sequence[str]) -> str:
     if files != [WEIGHTS]:
         return f"{len(missing)} of {len(files)} shards are missing, the first is {missing[0]!r}"
     if pickles := sorted(file.name for file in folder.glob("*.bin")):
-        return f"the only weights are {pickles[0]!r}, a pickle, which could run code and is not read"
+        return (
+            f"the only weights are {pickles[0]!r}, a pickle, which could run code and is not read"
+        )
     return f"{WEIGHTS} is missing"
 
 
@@ -364,7 +366,8 @@ def read_tensors(file: Path) -> Arrays:
     """
     out: Arrays = {}
     with safe_open(file, "np") as tensors:
-        kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
+        names = tensors.keys()
+        kinds = {name: tensors.get_slice(name).get_dtype() for name in names}
         for name in (name for name, kind in kinds.items() if kind in _FLOATS):
             out[name] = tensors.get_tensor(name).astype(np.float32)
     if _BFLOAT16 not in kinds.values():

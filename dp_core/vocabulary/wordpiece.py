@@ -116,8 +116,8 @@ def of_folder(folder: Path, tokens: Sequence[str]) -> Tokenizer:
 # Measured: the published vocabularies of bert-base-uncased (29,523 tokens without markers), of
 # bert-base-chinese (21,025) and an uncased one of PubMed (49,995) have 1, 3 and 0 tokens that no
 # normalised text contains, at most 0.014%. Vocabularies of 2,000 tokens learned from notes have
-# none if uncased, 16% if cased, and 0.6% or 0.35% if four accented words or two Chinese phrases were
-# added to each text and the tokenizer kept them (test_wordpiece.py).
+# none if uncased, 16% if cased, and 0.6% or 0.35% if a few accented words or two Chinese phrases
+# were added to each text and the tokenizer kept them (test_wordpiece.py).
 MOST_UNREACHABLE = 0.001
 _MARKER = re.compile(r"\[.*\]|<.*>")  # [CLS], [unused17], <s>: no text contains them
 

@@ -23,6 +23,7 @@ from tasks.protocol import (
     promotion,
     sweep_steps,
 )
+from tasks.report.omissions import omissions_of
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 from tasks.tracking.mlflow import send_all
@@ -61,6 +62,9 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
             Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps), deployment, watch
         )
     send_all(deployment)
+    for name, result in finished.results.items():
+        if (found := omissions_of(result)) is not None:
+            click.echo(f"confide: warning: {name}: {found[0]}", err=True)
     if as_json:
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts

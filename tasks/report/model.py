@@ -339,6 +339,7 @@ class Report:
     public_seeds: Mapping[str, int] = field(default_factory=dict)
     repeat: tuple[str, ...] = ()  # shell commands
     notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
+    omissions: tuple[Fact, ...] = ()  # items that readers left out of the sources, by task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,6 +397,8 @@ def edition_of(report: R, edition: Edition) -> R:
         }
     # Airflow's key of a run says when it began. With the second in which it ended, that would
     # tell how large the data are.
+    # An omission that were shown as withheld would say that there is one.
+    rows["omissions"] = tuple(fact for fact in report.omissions if fact.label not in hidden)
     return replace(report, run_key=report.shown_run, created=report.created[:_DAY], **rows)
 
 

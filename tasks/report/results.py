@@ -55,6 +55,7 @@ from tasks.report.model import (
     ModelRow,
     Samples,
 )
+from tasks.report.omissions import omissions_of
 from tasks.runtime.context import Input, StepContext, merged
 from tasks.tracking.event_log import labelled
 
@@ -108,6 +109,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     audit = _audit(results.get("dp_audit"))
     return JobReport(
         **header_of(spec, context, results, shown),
+        omissions=omission_facts({name: step.result for name, step in results.items()}),
         audit=audit,
         occurrences=_occurrences(results["private_store"]),
         models=tuple(
@@ -307,6 +309,12 @@ def header_of(
         "public_seeds": {"seed": int(spec.settings["seed"])},
         "repeat": (_repeat_command(spec.title, spec.settings),),
     }
+
+
+def omission_facts(results: Mapping[str, StepResult]) -> tuple[Fact, ...]:
+    """Return one fact for each step that left items of a source out."""
+    omitted = {name: omissions_of(result) for name, result in results.items()}
+    return tuple(Fact(name, *words) for name, words in omitted.items() if words is not None)
 
 
 def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:

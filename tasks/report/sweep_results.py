@@ -22,11 +22,12 @@ from tasks.report.results import (
     exposures_of,
     header_of,
     last_values,
+    omission_facts,
     released_models,
     releases_of,
     score_of,
 )
-from tasks.runtime.context import Input, StepContext
+from tasks.runtime.context import Input, StepContext, read_result
 
 DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by test document
 SEEDS_FOR_THE_BEST = 8
@@ -53,6 +54,13 @@ def sweep_report(
         header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
     return SweepReport(
         **header,
+        omissions=omission_facts(
+            {
+                name: result
+                for name, uri in spec.readers.items()
+                if (result := read_result(context.store, uri)) is not None
+            }
+        ),
         points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )

@@ -14,7 +14,7 @@ from dp_core.errors import BadInput
 from tasks.commands import run
 from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
 from tasks.local import demo
-from tasks.protocol import JobSettings, StepResult, SweepSettings
+from tasks.protocol import JobSettings, MetricRecord, StepResult, SweepSettings
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, Outcome
 
@@ -272,3 +272,26 @@ def test_how_long_a_step_took_is_told_of_made_up_data_alone(tmp_path: Path, made
     job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
     done = Outcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
     assert ("seconds" in done.summary()["steps"]["corpus"]) is made_up
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_run_warns_of_items_that_readers_left_out(
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    counts = {"documents_quarantined": 3, "documents_quarantined/encoding": 3, "documents": 97}
+    metrics = [
+        MetricRecord(name=name, value=value, label="operator") for name, value in counts.items()
+    ]
+
+    def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
+        result = StepResult(
+            step="corpus", spec_hash="0", outputs={}, metrics=metrics, facts={"made_up": False}
+        )
+        return Outcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
+
+    monkeypatch.setattr(run, "run_job", start)
+    monkeypatch.setattr(run, "send_all", lambda _: None)
+    _, out, err = confide("run", *words)
+    line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
+    assert err.count(line) == 1
+    assert "quarantined" not in out and "not UTF-8" not in out  # programs pass the summary on

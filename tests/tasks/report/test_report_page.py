@@ -12,6 +12,7 @@ from types import NoneType
 import pytest
 from report_examples import (
     LONG_NOTE,
+    OMITTED,
     causal_sweep_report,
     extractions,
     job_report,
@@ -419,3 +420,13 @@ def test_long_notes_and_values_of_facts_wrap() -> None:
     assert "white-space: normal" in rules[".facts th, .facts td"]
     assert "white-space: normal" in rules["tbody th small"]
     assert "table-layout: fixed" in rules[".facts"]
+
+
+def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> None:
+    report = job_report(made_up=False)
+    operator = job_page(report, Edition.OPERATOR).html
+    publishable = job_page(report, Edition.PUBLISHABLE).html
+    assert f"Not read, private_corpus:</b> {OMITTED}." in operator
+    assert "Not read, private_corpus" not in publishable  # no mark either: it would be an answer
+    assert "406" not in json.dumps(edition_of(report, Edition.PUBLISHABLE).omissions, default=str)
+    assert "Not read, public_corpus" in publishable
