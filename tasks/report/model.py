@@ -51,8 +51,10 @@ def compared_by(points: Iterable[SweepRow]) -> Measure:
 
 
 def number_of(value: Value) -> float | None:
-    """Return the number, where it was measured and may be seen."""
-    return None if value is None or isinstance(value, Withheld) else value.value
+    """Return the number, or None if it was not measured, is undefined or may not be seen."""
+    if value is None or isinstance(value, Withheld) or math.isnan(value.value):
+        return None
+    return value.value
 
 
 Kind = Literal["public", "phrases", "dp", "nonprivate"]
@@ -288,11 +290,12 @@ class LedgerLine:
     entry: str
     release: str  # in words, for example `word histogram` or `DP pre-training`
     mechanism: str  # in words, parameters included
-    epsilon: float  # PLD, at `delta`
+    epsilon: float  # PLD, at `delta`; by Rényi DP if no PLD is known
     epsilon_rdp: float | None
     delta: float
     state: str  # reserved | settled
     seed_hash: str = ""  # salted
+    claimed_by_rdp: bool = False
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,14 @@ def test_cased_model_is_not_audited_with_tokens_that_no_text_meets(
     assert "46.5% of its tokens can never occur in normalised text" in err
 
 
+def test_line_of_a_wrong_canary_is_its_line_in_the_file(
+    confide: Confide, stranger: Path, tmp_path: Path
+) -> None:
+    canaries = lines_in(tmp_path, "", "her number is [[known3]]", "", "  ", "her number is")
+    code, _, err = confide("audit", stranger, "--canaries", canaries)
+    assert code == 2 and "line 5 has 0 secrets" in err
+
+
 def test_texts_that_the_model_expects_are_told_from_others(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:

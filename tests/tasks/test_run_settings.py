@@ -295,3 +295,19 @@ def test_run_warns_of_items_that_readers_left_out(
     line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
     assert err.count(line) == 1
     assert "quarantined" not in out and "not UTF-8" not in out  # programs pass the summary on
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "not_said"),
+    [
+        ("target_epsilon", "No setting holds the ε of a training", "Did you mean"),
+        ("epsilon", "`confide calibrate` and `confide advise` return σ", "Did you mean"),
+        ("vocabulary_epsilo", "Did you mean vocabulary_epsilon?", "No setting holds"),
+    ],
+)
+def test_unknown_epsilon_is_answered_with_the_way_to_sigma(
+    confide: Confide, steps: list[str], key: str, said: str, not_said: str
+) -> None:
+    code, _, err = confide("run", "--set", f"{key}=3")
+    assert code == 2 and said in err and not_said not in err
+    assert steps == []
