@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, Gpt2Config
-from dp_core.models.hugging_face import UNUSABLE, heads_of, hf_names, read_tensors, transposed
+from dp_core.models.hugging_face import heads_of, hf_names, transposed
 from dp_core.models.parameters import (
     CLASSIFIERS,
     TABLES,
@@ -182,65 +182,6 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
     (folder / ADAPTER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-
-
-def load_adapter(model: Model[C], folder: Path) -> Model[C]:
-    """Return the model with the adapters of a PEFT folder. Every tensor must have its place.
-
-    Args:
-        model: that the adapters were trained beside, without adapters.
-        folder: in PEFT's layout.
-
-    Raises:
-        BadInput: files missing, another kind of adapter, or tensors that do not fit the model.
-    """
-    try:
-        about = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = read_tensors(folder / ADAPTER)
-        rank, alpha = int(about["r"]), float(about["lora_alpha"])
-    except UNUSABLE as error:
-        raise BadInput(f"no {ADAPTER_CONFIG} and {ADAPTER} of PEFT", where=str(folder)) from error
-    scale = np.array(alpha / max(rank, 1), np.float32)
-    if rank < 1 or not np.isfinite(scale):
-        raise BadInput(
-            f"rank {rank} and alpha {alpha:g} scale nothing", where=f"{folder}/{ADAPTER_CONFIG}"
-        )
-    for key, value in _AS_TRAINED.items():
-        if (about.get(key, value) or value) != value:
-            fix = f"Only {value!r} works."
-            raise BadInput(f"{key} is {about[key]!r}", where=f"{folder}/{ADAPTER_CONFIG}", fix=fix)
-    added: Arrays = {LORA_SCALE: scale}
-    for name, theirs in hf_names(model.config, frozenset()).items():
-        keys = [_PREFIX + their.removesuffix(".weight") for their in theirs]
-        there = [f"{key}.lora_A.weight" in tensors for key in keys]
-        if name.endswith("/kernel") and any(there):
-            module = name.removesuffix("/kernel")
-            a, b = (
-                [tensors.pop(f"{key}.lora_{part}.weight", None) for key in keys] for part in "AB"
-            )
-            d_in, d_out = model.parameters[name].shape
-            shapes = {(rank, d_in)}, {(d_out // len(keys), rank)}
-            if {getattr(t, "shape", None) for t in a} != shapes[0] or {
-                getattr(t, "shape", None) for t in b
-            } != shapes[1]:
-                raise BadInput(f"the adapter of {module} does not fit", where=str(folder))
-            for leaf, parts in ((LORA_A, a), (LORA_B, b)):
-                added[f"{module}/{leaf}"] = _side_by_side(parts)
-    for name, their in _classifier_names(model).items():
-        if _PREFIX + their in tensors:
-            value = tensors.pop(_PREFIX + their).astype(np.float32)
-            added[name] = transposed(name, value, model.config)
-    if tensors:
-        raise BadInput(
-            f"{len(tensors)} tensors belong to no module of the model, {min(tensors)} among them",
-            where=f"{folder}/{ADAPTER}",
-            fix="Give the adapter of this architecture, with PEFT's own names.",
-        )
-    return Model(model.config, model.parameters | added, model.labels)
-
-
-def _side_by_side(parts: list[Any]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(np.concatenate([t.astype(np.float32).T for t in parts], axis=1))
 
 
 def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:

@@ -234,7 +234,7 @@ ADAPTER_FOLDER = "adapter"  # within a merged model's: in one folder, both would
 _SHARDS = "model.safetensors.index.json"
 _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
-UNUSABLE = (
+_UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
     ArithmeticError,  # a size of zero, or without end
     RecursionError,  # JSON of a hundred thousand brackets
@@ -335,8 +335,8 @@ def _read_tensors(folder: Path) -> Arrays:
             files = sorted({Path(name).name for name in shards})
         if missing := [name for name in files if not (folder / name).exists()]:
             raise BadInput(_absent(folder, files, missing), where=str(folder), fix=_FORMAT)
-        return {k: v for name in files for k, v in read_tensors(folder / name).items()}
-    except UNUSABLE as error:
+        return {k: v for name in files for k, v in _floats_of(folder / name).items()}
+    except _UNUSABLE as error:
         raise BadInput(f"{WEIGHTS} cannot be read", where=str(folder), fix=_FORMAT) from error
 
 
@@ -358,7 +358,7 @@ _FLOATS = ("F64", "F32", "F16")
 _BFLOAT16 = "BF16"
 
 
-def read_tensors(file: Path) -> Arrays:
+def _floats_of(file: Path) -> Arrays:
     """Return the floating-point tensors of a safetensors file as float32.
 
     Parameters are floats. Tensors of other types, as the buffer `position_ids` of older
