@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,28 +88,29 @@ def open_model(folder: Path) -> Audited:
     if byte_level.is_byte_level(tokens):
         tokenizer = byte_level.of_folder(folder, tokens)
     else:
-        tokenizer = wordpiece.of_tokens(tokens)
+        tokenizer = wordpiece.of_folder(folder, tokens)
     ids = tokenizer.get_vocab()
     model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
     return Audited(language_model(model), tokenizer)
 
 
-def lines_of(file: Path, where: str) -> list[str]:
-    """Return the lines of a file that hold something.
+def lines_of(file: Path, where: str) -> dict[int, str]:
+    """Return the lines of a file that are not blank, by their number in the file, from 1.
 
     Raises:
-        BadInput: no readable text; `where` names the setting, and nothing of the text is told.
+        BadInput: no readable text; `where` names the setting, and no text is quoted.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise PrivateTextRefusal("no readable text", where=where) from None
-    return [line for line in map(str.strip, text.splitlines()) if line]
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return {number: line for number, line in lines if line}
 
 
 @dataclass(frozen=True)
 class Given:
-    """What somebody gives to audit a model by: lines of text, or None.
+    """The texts that a model is audited by: non-blank lines by number of line, or None.
 
     Attributes:
         canaries: the secret of each in double brackets.
@@ -117,9 +118,9 @@ class Given:
         coins: each text was one whole unit, in or out by a fair coin before the training.
     """
 
-    canaries: Sequence[str] | None = None
-    members: Sequence[str] | None = None
-    held_out: Sequence[str] | None = None
+    canaries: Mapping[int, str] | None = None
+    members: Mapping[int, str] | None = None
+    held_out: Mapping[int, str] | None = None
     coins: bool = False
 
 
@@ -153,7 +154,8 @@ def audit(
             records.append(_targeted(audited, given.canaries, protocol, seed))
     if given.members is None or given.held_out is None:
         return records
-    with _rows_of(audited, given.members, given.held_out, seed) as sides:
+    texts = list(given.members.values()), list(given.held_out.values())
+    with _rows_of(audited, *texts, seed) as sides:
         seen = _Seen.of(audited, sides, masks, seed)
         records += _membership(seen, ceiling, seed)
         if given.coins:
@@ -163,20 +165,20 @@ def audit(
     return records
 
 
-def canary_exposure(audited: Audited, lines: Sequence[str]) -> AuditRecord:
+def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
     """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
 
     Args:
         audited: the model.
-        lines: of text each, the secret in double brackets: `her number is [[seven]]`. A secret is
-            one token; without memory its rank is uniform where it was drawn uniformly.
+        lines: texts by number of line, the secret in double brackets: `her number is [[seven]]`. A
+            secret is one token; without memory its rank is uniform where it was drawn uniformly.
 
     Raises:
         BadInput: no canary, or one without exactly one secret of one token. Its text is not told.
     """
     if not lines:
         raise PrivateTextRefusal("there is no canary", where="canaries", fix="Give one a line.")
-    canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
+    canaries = [_canary(audited, line, number) for number, line in lines.items()]
     pool = candidates(audited.tokenizer)
     longest = max(len(canary.tokens) for canary in canaries) + 2
     masked = alone(canaries, SpecialIds.of(audited.tokenizer), longest)
@@ -235,14 +237,14 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
 
 
 def _targeted(
-    audited: Audited, lines: Sequence[str], protocol: ExtractionProtocol, seed: int
+    audited: Audited, lines: Mapping[int, str], protocol: ExtractionProtocol, seed: int
 ) -> AuditRecord:
     """Return how many secrets are guessed from the words before them.
 
     Control: the same words with secrets drawn by public coins, as Carlini et al. 2019 compare.
     """
     pool, coins = candidates(audited.tokenizer), np.random.default_rng(seed)
-    canaries = [_canary(audited, line, number) for number, line in enumerate(lines, 1)]
+    canaries = [_canary(audited, line, number) for number, line in lines.items()]
     for canary in list(canaries):
         at = canary.secret_index
         others = np.setdiff1d(pool, [canary.secret])

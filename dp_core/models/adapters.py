@@ -1,14 +1,14 @@
-"""Which of a model's parameters are trained, and LoRA: low-rank adapters beside its matrices.
+"""Trained parts of a model, and LoRA: low-rank adapters of its matrices.
 
-Hu et al. 2021 (arXiv:2106.09685): y = x·W + b + (α / rank)·(x·A)·B, with W and b frozen, A drawn
-from a public seed and B zero, so that training begins at the model itself. Under DP the noise of
-an update has as many coordinates as there are trained parameters, while the clipped gradient keeps
-its length (Yu et al. 2021, arXiv:2110.06500). BitFit trains biases and norms alone (Ben Zaken et
-al. 2021, arXiv:2106.10199; under DP: Bu et al. 2022, arXiv:2210.00036).
+LoRA (Hu et al. 2021, arXiv:2106.09685) computes y = x·W + b + (α / rank)·(x·A)·B. W and b are
+frozen, A is drawn from a public seed and B is zero, so that training starts from the model itself.
+Under DP the noise of an update has one coordinate for each trained parameter, while the norm of the
+clipped gradient stays the same (Yu et al. 2021, arXiv:2110.06500). BitFit trains only biases and
+norms (Ben Zaken et al. 2021, arXiv:2106.10199; under DP: Bu et al. 2022, arXiv:2210.00036).
 
-A model with adapters is a `Model` whose parameters hold them beside the matrices that they are of:
-every function of `dp_core` computes with them. In folders of Hugging Face's layout they are merged
-(`hugging_face.save`), or stand alone in PEFT's layout (`save_adapter`).
+The parameters of a `Model` with adapters hold A and B next to each adapted matrix, and every
+function of `dp_core` computes with them. A model folder contains either the merged model
+(`hugging_face.save`) or the adapters without the model in PEFT's layout (`save_adapter`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, Gpt2Config
-from dp_core.models.hugging_face import UNUSABLE, heads_of, hf_names, read_tensors, transposed
+from dp_core.models.hugging_face import heads_of, hf_names, transposed
 from dp_core.models.parameters import (
     CLASSIFIERS,
     TABLES,
@@ -49,19 +49,19 @@ _TARGETS = {
 
 
 def trained_names(model: AnyModel, config: AdapterConfig) -> frozenset[str]:
-    """Return the names of the parameters that a training changes; a fresh classifier always is.
+    """Return the names of the trained parameters. A fresh classifier is always trained.
 
     Args:
-        model: with its adapters, where they are what is trained.
-        config: says which.
+        model: the model, with adapters if these are trained.
+        config: selects the trained part.
     """
     names = [name for name in model.parameters if name != LORA_SCALE]
     chosen = {n for n in names if _is_trained(n, config.trained_parameters, model.config.layers)}
     return frozenset(chosen | {n for n in names if n.startswith(CLASSIFIERS)})
 
 
-def _is_trained(name: str, what: TrainedParameters, layers: int) -> bool:
-    match what:
+def _is_trained(name: str, part: TrainedParameters, layers: int) -> bool:
+    match part:
         case "all":
             return True
         case "lora":
@@ -75,18 +75,18 @@ def _is_trained(name: str, what: TrainedParameters, layers: int) -> bool:
 
 
 def prepared(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
-    """Return the model as a training of `config` begins with it: with fresh adapters, or as it is.
+    """Return the start of a training: the model with fresh adapters if `config` trains adapters.
 
-    Adapters that it has already are merged first.
+    Adapters of an earlier training are merged first.
     """
     start = merged(model)
     return with_adapters(start, config, seed) if config.trained_parameters == "lora" else start
 
 
 def with_adapters(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
-    """Return the model with a fresh LoRA beside each matrix of the config's targets.
+    """Return the model with a fresh adapter for each matrix of the config's targets.
 
-    A has the deviation of PEFT's, 1/√(3·in); B is zero: the model computes what it did.
+    A has standard deviation 1/√(3·in), as in PEFT. B is zero, so that no output changes.
 
     Args:
         model: without adapters.
@@ -111,13 +111,13 @@ def with_adapters(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]
 
 
 def adapters_of(parameters: Arrays) -> list[str]:
-    """Return the modules that have an adapter."""
+    """Return the names of the modules that have an adapter."""
     leaf = f"/{LORA_A}"
     return [name.removesuffix(leaf) for name in parameters if name.endswith(leaf)]
 
 
 def merged(model: Model[C]) -> Model[C]:
-    """Return the model that computes the same without adapters: W + (α / rank)·A·B."""
+    """Return an equivalent model without adapters, whose matrices are W + (α / rank)·A·B."""
     p = dict(model.parameters)
     for module in adapters_of(model.parameters):
         a, b = p.pop(f"{module}/{LORA_A}"), p.pop(f"{module}/{LORA_B}")
@@ -134,7 +134,7 @@ def _product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float
 
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of every tensor's name in PEFT's files
-_AS_TRAINED = {  # what our adapters are, in the words of PEFT's config
+_KIND = {  # the settings of PEFT that describe these adapters
     "peft_type": "LORA",
     "bias": "none",
     "use_rslora": False,
@@ -146,14 +146,14 @@ _AS_TRAINED = {  # what our adapters are, in the words of PEFT's config
 
 
 def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
-    """Write a model's adapters alone, in PEFT's layout; a fresh classifier goes with them.
+    """Write the adapters of a model, and its fresh classifier, in PEFT's layout.
 
-    `peft.PeftModel.from_pretrained(base, folder)` reads it.
+    `peft.PeftModel.from_pretrained(base, folder)` reads the folder.
 
     Args:
-        model: with adapters.
-        folder: where `adapter_config.json` and `adapter_model.safetensors` go.
-        base: where the model that they were trained beside is found; people may change it.
+        model: a model with adapters.
+        folder: receives `adapter_config.json` and `adapter_model.safetensors`.
+        base: name or path of the base model; readers may change it.
 
     Raises:
         BadInput: the model has no adapters.
@@ -167,14 +167,14 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
     causal = isinstance(model.config, CausalConfig)
     kind = "TOKEN_CLS" if tags else "CAUSAL_LM" if causal else None
     about: dict[str, Any] = {
-        **_AS_TRAINED,
+        **_KIND,
         "task_type": kind,
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": float(model.parameters[LORA_SCALE]) * rank,
         "lora_dropout": 0.0,
         "fan_in_fan_out": isinstance(model.config, Gpt2Config),  # whose kernels are [in, out]
-        "target_modules": modules,  # in full: endings of names would match others too
+        "target_modules": modules,  # full names, because suffixes match further modules
         "modules_to_save": sorted(classifiers) or None,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -184,67 +184,8 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
     (folder / ADAPTER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
 
 
-def load_adapter(model: Model[C], folder: Path) -> Model[C]:
-    """Return the model with the adapters of a PEFT folder. Every tensor must have its place.
-
-    Args:
-        model: that the adapters were trained beside, without adapters.
-        folder: in PEFT's layout.
-
-    Raises:
-        BadInput: files missing, another kind of adapter, or tensors that do not fit the model.
-    """
-    try:
-        about = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = read_tensors(folder / ADAPTER)
-        rank, alpha = int(about["r"]), float(about["lora_alpha"])
-    except UNUSABLE as error:
-        raise BadInput(f"no {ADAPTER_CONFIG} and {ADAPTER} of PEFT", where=str(folder)) from error
-    scale = np.array(alpha / max(rank, 1), np.float32)
-    if rank < 1 or not np.isfinite(scale):
-        raise BadInput(
-            f"rank {rank} and alpha {alpha:g} scale nothing", where=f"{folder}/{ADAPTER_CONFIG}"
-        )
-    for key, value in _AS_TRAINED.items():
-        if (about.get(key, value) or value) != value:
-            fix = f"Only {value!r} works."
-            raise BadInput(f"{key} is {about[key]!r}", where=f"{folder}/{ADAPTER_CONFIG}", fix=fix)
-    added: Arrays = {LORA_SCALE: scale}
-    for name, theirs in hf_names(model.config, frozenset()).items():
-        keys = [_PREFIX + their.removesuffix(".weight") for their in theirs]
-        there = [f"{key}.lora_A.weight" in tensors for key in keys]
-        if name.endswith("/kernel") and any(there):
-            module = name.removesuffix("/kernel")
-            a, b = (
-                [tensors.pop(f"{key}.lora_{part}.weight", None) for key in keys] for part in "AB"
-            )
-            d_in, d_out = model.parameters[name].shape
-            shapes = {(rank, d_in)}, {(d_out // len(keys), rank)}
-            if {getattr(t, "shape", None) for t in a} != shapes[0] or {
-                getattr(t, "shape", None) for t in b
-            } != shapes[1]:
-                raise BadInput(f"the adapter of {module} does not fit", where=str(folder))
-            for leaf, parts in ((LORA_A, a), (LORA_B, b)):
-                added[f"{module}/{leaf}"] = _side_by_side(parts)
-    for name, their in _classifier_names(model).items():
-        if _PREFIX + their in tensors:
-            value = tensors.pop(_PREFIX + their).astype(np.float32)
-            added[name] = transposed(name, value, model.config)
-    if tensors:
-        raise BadInput(
-            f"{len(tensors)} tensors belong to no module of the model, {min(tensors)} among them",
-            where=f"{folder}/{ADAPTER}",
-            fix="Give the adapter of this architecture, with PEFT's own names.",
-        )
-    return Model(model.config, model.parameters | added, model.labels)
-
-
-def _side_by_side(parts: list[Any]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(np.concatenate([t.astype(np.float32).T for t in parts], axis=1))
-
-
 def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
-    """Return the adapters' tensors under PEFT's names, and the modules that they are of."""
+    """Return the tensors of the adapters by their names in PEFT, and the adapted modules."""
     p, names = model.parameters, hf_names(model.config, frozenset())
     tensors: Arrays = {}
     modules: list[str] = []
@@ -261,9 +202,9 @@ def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
 
 
 def _classifier_names(model: AnyModel) -> dict[str, str]:
-    """Return Hugging Face's names of the parameters of a classifier, if the model has one.
+    """Return Hugging Face's names for the parameters of the model's classifier, if it has one.
 
-    A CRF's transitions are in the merged model alone: no module of PEFT's could hold them.
+    The transitions of a CRF are only in the merged model, because PEFT has no module for them.
     """
     names = hf_names(model.config, heads_of(model.parameters) - {TRANSITIONS})
     return {n: theirs[0] for n, theirs in names.items() if n.startswith(CLASSIFIERS)}

@@ -1,7 +1,9 @@
 """BERT's encoder: post-norm Transformer blocks over the sum of three embeddings.
 
-M rows, S tokens, D hidden, H heads, W = D / H. Rows never meet: no statistic runs over M, which
-is what makes per-row gradients meaningful (docs/privacy.md, independence of rows).
+Shapes: M rows, S tokens, hidden size D, H heads of width W = D / H. Rows are independent: no
+statistic is computed over M, so that the gradient of a row is well defined (docs/privacy.md,
+independence of rows). Devlin et al. 2019 (arXiv:1810.04805); DistilBERT: Sanh et al. 2019
+(arXiv:1910.01108).
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def encode(
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32 token ids.
-        lengths: (M,) int32; tokens from there on are padding that nobody attends to.
-        asked: (M, K) int32 places whose states are wanted; all if None. The last block computes
-            nothing for the others beyond their keys and values, so that asking for few is cheap.
+        lengths: (M,) int32; later tokens are padding and receive no attention.
+        asked: (M, K) int32 positions whose states are returned; all if None. For other positions
+            the last block computes only keys and values.
         types: (M, S) int32 token types; zeros if None. A DistilBERT has none.
 
     Returns:
@@ -85,7 +87,7 @@ def _block(
 def mlm_logits(
     layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, positions: Tensor
 ) -> Tensor:
-    """Return logits over the vocabulary at the asked positions only.
+    """Return logits over the vocabulary at the given positions.
 
     Args:
         layers: the layers, which hold the parameters.
@@ -111,9 +113,9 @@ def tag_logits(
     lengths: Tensor,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """Return logits of the token classifier: (M·K, tags) at the asked positions, or (M·S, tags).
+    """Return the logits of the token classifier: (M·K, tags), or (M·S, tags) without positions.
 
-    The arguments are those of `mlm_logits`.
+    The arguments are as in `mlm_logits`.
     """
     hidden = encode(layers, config, ids, lengths, asked=positions)
     return layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))
@@ -122,15 +124,15 @@ def tag_logits(
 def class_logits(
     layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor | None = None
 ) -> Tensor:
-    """Return the logits of a whole row's classes, from the state of its first token, [CLS].
+    """Return the logits of the row classifier, computed from the state of [CLS].
 
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32, [CLS] text [SEP], or [CLS] text [SEP] text [SEP].
         lengths: (M,) int32.
-        seconds: (M,) int32, the place where the second text begins; 0 if there is none. A
-            DistilBERT, which has no token types, tells them apart by [SEP] alone.
+        seconds: (M,) int32, the position at which the second text begins; 0 without one. A
+            DistilBERT has no token types and separates the texts by [SEP] only.
 
     Returns:
         (M, classes) float32.
@@ -149,12 +151,12 @@ def class_logits(
 def _classes_by_positions(
     layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, positions: Tensor
 ) -> Tensor:
-    """K = 1: positions say where a second text begins, 0 if none does."""
+    """Return `class_logits`; K is 1, and a position is the start of the second text or 0."""
     return class_logits(layers, config, ids, lengths, positions[:, 0])
 
 
-mlm_row_losses = row_losses(mlm_logits)  # answers are the tokens that stood at masked positions
-tag_row_losses = row_losses(tag_logits)  # words' tags, at the position of their first token
+mlm_row_losses = row_losses(mlm_logits)  # labels: the original tokens of masked positions
+tag_row_losses = row_losses(tag_logits)  # labels: a tag at the first token of each word
 class_row_losses = row_losses(_classes_by_positions)
 
 
@@ -167,9 +169,9 @@ def crf_row_losses(
     labels: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Return each row's −log p(its tags), by a CRF over its words, divided by their number: (M,).
+    """Return the negative log-likelihood of each row's tags under a CRF, per word: (M,).
 
-    The arguments are those of `tag_row_losses`; the words come first among the answers.
+    The arguments are as in `tag_row_losses`; positions of words come before padding.
     """
     m, k = shape_of(positions)
     logits = tag_logits(layers, config, ids, lengths, positions)  # (M·K, L)

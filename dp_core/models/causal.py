@@ -1,8 +1,9 @@
 """Causal language models: the next token's logits, and a row's loss.
 
-GPT-2 and Llama are pre-norm Transformer blocks that look back only: attention and MLP read the
-normalised stream and add to it. M rows, S tokens, D hidden. As in the encoder, rows never meet.
-Padding stands at the end of a row, where nothing before it can see it.
+GPT-2 and Llama are pre-norm Transformers with causal attention: attention and MLP read the
+normalised residual stream and add to it. Shapes: M rows, S tokens, hidden size D. As in the
+encoder, rows are independent. Padding is at the end of a row, where no earlier position attends
+to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu_new, row_losses, s
 
 
 class Blocks(Protocol):
-    """What the blocks of an architecture are made of."""
+    """Norm, attention and MLP of an architecture's blocks."""
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """(N, D) -> (N, D)."""
@@ -34,7 +35,7 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True)
 class Gpt2Blocks:
-    """GPT-2's (Radford et al. 2019): LayerNorm, and attention and MLP as a BERT's."""
+    """The blocks of GPT-2 (Radford et al. 2019): LayerNorm, attention and MLP as in BERT."""
 
     layers: Layers
     config: Gpt2Config
@@ -58,13 +59,13 @@ class Gpt2Blocks:
 def causal_logits(
     layers: Layers, config: CausalConfig, ids: Tensor, asked: Tensor | None = None
 ) -> Tensor:
-    """Return at each position the logits of the token after it.
+    """Return the logits of the next token at each position.
 
     Args:
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32 token ids, padded at the end.
-        asked: (M, K) int32 positions whose logits are wanted, K static; all if None.
+        asked: (M, K) int32 positions whose logits are returned, K static; all if None.
 
     Returns:
         (M·S, V) float32, or (M·K, V).
@@ -96,8 +97,8 @@ def causal_logits(
 def _next_logits(
     layers: Layers, config: CausalConfig, ids: Tensor, lengths: Tensor, positions: Tensor
 ) -> Tensor:
-    """Ask every position but the last, whatever is asked; padding at the end weighs nothing."""
+    """Return the logits of all positions but the last; padding has weight 0 in the loss."""
     return causal_logits(layers, config, ids[:, :-1])  # (M·(S − 1), V)
 
 
-causal_row_losses = row_losses(_next_logits)  # answers are the next tokens
+causal_row_losses = row_losses(_next_logits)  # labels: the next tokens

@@ -1,4 +1,4 @@
-"""Shapes of models, and their translation from and to Hugging Face's `config.json`."""
+"""Shapes of models, and their conversion from and to Hugging Face's `config.json`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 
 HEAD_WIDTH = 64  # the width of an attention head, at every published size of BERT and GPT-2
-_LARGEST, _DEEPEST = 10_000_000, 1000  # beyond these a config.json is damaged, and not a model
+_LARGEST, _DEEPEST = 10_000_000, 1000  # a config.json with larger values is damaged
 _MOST_TYPES = 1000
 _DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
 
-# Of each architecture: our fields and theirs, and what a config.json must say, or leave out.
+# For each architecture: our fields and Hugging Face's, and values that a config.json may omit.
 _OPTIONAL = (
     *("type_vocab", "layer_norm_epsilon", "initializer_range"),
     *("key_heads", "head_width", "tied"),
@@ -105,12 +105,12 @@ _GPT2 = {
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """What the shape of every language model has.
+    """Fields in the shape of every language model.
 
     Attributes:
         vocab_size: V.
-        max_positions: the longest row that it is made for, in tokens.
-        initializer_range: deviation of weights at the start.
+        max_positions: the longest row in tokens.
+        initializer_range: standard deviation of initial weights.
 
     Raises:
         BadInput: a size below 1, or a number out of range.
@@ -145,7 +145,7 @@ def _check_size(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class TransformerConfig(LanguageModelConfig):
-    """What the shape of every Transformer has. Widths in floats.
+    """Fields in the shape of every Transformer.
 
     Raises:
         BadInput: a size below 1, or a hidden size that the heads do not divide.
@@ -163,7 +163,8 @@ class TransformerConfig(LanguageModelConfig):
         self._check_sizes("hidden", "layers", "heads", "intermediate")
         self._check_shares("layer_norm_epsilon")
         if self.layers > _DEEPEST:
-            raise BadInput(f"{self.layers} layers", where="model", fix="No model has so many.")
+            fix = f"At most {_DEEPEST} are supported."
+            raise BadInput(f"{self.layers} layers", where="model", fix=fix)
         if self.hidden % self.heads:
             raise BadInput(
                 f"hidden size {self.hidden} is not a multiple of {self.heads} heads", where="model"
@@ -171,11 +172,11 @@ class TransformerConfig(LanguageModelConfig):
 
     @classmethod
     def of_size(cls, *, hidden: int, **others: Any) -> Self:
-        """Return the usual proportions: heads of 64 and a fourfold intermediate layer.
+        """Return a config with heads of width 64 and an intermediate layer of size 4·D.
 
         Args:
             hidden: D.
-            others: vocab_size, layers, and any field that is to be otherwise.
+            others: vocab_size, layers, and fields that differ from the usual proportions.
         """
         usual = {"heads": max(1, hidden // HEAD_WIDTH), "intermediate": 4 * hidden}
         return cls(hidden=hidden, **(usual | {"max_positions": 512} | others))
@@ -199,7 +200,7 @@ class BertConfig(TransformerConfig):
             raise BadInput(
                 f"layer_norm_epsilon is {self.layer_norm_epsilon}",
                 where="model",
-                fix=f"A DistilBERT's is {_DISTILBERT_EPSILON}: its config.json has no word for it.",
+                fix=f"A DistilBERT's is fixed to {_DISTILBERT_EPSILON}.",
             )
 
     @property
@@ -209,7 +210,7 @@ class BertConfig(TransformerConfig):
 
     @classmethod
     def of_size(cls, *, hidden: int, **others: Any) -> Self:
-        """Return BERT's usual proportions, as wide at the start as `_wide_start` says."""
+        """Return a config of BERT's proportions with the initial deviation `_wide_start`."""
         return super().of_size(
             hidden=hidden, **({"initializer_range": _wide_start(hidden)} | others)
         )
@@ -231,10 +232,7 @@ class BertConfig(TransformerConfig):
         return cls(**_fields(config, _BERT_FIELDS, _BERT))
 
     def to_hf(self) -> dict[str, Any]:
-        """Return what `transformers` reads as `BertConfig` or `DistilBertConfig`.
-
-        Trained without dropout, and says so.
-        """
+        """Return a `config.json` for `BertConfig` or `DistilBertConfig`, without dropout."""
         if self.distilled:
             return {
                 "architectures": ["DistilBertForMaskedLM"],
@@ -253,11 +251,11 @@ class BertConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class CausalConfig(LanguageModelConfig):
-    """The shape of a model that reads from left to right.
+    """The shape of a causal language model.
 
     Attributes:
         begin: the token before a text; [CLS] in our vocabularies.
-        end: the token behind it; [SEP].
+        end: the token after a text; [SEP].
     """
 
     _: KW_ONLY
@@ -274,7 +272,7 @@ class CausalConfig(LanguageModelConfig):
 
 
 def _markers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return `begin` and `end` as a config.json has them; of several ends, the first."""
+    """Return `begin` and `end` of a config.json; the first of several end tokens."""
     named = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
     first = {name: ids[0] if isinstance(ids, list) and ids else ids for name, ids in named.items()}
     return {name: marker for name, marker in first.items() if isinstance(marker, int)}
@@ -302,7 +300,7 @@ class Gpt2Config(CausalConfig, TransformerConfig):
         return cls(**_fields(about, _GPT2_FIELDS, _GPT2), **_markers(config))
 
     def to_hf(self) -> dict[str, Any]:
-        """Return what `transformers.GPT2Config` reads; trained without dropout, and says so."""
+        """Return a `config.json` for `transformers.GPT2Config`, without dropout."""
         return {
             "architectures": ["GPT2LMHeadModel"],
             **_GPT2,
@@ -314,14 +312,14 @@ class Gpt2Config(CausalConfig, TransformerConfig):
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's rotary positions, stretched for a longer context (`rope_type` "llama3").
+    """Llama 3's scaling of rotary positions to a longer context (`rope_type` "llama3").
 
-    Grattafiori et al. 2024 (arXiv:2407.21783). Of the wavelengths, in tokens, those above
-    context / low become `factor` times as long, those below context / high stay, and between the
-    two the frequency goes linearly from the one to the other, in turns within the context.
+    Grattafiori et al. 2024 (arXiv:2407.21783). Wavelengths above context / low tokens become
+    `factor` times as long, wavelengths below context / high are kept, and frequencies in between
+    are interpolated linearly in the number of turns within the context.
 
     Raises:
-        BadInput: a value that stretches nothing, or no number.
+        BadInput: a value is not a number or out of range.
     """
 
     factor: float
@@ -336,7 +334,7 @@ class RopeScaling:
                 raise BadInput(f"{theirs} is {value!r}", where="model")
         if self.factor < 1 or self.low >= self.high:
             fix = "factor must be at least 1, and low_freq_factor below high_freq_factor."
-            raise BadInput("rotary positions that no scaling gives", where="model", fix=fix)
+            raise BadInput("the scaling of rotary positions is invalid", where="model", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -347,9 +345,9 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         key_heads: heads of keys and values, each of which serves `heads / key_heads` queries
             (grouped-query attention, Ainslie et al. 2023).
         head_width: of a query, key or value.
-        rope_theta: base of the rotary positions' wavelengths (Su et al. 2021).
-        rope_scaling: how they are stretched, if they are.
-        tied: whether the word table is the output projection too.
+        rope_theta: base of the rotary frequencies (Su et al. 2021, arXiv:2104.09864).
+        rope_scaling: scaling of rotary positions to a longer context, or None.
+        tied: whether the word table is also the output projection.
     """
 
     _: KW_ONLY
@@ -385,7 +383,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
 
     @classmethod
     def of_size(cls, *, hidden: int, **others: Any) -> Self:
-        """Return Llama's usual proportions: heads of 64, an MLP of 8/3 the width, by 64."""
+        """Return a config with heads of width 64 and an MLP of size 8/3·D, a multiple of 64."""
         usual = {
             "intermediate": 64 * math.ceil(8 * hidden / (3 * 64)),
             "initializer_range": _wide_start(hidden),
@@ -397,13 +395,13 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         """Read Hugging Face's `config.json`, refusing what this decoder does not compute.
 
         Raises:
-            BadInput: another architecture or activation, biases, or rotary positions that are
-                scaled otherwise than Llama 3's.
+            BadInput: another architecture or activation, biases, or another scaling of rotary
+                positions than Llama 3's.
         """
         found = _fields(config, _LLAMA_FIELDS, _LLAMA) | _markers(config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
-            raise BadInput("rope_parameters is no object", where="config.json")
+            raise BadInput("rope_parameters is not an object", where="config.json")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ("default", "llama3"):
             fix = "Only 'default' and 'llama3' work."
@@ -415,7 +413,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         return cls(**found)
 
     def to_hf(self) -> dict[str, Any]:
-        """Return what `transformers.LlamaConfig` reads, of version 4 and 5."""
+        """Return a `config.json` for `transformers.LlamaConfig` of versions 4 and 5."""
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
         if self.rope_scaling:
             scaling = {
@@ -438,13 +436,13 @@ class LlamaConfig(CausalConfig, TransformerConfig):
 class FeedForwardConfig(CausalConfig):
     """The shape of a feed-forward language model (Bengio et al. 2003, Kerrigan et al. 2020).
 
-    It predicts a token from the `window` tokens before it, whose embeddings stand side by side, by
-    dense layers with ReLU. Where the row has fewer, `begin` stands in their place.
+    Dense layers with ReLU predict a token from the concatenated embeddings of the `window` tokens
+    before it. Rows are padded on the left with `begin`.
 
     Attributes:
-        hidden: width of a token's embedding.
-        window: how many tokens it looks back on.
-        units: of each dense layer, from the window on.
+        hidden: size of a token's embedding.
+        window: number of earlier tokens that the model sees.
+        units: size of each dense layer.
     """
 
     hidden: int
@@ -458,22 +456,22 @@ class FeedForwardConfig(CausalConfig):
         self._check_sizes("hidden", "window")
         if not isinstance(self.units, tuple) or not 1 <= len(self.units) <= _DEEPEST:
             raise BadInput(
-                "units are no sizes of dense layers", where="model", fix="Give one or more."
+                "units must be sizes of dense layers", where="model", fix="Give one or more."
             )
         for size in self.units:
             _check_size("units", size)
 
     @property
     def layers(self) -> int:
-        """How many dense layers it has, before the output."""
+        """Number of dense layers before the output."""
         return len(self.units)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> FeedForwardConfig:
-        """Read what `to_hf` wrote.
+        """Read a `config.json` that `to_hf` wrote.
 
         Raises:
-            BadInput: something is missing, or no size.
+            BadInput: a field is missing or not a size.
         """
         fields = _fields(config, _FEED_FORWARD_FIELDS, _FEED_FORWARD) | _markers(config)
         sizes = fields["units"]
@@ -491,10 +489,10 @@ class FeedForwardConfig(CausalConfig):
 
 
 def _wide_start(hidden: int) -> float:
-    """Return √(0.4 / hidden), the deviation of weights at the start.
+    """Return √(0.4 / hidden), the standard deviation of initial weights.
 
-    It is BERT's own 0.02 at its largest width, and wider for the narrow, which otherwise stay at
-    word frequencies for thousands of updates.
+    This is BERT's 0.02 at the width of BERT-large. Narrow models need a larger deviation; otherwise
+    they predict only word frequencies for thousands of updates.
     """
     return round(math.sqrt(0.4 / hidden), 3)
 
@@ -502,10 +500,10 @@ def _wide_start(hidden: int) -> float:
 def _fields(
     config: Mapping[str, Any], fields: Mapping[str, str], expected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return our fields of a `config.json`; what it does not say, or is null, is as expected.
+    """Return our fields of a `config.json`. A missing or null value equals the expected value.
 
     Raises:
-        BadInput: it says something else than expected, or lacks a field.
+        BadInput: a value differs from the expected value, or a field is missing.
     """
     config = {key: value for key, value in config.items() if value is not None}
     for key, value in expected.items():

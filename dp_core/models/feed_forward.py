@@ -1,8 +1,8 @@
-"""A feed-forward language model: the next token by the embeddings of a window of tokens before it.
+"""A feed-forward language model, which predicts a token from a window of earlier tokens.
 
-Bengio et al. 2003 (JMLR 3:1137-1155), by ReLU instead of tanh and without direct connections, as
-Kerrigan et al. 2020 (arXiv:2009.05886) train it. M rows, S tokens, D of an embedding, W tokens of
-a window.
+Bengio et al. 2003 (JMLR 3:1137-1155), with ReLU instead of tanh and without direct connections, as
+in Kerrigan et al. 2020 (arXiv:2009.05886). Shapes: M rows, S tokens, embeddings of size D, a window
+of W tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dp_core.nn.layers import Layers, Tensor, shape_of
 def feed_forward_logits(
     layers: Layers, config: FeedForwardConfig, ids: Tensor, asked: Tensor | None = None
 ) -> Tensor:
-    """Return what `causal_logits` does, of this architecture and from the same arguments."""
+    """Return the logits of the next token; arguments and result are as in `causal_logits`."""
     m, s = shape_of(ids)
-    before = tf.fill((m, config.window - 1), config.begin)  # what stands before the row
+    before = tf.fill((m, config.window - 1), config.begin)  # left padding of the first windows
     every = layers.embed(tf.concat([before, ids], axis=1), None, WORD, None, None)
     if asked is None:  # (M, S + W − 1, D): the window of position i begins at i
         windows = tf.concat([every[:, i : i + s] for i in range(config.window)], axis=2)

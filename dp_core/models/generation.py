@@ -1,7 +1,7 @@
-"""Text from a causal model: top-k sampling, token by token.
+"""Text generation from a causal model by top-k sampling.
 
-What a released model writes is post-processing of its weights, and costs no privacy. n texts, P
-tokens of their beginning, T tokens behind it, V of the vocabulary.
+The text of a released model is post-processing of its weights and has no privacy cost. Shapes: n
+texts, a prompt of P tokens, T generated tokens, a vocabulary of V tokens.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
 from dp_core.nn.layers import Layers, Tensor
 
-TOP_K = 40  # tokens that are drawn from, as Radford et al. 2019 have it
+TOP_K = 40  # as in Radford et al. 2019
 
 
 def continuations(
     model: AnyModel, beginning: Sequence[int], *, texts: int, tokens: int, seed: int
 ) -> list[list[int]]:
-    """Return what a causal model writes behind a beginning, each text a draw of its own.
+    """Return independent samples of texts that continue a prompt.
 
-    Each token is drawn from the `TOP_K` likeliest by their chances (Fan et al. 2018,
-    arXiv:1805.04833). A text ends with the model's end token; other markers are never drawn.
+    Each token is sampled from the `TOP_K` most likely tokens in proportion to their probabilities
+    (Fan et al. 2018, arXiv:1805.04833). A text ends with the model's end token. Other special
+    tokens are never sampled.
 
     Args:
-        model: a causal one.
-        beginning: ids, without the marker before it.
+        model: a causal model.
+        beginning: the prompt as ids, without the begin token.
         texts: n.
-        tokens: T, at most; fewer where the model's rows are too short.
+        tokens: the largest T; a row of the model may have room for fewer.
         seed: public.
 
     Returns:
-        The ids behind the beginning, without it.
+        The ids of each continuation, without the prompt.
 
     Raises:
-        BadInput: a model that is not causal or answers with what is no number, or no room for a
+        BadInput: the model is not causal, its logits are not finite, or a row has no room for a
             token.
     """
     config = model.config
     if not isinstance(config, CausalConfig):
-        raise BadInput("a masked model writes no text", where="model")
+        raise BadInput("a masked model generates no text", where="model")
     shown = [config.begin, *beginning]
     width = min(len(shown) + tokens, config.max_positions)
     if len(shown) >= width:
@@ -68,13 +69,13 @@ def continuations(
     for place in range(len(shown), width):
         logits = compiled(tf.constant(ids), tf.constant(place - 1)).numpy().astype(np.float64)
         if not np.isfinite(logits).all():
-            raise BadInput("the model answers with what is no number", where="model")
+            raise BadInput("the model's logits are not finite", where="model")
         ids[:, place] = _drawn(logits, config.end, coins)
     return [_until(row, config.end) for row in ids[:, len(shown) :].tolist()]
 
 
 def _drawn(logits: NDArray[np.float64], end: int, coins: np.random.Generator) -> NDArray[np.int64]:
-    """(n, V) -> (n,): one of each row's likeliest tokens, by their chances."""
+    """Sample one of the `TOP_K` most likely tokens of each row: (n, V) -> (n,)."""
     markers = [marker for marker in SpecialIds().as_tuple() if marker != end]
     logits[:, markers] = -np.inf
     kept = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]  # (n, k)

@@ -1,8 +1,7 @@
-"""Model folders as Hugging Face has them: of BERT, DistilBERT, GPT-2 and Llama.
+"""Model folders in Hugging Face's layout: BERT, DistilBERT, GPT-2 and Llama.
 
-A feed-forward model, which `transformers` does not know, is kept in the same files.
-
-Where the output projection is the word table itself (tied), it is not stored a second time.
+Feed-forward models, which `transformers` does not know, are stored in the same files. An output
+projection that is tied to the word table is not stored a second time.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from tokenizers import decoders, pre_tokenizers
 
 from dp_core.errors import BadInput
@@ -50,9 +49,9 @@ from dp_core.models.parameters import (
     parameter_shapes,
 )
 
-_Names = Mapping[str, str | tuple[str, ...]]  # of a module or table, ours and theirs
+_Names = Mapping[str, str | tuple[str, ...]]  # our name of a module or table -> Hugging Face's
 
-_CRF = "crf.transitions"  # which `transformers` does not know, and leaves alone
+_CRF = "crf.transitions"  # `transformers` ignores this tensor
 
 _BERT: _Names = {
     WORD: "bert.embeddings.word_embeddings",
@@ -132,11 +131,13 @@ _KERNEL = "/kernel"
 
 
 def hf_names(config: ModelConfig, heads: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """Return Hugging Face's name of each parameter; a query-key-value kernel has three.
+    """Return the tensor names in Hugging Face's layout for each parameter.
+
+    A fused query-key-value kernel consists of three tensors.
 
     Args:
-        config: the model's shape.
-        heads: which of `mlm`, TAGGER, TRANSITIONS and CLASSIFIER it has.
+        config: the shape of the model.
+        heads: the heads of the model, out of `mlm`, TAGGER, TRANSITIONS and CLASSIFIER.
     """
     names = [n for n in parameter_shapes(config) if "mlm" in heads or not n.startswith("mlm/")]
     linear = [h for h in (TAGGER, CLASSIFIER) if h in heads]
@@ -170,10 +171,10 @@ _LAYER = re.compile(r"^layer_(\d+)")
 
 
 def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
-    """Return the same parameters under Hugging Face's names; a head's become `classifier`.
+    """Return the parameters by their names in Hugging Face's layout.
 
     Raises:
-        BadInput: a parameter that has no name there, and would be lost: adapters, not yet merged.
+        BadInput: a parameter has no name there and would be lost, as adapters before merging.
     """
     out: Arrays = {}
     names = hf_names(config, heads_of(parameters))
@@ -194,9 +195,9 @@ def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) ->
 def from_hf(
     tensors: Mapping[str, NDArray[np.float32]], config: ModelConfig, heads: frozenset[str]
 ) -> Arrays:
-    """Return the parameters that are there under our names; the rest is left out.
+    """Return the parameters of the model by our names, and ignore other tensors.
 
-    Understands the older `gamma` and `beta`, and bodies saved without the architecture's prefix.
+    Reads the older names `gamma` and `beta`, and models saved without the architecture's prefix.
     """
     known = {_modern(name, config): value for name, value in tensors.items()}
     out: Arrays = {}
@@ -208,7 +209,7 @@ def from_hf(
 
 
 def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
-    """Return which heads these parameters have."""
+    """Return the heads whose parameters are present."""
     marks = {"mlm": MLM_BIAS, TAGGER: TAGGER + _KERNEL, CLASSIFIER: CLASSIFIER + _KERNEL}
     marks[TRANSITIONS] = TRANSITIONS
     return frozenset(head for head, name in marks.items() if name in parameters)
@@ -217,29 +218,31 @@ def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
 def _modern(name: str, config: ModelConfig) -> str:
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    # What the names of the body begin with; models saved without a head lack it.
+    # Models that were saved without a head lack the prefix of the body.
     prefix = str(_table(config)[WORD]).split(".", 1)[0] + "."
     body = _LLAMA_BODY if isinstance(config, LlamaConfig) else _BODY
     return prefix + name if name.startswith(body) and not name.startswith(prefix) else name
 
 
 def transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
-    """Turn a parameter from our orientation to theirs, or back: kernels, but for GPT-2's."""
+    """Convert a parameter between the two layouts: kernels are transposed, except in GPT-2."""
     transpose = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
     return np.ascontiguousarray(value.T if transpose else value)
 
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
-ADAPTER_FOLDER = "adapter"  # within a merged model's: in one folder, both would be applied
+ADAPTER_FOLDER = "adapter"  # a subfolder: next to a merged model, PEFT would apply it again
 _SHARDS = "model.safetensors.index.json"
 _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
-UNUSABLE = (
+_UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
     ArithmeticError,  # a size of zero, or without end
     RecursionError,  # JSON of a hundred thousand brackets
 )
 _KINDS: dict[str, type[ModelConfig]] = {
+    "bert": BertConfig,
+    "distilbert": BertConfig,
     "gpt2": Gpt2Config,
     "llama": LlamaConfig,
     "feed-forward": FeedForwardConfig,
@@ -248,7 +251,7 @@ _FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
 def save(model: AnyModel, folder: Path, vocabulary: Path | None = None) -> None:
-    """Write a model, with the tokenizer files of the folder `vocabulary` beside it."""
+    """Write a model, and copy the tokenizer files of the folder `vocabulary` to it."""
     folder.mkdir(parents=True, exist_ok=True)
     about = model.config.to_hf()
     for head in heads_of(model.parameters) & _CLASSIFIERS.keys():
@@ -264,10 +267,10 @@ def save(model: AnyModel, folder: Path, vocabulary: Path | None = None) -> None:
 
 
 def load(folder: Path) -> Bert:
-    """Read a BERT or a DistilBERT; see `load_model`.
+    """Read a BERT or a DistilBERT (see `load_model`).
 
     Raises:
-        BadInput: as `load_model`; or it is a decoder.
+        BadInput: as `load_model`, or the model is causal.
     """
     model = load_model(folder)
     if not isinstance(model.config, BertConfig):
@@ -276,15 +279,19 @@ def load(folder: Path) -> Bert:
 
 
 def load_model(folder: Path) -> AnyModel:
-    """Read a model with the head that its `architectures` name: a classifier, or else the MLM head.
+    """Read a model with its head: the classifier that `architectures` names, or the MLM head.
 
-    An MLM head that the folder lacks is initialised afresh, with no data.
+    A missing MLM head is initialised from a public seed.
 
     Raises:
-        BadInput: files missing, another architecture, or tensors that do not fit the config.
+        BadInput: missing files, an unsupported architecture, or tensors of the wrong shape.
     """
     about = _read_config(folder)
-    config = _KINDS.get(str(about.get("model_type")), BertConfig).from_hf(about)
+    kind = about.get("model_type", "bert")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        fix = f"Supported architectures are {', '.join(_KINDS)}."
+        raise BadInput(f"model_type is {kind!r}", where=f"{folder}/{CONFIG}", fix=fix)
+    config = _KINDS[kind].from_hf(about)
     head = _classifier(about)
     heads = {TAGGER: {TAGGER, TRANSITIONS}, CLASSIFIER: {CLASSIFIER}, None: {"mlm"}}[head]
     found = from_hf(_read_tensors(folder), config, frozenset(heads))
@@ -294,7 +301,7 @@ def load_model(folder: Path) -> AnyModel:
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
         if name in found and found[name].shape != shape:
             raise BadInput(
-                f"{name} is {found[name].shape}, the config says {shape}",
+                f"{name} is {found[name].shape}, but {CONFIG} states {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
     if head is None:
@@ -305,53 +312,75 @@ def load_model(folder: Path) -> AnyModel:
 
 
 def _classifier(about: dict[str, Any]) -> str | None:
-    """Return the classifier that the config speaks of, if any."""
+    """Return the classifier that the config names, if any."""
     words = about.get("architectures") or ()
     if not (isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)):
-        raise BadInput("architectures is no list of names", where=CONFIG)
+        raise BadInput("architectures is not a list of names", where=CONFIG)
     for head, ending in _CLASSIFIERS.items():
         if any(word.endswith(ending) for word in words):
             return head
     return None
 
 
-def _read_tensors(folder: Path) -> dict[str, NDArray[np.float32]]:
+def _read_tensors(folder: Path) -> Arrays:
+    """Return the floating-point tensors of a model folder, of one file or of all its shards.
+
+    Raises:
+        BadInput: no weights in safetensors, a shard that is missing, or a damaged file.
+    """
     try:
         files = [WEIGHTS]
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
-            files = sorted(set(json.loads((folder / _SHARDS).read_text())["weight_map"].values()))
-        # A file of the folder itself, whatever the index says.
-        return {k: v for name in files for k, v in read_tensors(folder / Path(name).name).items()}
-    except UNUSABLE as error:
-        raise BadInput(
-            f"{WEIGHTS} cannot be read",
-            where=str(folder),
-            fix="Give a Hugging Face folder of a BERT, DistilBERT, GPT-2 or Llama, in safetensors.",
-        ) from error
+            # Only the name counts: no index can point outside of its folder.
+            shards = json.loads((folder / _SHARDS).read_text())["weight_map"].values()
+            files = sorted({Path(name).name for name in shards})
+        if missing := [name for name in files if not (folder / name).exists()]:
+            raise BadInput(_absent(folder, files, missing), where=str(folder), fix=_FORMAT)
+        return {k: v for name in files for k, v in _floats_of(folder / name).items()}
+    except _UNUSABLE as error:
+        raise BadInput(f"{WEIGHTS} cannot be read", where=str(folder), fix=_FORMAT) from error
 
 
-def read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
-    """Return a file's tensors; bfloat16, which NumPy has not, as the float32 of the same value."""
-    content = file.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + size]
-    if b"BF16" not in header:
-        return load_file(file)
-    out = {}
-    for name, about in json.loads(header).items():
-        if name == "__metadata__":
-            continue
-        first, last = (8 + size + offset for offset in about["data_offsets"])
-        if about["dtype"] == "BF16":
-            words = np.frombuffer(content[first:last], np.uint16).astype(np.uint32) << 16
-            value = words.view(np.float32)
-        else:
-            value = np.frombuffer(content[first:last], _FORMATS[about["dtype"]])
-        out[name] = value.astype(np.float32).reshape(about["shape"])
+_FORMAT = f"The folder needs {WEIGHTS}, or all its shards, as `save_pretrained` writes them."
+
+
+def _absent(folder: Path, files: Sequence[str], missing: Sequence[str]) -> str:
+    """Return which weights a folder lacks, in words."""
+    if files != [WEIGHTS]:
+        return f"{len(missing)} of {len(files)} shards are missing, the first is {missing[0]!r}"
+    if pickles := sorted(file.name for file in folder.glob("*.bin")):
+        return (
+            f"the only weights are {pickles[0]!r}, a pickle, which could run code and is not read"
+        )
+    return f"{WEIGHTS} is missing"
+
+
+_FLOATS = ("F64", "F32", "F16")
+_BFLOAT16 = "BF16"
+
+
+def _floats_of(file: Path) -> Arrays:
+    """Return the floating-point tensors of a safetensors file as float32.
+
+    Parameters are floats. Tensors of other types, as the buffer `position_ids` of older
+    checkpoints, are left out unread. NumPy has no bfloat16: it is the upper half of a float32.
+    """
+    out: Arrays = {}
+    with safe_open(file, "np") as tensors:
+        names = tensors.keys()
+        kinds = {name: tensors.get_slice(name).get_dtype() for name in names}
+        for name in (name for name, kind in kinds.items() if kind in _FLOATS):
+            out[name] = tensors.get_tensor(name).astype(np.float32)
+    if _BFLOAT16 not in kinds.values():
+        return out
+    content = np.memmap(file, np.uint8, "r")
+    start = 8 + int(content[:8].view("<u8")[0])
+    header = json.loads(bytes(content[8:start]))
+    for name in (name for name, kind in kinds.items() if kind == _BFLOAT16):
+        first, last = header[name]["data_offsets"]
+        words = content[start + first : start + last].view("<u2").astype(np.uint32) << 16
+        out[name] = words.view(np.float32).reshape(header[name]["shape"])
     return out
-
-
-_FORMATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -360,7 +389,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{CONFIG} cannot be read", where=str(folder)) from error
     if not isinstance(about, dict):
-        raise BadInput(f"{CONFIG} is no JSON object", where=str(folder))
+        raise BadInput(f"{CONFIG} is not a JSON object", where=str(folder))
     return about
 
 
@@ -374,36 +403,36 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
 
 _BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
-_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only marker: it stands before a text and after it
-_SPACE = "\u2581"  # SentencePiece's mark of a word's beginning, as Llama 2's tokenizer has it
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, both before and after a text
+_SPACE = "\u2581"  # SentencePiece's mark at the start of a word, as in Llama 2
 
 
 def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyModel:
-    """Read a model for another vocabulary.
+    """Read a model and replace its vocabulary.
 
-    Tokens that the folder's own vocabulary has keep their embedding and output bias. One that it
-    lacks and can spell begins as the mean of the tokens that it spells it with, the longest first:
-    then a model knows at once what it knew of the word. What it cannot spell is drawn around the
-    mean of the old table with its deviation. New tokens get the mean bias: then the logits of
-    tokens the model has never seen are ordinary ones, and do not outbid all others (Hewitt 2021,
-    "Initializing New Word Embeddings for Pretrained Language Models").
+    A token of the old vocabulary keeps its embedding and output bias. A new token that old tokens
+    can spell starts as the mean of their embeddings, with the longest pieces first, so that the
+    model keeps its knowledge of the word. Any other token is sampled around the mean of the old
+    table with the table's standard deviation. New tokens get the mean bias, so that their logits
+    are ordinary and do not exceed all others (Hewitt 2021, "Initializing New Word Embeddings for
+    Pretrained Language Models").
 
     Args:
-        folder: the model, with `vocab.txt`, or `tokenizer.json`, or GPT-2's `vocab.json`.
-        tokens: the new vocabulary, in order of id; WordPiece's, or a byte-level one (which holds
-            all 256 characters for bytes).
+        folder: the model, with `vocab.txt`, `tokenizer.json` or GPT-2's `vocab.json`.
+        tokens: the new vocabulary in order of id, WordPiece or byte-level. A byte-level vocabulary
+            contains all 256 characters that represent bytes.
         seed: public.
 
     Raises:
-        BadInput: as `load_model`, or a folder without its vocabulary.
+        BadInput: as `load_model`, or the folder has no vocabulary.
     """
     model = load_model(folder)
     old, goes_on = _names_for(tokens, *_stored_vocabulary(folder))
-    if isinstance(model.config, CausalConfig):  # whose markers have names of their own
+    if isinstance(model.config, CausalConfig):  # begin and end tokens may have other names
         old = {"[CLS]": model.config.begin, "[SEP]": model.config.end} | old
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
-        raise BadInput("a vocabulary larger than the model's table", where=str(folder))
+        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
     pairs = np.array(
         [(new, old[token]) for new, token in enumerate(tokens) if token in old], np.int64
     ).reshape(-1, 2)
@@ -423,12 +452,12 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
 
 
 def _spelt(token: str, old: Mapping[str, int], goes_on: str) -> list[int]:
-    """Return the ids of old tokens that spell a new one, longest first; [] where none do.
+    """Return the ids of old tokens that spell a new token, longest first; [] if none do.
 
     Args:
-        token: with `goes_on` before it if it goes on with a word.
-        old: ids by token, in the same form.
-        goes_on: `##` of WordPiece; empty for byte-level tokens.
+        token: the new token, with the prefix if it continues a word.
+        old: ids by token, with the same prefix.
+        goes_on: the prefix `##` of WordPiece; empty for byte-level tokens.
     """
     rest = token
     pieces: list[int] = []
@@ -452,7 +481,7 @@ def _exchanged(
     size: int,
     seed: int,
 ) -> NDArray[np.float32]:
-    """(V, D) -> (size, D): rows (new, old) of `pairs` are kept, `spelt` are means, others drawn."""
+    """Return the new table, (V, D) -> (size, D): kept rows, means of pieces, and random rows."""
     draws = initial_values({name: (size, table.shape[1])}, 1.0, seed)[name]
     out: NDArray[np.float32] = table.mean(0) + table.std(0) * draws
     for new, pieces in spelt.items():
@@ -468,19 +497,19 @@ def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> ND
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the ids of a model folder's tokens as they are written there.
+    """Return the ids of a model folder's tokens, spelled as in the folder.
 
     Raises:
-        BadInput: no vocabulary there that can be read.
+        BadInput: the folder has no readable vocabulary.
     """
     return _stored_vocabulary(folder)[0]
 
 
-_Marking = Literal["wordpiece", "byte-level", "marked"]  # the last is SentencePiece's
+_Marking = Literal["wordpiece", "byte-level", "marked"]  # marked: SentencePiece
 
 
 def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
-    """Return the ids of a folder's tokens, and how a token says that it begins a word."""
+    """Return the ids of a folder's tokens, and how tokens mark the start of a word."""
     try:
         if (folder / VOCABULARY).is_file():
             lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")
@@ -503,7 +532,7 @@ def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
 def _names_for(
     tokens: Sequence[str], stored: dict[str, int], names: _Marking
 ) -> tuple[dict[str, int], str]:
-    """Return stored ids under names as a new vocabulary has them, and what goes on with a word."""
+    """Return stored ids by names in the form of a new vocabulary, and its continuation prefix."""
     if set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens):
         if names == "marked":
             stored = {token.replace(_SPACE, "\u0120"): i for token, i in stored.items()}
@@ -514,7 +543,7 @@ def _names_for(
 
 
 def _by_marks(pieces: dict[str, int]) -> dict[str, int]:
-    """Rename SentencePiece's tokens: those that carry its mark begin a word, the others go on."""
+    """Rename SentencePiece's tokens: tokens with the mark start a word, others continue it."""
     return {
         token[1:] if token.startswith(_SPACE) else _CONTINUES + token: i
         for token, i in pieces.items()
@@ -522,7 +551,7 @@ def _by_marks(pieces: dict[str, int]) -> dict[str, int]:
 
 
 def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:
-    """Rename byte-level tokens: those with a space before them begin a word, the others go on."""
+    """Rename byte-level tokens: tokens with a leading space start a word, others continue it."""
     decoder = decoders.ByteLevel()
     out = {}
     for token, i in byte_level.items():
@@ -532,6 +561,6 @@ def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:
 
 
 def _with_end_of_text(names: Mapping[str, int], byte_level: Mapping[str, int]) -> dict[str, int]:
-    """Return names with GPT-2's one marker as ours, if the tokens have it and not ours."""
+    """Map [CLS] and [SEP] to GPT-2's end-of-text token, unless the tokens contain them."""
     end = byte_level.get(_END_OF_TEXT)
     return dict(names) if end is None else {"[CLS]": end, "[SEP]": end, **names}

@@ -1,8 +1,8 @@
-"""A Llama's blocks: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The blocks of Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Touvron et al. 2023 (arXiv:2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv:2407.21783). M
-rows, S tokens, D hidden, F of the MLP, H heads, G heads of keys and values, W their width. No layer
-has a bias.
+Touvron et al. 2023 (arXiv:2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv:2407.21783).
+Shapes: M rows, S tokens, hidden size D, MLP size F, H query heads, G key and value heads, heads of
+width W. No layer has a bias.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dp_core.nn.layers import Layers, Tensor
 
 @dataclass(frozen=True)
 class LlamaBlocks:
-    """What the blocks of one forward pass are made of."""
+    """Norm, attention and MLP of the blocks in one forward pass."""
 
     layers: Layers
     config: LlamaConfig
@@ -34,13 +34,13 @@ class LlamaBlocks:
         return self.layers.rms_norm(name, x, self.config.layer_norm_epsilon)
 
     def attention(self, name: str, x: Tensor) -> Tensor:
-        """(M·S, D) -> (M·S, D): H queries, of which H / G share a key and a value."""
+        """(M·S, D) -> (M·S, D), where H / G query heads share one key and value head."""
         heads, key_heads = self.config.heads, self.config.key_heads
         q = self._rotated(self._by_head(f"{name}/query", x, heads))
         k = self._rotated(self._by_head(f"{name}/key", x, key_heads))
         v = self._by_head(f"{name}/value", x, key_heads)
         shared = heads // key_heads
-        if shared > 1:  # queries of one group stand next to each other
+        if shared > 1:  # the query heads of a group are adjacent
             k, v = (tf.repeat(t, shared, axis=1) for t in (k, v))
         mixed = self.layers.mixed_values(name, q, k, v, self.bias)  # (M·S, H·W)
         return self.layers.linear(f"{name}/attention_output", mixed, bias=False)
@@ -57,10 +57,10 @@ class LlamaBlocks:
         return tf.transpose(y, (0, 2, 1, 3))  # (M, heads, S, W)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        """(M, heads, S, W) -> the same, each pair of values turned by its position's angle.
+        """Rotate each pair of values by the angle of its position: (M, heads, S, W) -> the same.
 
-        In the order of Hugging Face's checkpoints: value i is paired with value i + W/2, and not
-        with its neighbour.
+        Value i is paired with value i + W/2, as in Hugging Face's checkpoints, and not with its
+        neighbour as in the paper.
         """
         first, second = tf.split(x, 2, axis=3)
         cosines, sines = self._waves
@@ -68,7 +68,7 @@ class LlamaBlocks:
 
     @functools.cached_property
     def _waves(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of position · frequency: each (S, W)."""
+        """Cosines and sines of position times frequency: (S, W) each."""
         frequencies = tf.constant(rotary_frequencies(self.config), tf.float32)  # (W/2,)
         angles = tf.cast(tf.range(self.shape[1]), tf.float32)[:, None] * frequencies  # (S, W/2)
         angles = tf.concat([angles, angles], axis=1)  # (S, W)
@@ -76,9 +76,9 @@ class LlamaBlocks:
 
 
 def rotary_frequencies(config: LlamaConfig) -> NDArray[np.float64]:
-    """Return the angle from one position to the next of each pair, θ^(−2i/W), stretched: (W/2,).
+    """Return the rotary frequency θ^(−2i/W) of each pair, scaled by `RopeScaling`: (W/2,).
 
-    Su et al. 2021 (arXiv:2104.09864); stretched as `RopeScaling` has it.
+    Su et al. 2021 (arXiv:2104.09864).
     """
     exponents: NDArray[np.float64] = np.arange(0, config.head_width, 2) / config.head_width
     frequencies: NDArray[np.float64] = config.rope_theta**-exponents

@@ -1,9 +1,8 @@
 """A linear-chain conditional random field over tags (Lafferty et al. 2001), in log space.
 
-A chain of n words with emissions e and transitions T gives tags y the score
-Σₖ eₖ[yₖ] + Σₖ T[yₖ₋₁, yₖ], and the probability exp(score) / Z, Z by the forward algorithm. The best
-tags are found by Viterbi's. Neither has a parameter for the ends of a chain: the markers around a
-row tell the encoder where it begins.
+For n words with emissions e and transitions T, the score of tags y is Σₖ eₖ[yₖ] + Σₖ T[yₖ₋₁, yₖ]
+and their probability is exp(score) / Z. The forward algorithm computes Z, the Viterbi algorithm the
+most likely tags. The ends of a chain have no parameters: the encoder sees them as special tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ Floats = NDArray[np.float32]
 
 
 def chain_losses(emissions: Tensor, transitions: Tensor, tags: Tensor, weights: Tensor) -> Tensor:
-    """Return −log p(tags) of each row's chain, in nats: (M,); 0 where a row has no words.
+    """Return the negative log-likelihood of each row's tags in nats: (M,); 0 without words.
 
     Args:
         emissions: (M, K, L).
-        transitions: (M, L, L) from a tag to the next, a copy for each row.
+        transitions: (M, L, L) from a tag to the next; one copy per row, for per-row gradients.
         tags: (M, K) int32.
-        weights: (M, K) 1 for the words, which come first, 0 for padding.
+        weights: (M, K), 1 for words and 0 for padding; words come first.
     """
     m, _, n = shape_of(emissions)
     own = tf.gather(emissions, tags, batch_dims=2) * weights  # (M, K)
@@ -56,13 +55,13 @@ def best_tags(
     may_begin: NDArray[np.bool_],
     may_follow: NDArray[np.bool_],
 ) -> NDArray[np.int32]:
-    """Return the likeliest tags of one chain among those that are allowed (Viterbi 1967): (n,).
+    """Return the most likely allowed tags of one chain by the Viterbi algorithm: (n,).
 
     Args:
         emissions: (n, L).
         transitions: (L, L).
-        may_begin: (L,) which tags a chain may begin with.
-        may_follow: (L, L) which tag (second) may follow which.
+        may_begin: (L,), true for tags that may be the first.
+        may_follow: (L, L), true at [i, j] if tag j may follow tag i.
     """
     ways = np.where(may_follow, transitions.astype(np.float64), FAR_BELOW)
     best = np.where(may_begin, emissions[0].astype(np.float64), FAR_BELOW)  # (L,)

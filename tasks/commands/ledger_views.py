@@ -129,7 +129,7 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
             [
                 *([r["dataset"]] if with_dataset else []),
                 r["id"][:8],
-                r["release"],
+                r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
                 r["epsilon"],
                 r["delta"],
                 r["state"],
@@ -159,6 +159,7 @@ def record(entry: Entry) -> dict[str, Any]:
         "release": entry.event.title,
         "mechanism": entry.event.describe(),
         "epsilon": epsilon,
+        "epsilon_by": "rdp" if entry.event.claimed_by_rdp else "pld",  # no PLD is known
         "epsilon_rdp": rdp,
     }
     return entry.to_json() | words

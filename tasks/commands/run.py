@@ -23,6 +23,7 @@ from tasks.protocol import (
     sweep_steps,
 )
 from tasks.releases.unfinished_runs import plans_given_back
+from tasks.report.omissions import omissions_of
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job, stops_on_signals
 from tasks.runtime.progress_bars import one_after_the_other
@@ -69,6 +70,9 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         click.echo("confide: stopped by a signal. The same command continues the run.", err=True)
         raise
     send_all(deployment)
+    for name, result in finished.results.items():
+        if (found := omissions_of(result)) is not None:
+            click.echo(f"confide: warning: {name}: {found[0]}", err=True)
     if as_json:
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts

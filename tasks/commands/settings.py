@@ -123,13 +123,16 @@ def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
             continue
         if key in SweepSettings.model_fields:
             raise BadInput("belongs to dp_sweep", where=f"settings: {key}")
-        near = difflib.get_close_matches(key, kind.model_fields, n=1)
-        guess = f"Did you mean {near[0]}? " if near else ""
-        raise BadInput(
-            "unknown setting",
-            where=f"settings: {key}",
-            fix=f"{guess}Names: confide run {job}--show-settings",
-        )
+        fix = f"Names: confide run {job}--show-settings"
+        # A guess must be a slip of the keyboard: phrases_epsilon is not meant by target_epsilon.
+        if near := difflib.get_close_matches(key, kind.model_fields, n=1, cutoff=0.8):
+            fix = f"Did you mean {near[0]}? {fix}"
+        elif "epsilon" in key or key == "eps":
+            fix = (
+                "No setting holds the ε of a training: it follows from noise_multiplier (σ). "
+                f"`confide calibrate` and `confide advise` return σ for an ε. {fix}"
+            )
+        raise BadInput("unknown setting", where=f"settings: {key}", fix=fix)
 
 
 def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:

@@ -675,6 +675,12 @@ def report_of_points(
             }
             for point, own in steps.items()
         },
+        readers={
+            task: spec.output
+            for front in steps.values()
+            for task, spec in front.items()
+            if task in ("public_corpus", "private_corpus", "entities")
+        },
         settings=settings.model_dump(mode="json"),
     )
 

@@ -625,6 +625,7 @@ class SweepReportSpec(StepSpec):
     title: str
     points: dict[str, SweepPoint]
     results: dict[str, dict[str, str]]  # point name -> task name -> output URI
+    readers: dict[str, str]  # task name -> output URI, of steps that read a source
     settings: dict[str, bool | int | float | str]
 
 

@@ -19,6 +19,7 @@ from tasks.report.model import Value, Withheld
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"
+NO_ENTITIES = "no entities"  # F1 of a test part without any
 NO_TOTAL = "no total"
 WHY_NO_TOTAL = "unlike neighbours or units"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -64,6 +65,8 @@ def measured(value: Value, *, percent: bool = False) -> Cell:
         return Cell(NOT_MEASURED)
     if isinstance(value, Withheld):
         return withheld()
+    if math.isnan(value.value):
+        return Cell(NO_ENTITIES, label=value.label)
     if percent:
         return Cell(f"{100 * value.value:.1f}", value=value.value, label=value.label)
     return number(value.value, value.label)

@@ -24,6 +24,7 @@ from tasks.report.model import (
     SweepRow,
     Value,
     Withheld,
+    number_of,
     shown_day,
 )
 from tasks.runtime.context import read_result
@@ -87,8 +88,8 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
     for name, value in measured:
         if isinstance(value, Withheld):
             yield name, {"withheld": True}
-        elif value is not None:
-            yield name, {"value": str(value.value), "label": value.label}
+        elif value is not None and (number := number_of(value)) is not None:
+            yield name, {"value": str(number), "label": value.label}
     audited = row.exposures if isinstance(row.exposures, tuple) else (row.exposures,)
     if any(isinstance(one, Withheld) for one in audited):
         yield "exposure", {"withheld": True}

@@ -51,8 +51,10 @@ def compared_by(points: Iterable[SweepRow]) -> Measure:
 
 
 def number_of(value: Value) -> float | None:
-    """Return the number, where it was measured and may be seen."""
-    return None if value is None or isinstance(value, Withheld) else value.value
+    """Return the number, or None if it was not measured, is undefined or may not be seen."""
+    if value is None or isinstance(value, Withheld) or math.isnan(value.value):
+        return None
+    return value.value
 
 
 Kind = Literal["public", "phrases", "dp", "nonprivate"]
@@ -288,11 +290,12 @@ class LedgerLine:
     entry: str
     release: str  # in words, for example `word histogram` or `DP pre-training`
     mechanism: str  # in words, parameters included
-    epsilon: float  # PLD, at `delta`
+    epsilon: float  # PLD, at `delta`; by Rényi DP if no PLD is known
     epsilon_rdp: float | None
     delta: float
     state: str  # reserved | settled
     seed_hash: str = ""  # salted
+    claimed_by_rdp: bool = False
 
 
 @dataclass(frozen=True)
@@ -339,6 +342,7 @@ class Report:
     public_seeds: Mapping[str, int] = field(default_factory=dict)
     repeat: tuple[str, ...] = ()  # shell commands
     notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
+    omissions: tuple[Fact, ...] = ()  # items that readers left out of the sources, by task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,6 +401,8 @@ def edition_of(report: R, edition: Edition) -> R:
     # Airflow's key of a run contains the second in which it began. Together with the second in
     # which it ended, it would reveal how large the data are.
     created = shown_day(report.created, report.settings)
+    # An omission that is shown as withheld would reveal that there is one.
+    rows["omissions"] = tuple(fact for fact in report.omissions if fact.label not in hidden)
     return replace(report, run_key=report.shown_run, created=created, **rows)
 
 

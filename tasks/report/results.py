@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,7 @@ from tasks.report.model import (
     ModelRow,
     Samples,
 )
+from tasks.report.omissions import omissions_of
 from tasks.runtime.context import Input, StepContext, merged
 from tasks.tracking.event_log import labelled
 
@@ -78,6 +80,7 @@ GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
 MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
 SAMPLES = "samples"  # output of the exposure step, and .json
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
+EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning: in its test part
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning: of entities, of classes
 LEDGER_LINES = 30  # the latest ones; each needs an accounting
 _CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
@@ -108,6 +111,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
     audit = _audit(results.get("dp_audit"))
     return JobReport(
         **header_of(spec, context, results, shown),
+        omissions=omission_facts({name: step.result for name, step in results.items()}),
         audit=audit,
         occurrences=_occurrences(results["private_store"]),
         models=tuple(
@@ -264,8 +268,15 @@ def epsilon_of_vocabulary(vocabulary: Input) -> float:
 
 
 def last_values(result: StepResult) -> dict[str, Labelled]:
-    """Return each metric's last value, with the type of its label."""
-    return {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
+    """Return the last value of each metric, with the type of its label.
+
+    The F1 of a test part without entities is not a number, and is not measured.
+    """
+    values = {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
+    expected = values.get(EXPECTED_ENTITIES)
+    if expected is not None and not expected.value:
+        values["f1"] = replace(expected, value=math.nan)
+    return values
 
 
 def header_of(
@@ -307,6 +318,12 @@ def header_of(
         "public_seeds": {"seed": int(spec.settings["seed"])},
         "repeat": (_repeat_command(spec.title, spec.settings),),
     }
+
+
+def omission_facts(results: Mapping[str, StepResult]) -> tuple[Fact, ...]:
+    """Return one fact for each step that left items of a source out."""
+    omitted = {name: omissions_of(result) for name, result in results.items()}
+    return tuple(Fact(name, *words) for name, words in omitted.items() if words is not None)
 
 
 def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
@@ -595,6 +612,7 @@ def _ledger_line(entry: Entry) -> LedgerLine:
         delta=entry.delta,
         state=entry.state.value,
         seed_hash=entry.seed_hash,
+        claimed_by_rdp=entry.event.claimed_by_rdp,
     )
 
 

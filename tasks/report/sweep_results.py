@@ -14,7 +14,7 @@ from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_see
 from tasks.protocol import ReleaseRecord, SweepPoint, SweepReportSpec, SweepSettings
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
-from tasks.report.model import SweepReport, SweepRow
+from tasks.report.model import SweepReport, SweepRow, number_of
 from tasks.report.results import (
     Results,
     costs_of,
@@ -22,11 +22,12 @@ from tasks.report.results import (
     exposures_of,
     header_of,
     last_values,
+    omission_facts,
     released_models,
     releases_of,
     score_of,
 )
-from tasks.runtime.context import Input, StepContext
+from tasks.runtime.context import Input, StepContext, read_result
 
 DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by test document
 SEEDS_FOR_THE_BEST = 8
@@ -53,6 +54,13 @@ def sweep_report(
         header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
     return SweepReport(
         **header,
+        omissions=omission_facts(
+            {
+                name: result
+                for name, uri in spec.readers.items()
+                if (result := read_result(context.store, uri)) is not None
+            }
+        ),
         points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
         notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
     )
@@ -172,7 +180,7 @@ def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
 
     Where only the operator may see them, the counts are in a file of the operator's.
     """
-    if score_of(finetuned) is None:
+    if number_of(score_of(finetuned)) is None:
         return None
     counts = finetuned.facts.get("documents")
     if counts is None:
@@ -187,7 +195,8 @@ def _best_three(own: Replicates) -> Labelled | None:
     """
     by_seed: dict[str, list[Labelled]] = {}
     for point, results in own:
-        if (score := score_of(results["finetuning"])) is not None:
+        score = score_of(results["finetuning"])
+        if score is not None and number_of(score) is not None:
             by_seed.setdefault(_drawn(point)["seed"], []).append(score)
     if len(by_seed) < SEEDS_FOR_THE_BEST:
         return None

@@ -242,7 +242,10 @@ def ledger_table(ledger: LedgerView) -> Table:
         (
             name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
             name(line.release, line.mechanism),
-            number(line.epsilon, Label.PUBLIC),
+            replace(
+                number(line.epsilon, Label.PUBLIC),
+                detail="by RDP: no PLD is known" if line.claimed_by_rdp else "",
+            ),
             Cell(NOT_MEASURED)
             if line.epsilon_rdp is None
             else number(line.epsilon_rdp, Label.PUBLIC),

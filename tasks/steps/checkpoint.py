@@ -1,15 +1,11 @@
 """Bring the tokens of a public model into the store, for a vocabulary that keeps them.
 
-Reading what somebody else wrote and charging never meet in one step, so that the vocabulary, which
-may be charged, gets these tokens from here.
+A step that reads files of others never charges a ledger. The vocabulary step may charge one, so it
+takes these tokens from here.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from dp_core.errors import BadInput
 from dp_core.labels import Public
 from dp_core.models.hugging_face import read_vocabulary
 from dp_core.vocabulary import byte_level, wordpiece
@@ -31,30 +27,10 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
         tokenizer = byte_level.of_folder(opened.path, tokens)
         byte_level.save(tokenizer, context.out)
     else:
-        _refuse_case(opened.path, source.field)
-        tokenizer = wordpiece.of_tokens(tokens)
+        tokenizer = wordpiece.of_folder(opened.path, tokens)
         wordpiece.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
         facts={"source_digest": opened.digest, "digest": vocabulary_digest(tokenizer)},
     )
-
-
-def _refuse_case(folder: Path, field: str) -> None:
-    """Refuse tokens with capital letters: texts are read in lower case, and would never meet them.
-
-    Raises:
-        BadInput: the folder says that its tokens have case.
-    """
-    try:
-        about = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        cased = about.get("do_lower_case", True) is False
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return  # it does not say
-    if cased:
-        raise BadInput(
-            "its tokens tell capital letters from small ones, and texts are read in lower case",
-            where=field,
-            fix="Give an uncased model, or let vocabulary_source exchange its tokens.",
-        )

@@ -19,6 +19,7 @@ from tasks.protocol import CorpusSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.ledger import ledger_for
+from tasks.report.omissions import measure_omissions
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 
@@ -47,7 +48,7 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
         write_corpus(counted(), context.out, spec.corpus_shards)
     count = Operator if spec.role == "private" else Public
     context.measure("documents", count(taken))
-    context.measure("documents_quarantined", count(quarantine.rejected))
+    measure_omissions(context, "documents", quarantine, count)
     return StepOutput(
         outputs={"corpus": ""},
         facts={

@@ -23,6 +23,7 @@ from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.ledger import refuse_unregistered
+from tasks.report.omissions import measure_omissions
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.corpus import listed
 
@@ -119,7 +120,8 @@ def _read(
     quarantine = Quarantine()
     with listed(quarantine, context, f"{part}_quarantine.json"):
         items = list(kind.read(spec.format, path, quarantine))
-    context.measure(f"{part}_{kind.noun}_quarantined", Operator(quarantine.rejected))
+    label = Public if spec.public else Operator
+    measure_omissions(context, f"{part}_{kind.noun}", quarantine, label)
     return items
 
 

@@ -27,6 +27,7 @@ from dp_core.training.bootstrap import Replicate, mean_f1
 from dp_core.training.classification import ClassHead, classes_of
 from dp_core.training.tagging import TaggingHead, tag
 from tasks.protocol import FinetuneSpec
+from tasks.report.results import EXPECTED_ENTITIES
 from tasks.steps.entities import read_part, read_text_part
 
 _AROUND = 8  # words beside an error
@@ -38,7 +39,7 @@ class Scores:
 
     Attributes:
         headline: the name of the measure that models are compared by, `f1` or `accuracy`.
-        values: by name, the headline among them.
+        values: by name, with the headline unless it is undefined.
         f1_by_label: by entity type or class.
         counts: (right, predicted, expected) by the hash of the patient's name, or the document's;
             accuracy is micro F1, of which as much is predicted as expected.
@@ -52,6 +53,8 @@ class Scores:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% of the headline, by a bootstrap over patients or documents; None for too few."""
+        if self.headline not in self.values:
+            return None
         return mean_f1([Replicate("", 0, self.counts)]).interval
 
 
@@ -138,10 +141,13 @@ class Tagging:
         for owner, own in _by_owner(items).items():
             one = score([items[i] for i in own], [predicted[i] for i in own]).micro
             counts[owner] = (one.correct, one.predicted, one.expected)
+        values: dict[str, float] = {EXPECTED_ENTITIES: micro.expected}
+        if micro.expected:  # Without any entity in the text, F1 is undefined and not 0.
+            values |= {"f1": micro.f1, "precision": micro.precision, "recall": micro.recall}
         return Scores(
             "f1",
-            {"f1": micro.f1, "precision": micro.precision, "recall": micro.recall},
-            {kind: of_type.f1 for kind, of_type in found.by_type.items()},
+            values,
+            {kind: of_type.f1 for kind, of_type in found.by_type.items() if of_type.expected},
             counts,
         )
 

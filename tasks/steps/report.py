@@ -12,7 +12,7 @@ from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec, point_and_task
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED
-from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of
+from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of, number_of
 from tasks.report.page import job_page
 from tasks.report.results import Results, audit_time, job_report, released_by_job
 from tasks.report.tables import closing_of
@@ -94,7 +94,7 @@ def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
         ("f1", row.f1),
         ("accuracy", row.accuracy),
     ):
-        if isinstance(value, Dp | Public | Operator):
+        if isinstance(value, Dp | Public | Operator) and number_of(value) is not None:
             yield name, value
     if isinstance(row.exposures, Exposures):
         label = Operator if row.exposures.label is Label.OPERATOR else Dp

@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from small_job import SIZES, folder_of, run
 
-from dp_core.models.adapters import load_adapter, merged
 from dp_core.models.config import LlamaConfig
-from dp_core.models.hugging_face import load_model
+from dp_core.models.hugging_face import load_model, to_hf
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks import cli
@@ -69,13 +69,19 @@ def test_adapters_are_trained_charged_and_exported_merged_or_alone(
     statement = json.loads((alone / "privacy_statement.json").read_text())
     assert statement["private"] is True
 
-    # The adapter beside the base that it was trained beside is the model that was released.
-    released = load_model(whole).parameters
-    together = merged(load_adapter(base, alone)).parameters
+    # The base plus the exported adapter, (α / r)·B·A, is the released model.
+    about = json.loads((alone / "adapter_config.json").read_text())
+    adapter = load_file(alone / "adapter_model.safetensors")
+    start = to_hf(base.parameters, base.config)
     changed = 0
-    for name, value in released.items():
-        np.testing.assert_allclose(together[name], value, atol=1e-6, err_msg=name)
-        changed += not np.array_equal(value, base.parameters[name])
+    for name, value in load_file(whole / "model.safetensors").items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        expected = start[name]
+        if f"{module}.lora_A.weight" in adapter:
+            b, a = (adapter[f"{module}.lora_{part}.weight"] for part in "BA")
+            expected = expected + about["lora_alpha"] / about["r"] * (b @ a)
+        np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=name)
+        changed += not np.array_equal(value, start[name])
     assert changed == 7  # the matrices of one block; nothing else moved by a bit
 
     # A model without adapters has none to export.

@@ -62,7 +62,7 @@ def test_what_a_baseline_shows_to_anyone_is_counted_whatever_it_began_with() -> 
     }
     uris = {task: task for task in found}
     spec = SweepReportSpec(
-        made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris},
+        made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris}, readers={},
         settings={},
     )  # fmt: skip
     assert ids(sweep_results.released_by_sweep(spec, {"p": found})) == ["words", "other"]

@@ -78,6 +78,24 @@ def test_a_remembered_secret_has_all_bits_and_a_forgotten_one_few(
         assert found["label"] == "operator"
 
 
+def test_cased_model_is_not_audited_with_tokens_that_no_text_meets(
+    confide: Confide, stranger: Path, texts: list[str]
+) -> None:
+    cased = [word.capitalize() if word in KNOWN else word for word in WORDS]
+    (stranger / "vocab.txt").write_text("".join(f"{word}\n" for word in cased))
+    code, _, err = confide("audit", stranger, *texts)
+    assert code == 2
+    assert "46.5% of its tokens can never occur in normalised text" in err
+
+
+def test_line_of_a_wrong_canary_is_its_line_in_the_file(
+    confide: Confide, stranger: Path, tmp_path: Path
+) -> None:
+    canaries = lines_in(tmp_path, "", "her number is [[known3]]", "", "  ", "her number is")
+    code, _, err = confide("audit", stranger, "--canaries", canaries)
+    assert code == 2 and "line 5 has 0 secrets" in err
+
+
 def test_texts_that_the_model_expects_are_told_from_others(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:

@@ -15,7 +15,14 @@ from dp_core.errors import BadInput
 from tasks.commands import run
 from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
 from tasks.local import demo
-from tasks.protocol import JobSettings, RunContext, StepResult, SweepSettings, sweep_steps
+from tasks.protocol import (
+    JobSettings,
+    MetricRecord,
+    RunContext,
+    StepResult,
+    SweepSettings,
+    sweep_steps,
+)
 from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, Outcome
@@ -328,6 +335,45 @@ def test_every_step_of_a_private_selection_on_the_command_line_hides_its_count(
         return 1, "stopped"
 
     monkeypatch.setattr(process, "_run_step", run_step)
-    steps = list(sweep_steps(settings, deployment.store))
+    steps = list(sweep_steps(settings))
     process._run(Job("dp_sweep", "r", "r", steps), deployment, Path(), None, lambda *_: None)
     assert [one.hides_count for one in contexts] == [selection == "random-count"]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_run_warns_of_items_that_readers_left_out(
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    counts = {"documents_quarantined": 3, "documents_quarantined/encoding": 3, "documents": 97}
+    metrics = [
+        MetricRecord(name=name, value=value, label="operator") for name, value in counts.items()
+    ]
+
+    def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
+        result = StepResult(
+            step="corpus", spec_hash="0", outputs={}, metrics=metrics, facts={"made_up": False}
+        )
+        return Outcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
+
+    monkeypatch.setattr(run, "run_job", start)
+    monkeypatch.setattr(run, "send_all", lambda _: None)
+    _, out, err = confide("run", *words)
+    line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
+    assert err.count(line) == 1
+    assert "quarantined" not in out and "not UTF-8" not in out  # programs pass the summary on
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "not_said"),
+    [
+        ("target_epsilon", "No setting holds the ε of a training", "Did you mean"),
+        ("epsilon", "`confide calibrate` and `confide advise` return σ", "Did you mean"),
+        ("vocabulary_epsilo", "Did you mean vocabulary_epsilon?", "No setting holds"),
+    ],
+)
+def test_unknown_epsilon_is_answered_with_the_way_to_sigma(
+    confide: Confide, steps: list[str], key: str, said: str, not_said: str
+) -> None:
+    code, _, err = confide("run", "--set", f"{key}=3")
+    assert code == 2 and said in err and not_said not in err
+    assert steps == []

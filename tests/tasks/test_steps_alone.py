@@ -36,6 +36,7 @@ from dp_core.config.privacy import (
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.labelled_text import LabelledText
+from dp_core.data.ner import Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
@@ -71,7 +72,7 @@ from tasks.steps import (
     vocabulary,
     written_text,
 )
-from tasks.steps.heads import head_of
+from tasks.steps.heads import Tagging, head_of
 from tasks.steps.training_inputs import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
@@ -416,6 +417,15 @@ def test_of_public_labels_counts_by_document_add_up_to_f1(
     assert expected == len(test)  # each has one entity
     (f1,) = [number for number in context.numbers if number.name == "f1"]
     assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
+
+
+@pytest.mark.parametrize("predicted", [("O", "O"), ("B-problem", "O")])
+def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str, ...]) -> None:
+    sentences = [Sentence(("no", "fever"), ("O", "O"), f"d{i}") for i in range(12)]
+    spec = spec_of(FinetuneSpec, "/r", model_uri="m", entities_uri="e", entity_types=("problem",))
+    scores = Tagging(spec).scores(sentences, [predicted] * 12)
+    assert scores.values == {"expected_entities": 0}
+    assert (scores.f1_by_label, scores.interval) == ({}, None)
 
 
 def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(

@@ -125,6 +125,9 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
         contract.run_step(report, tracked, WHO)
     for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
         _done(tracked, task, first[task])
+    names = ("documents_quarantined", "documents_quarantined/empty")
+    omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
+    _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
     _done(tracked, "pretraining", second["pretraining"])  # and its fine-tuning failed
     names = list(report.results)
     page = output_folder(tracked, report.output) / "report" / "report.html"
@@ -132,6 +135,7 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
     partial = contract.run_step(report, tracked, WHO)
     assert partial.facts["missing"] == names[1:]
     assert f"did not finish: {names[1]}" in page.read_text()
+    assert "Not read, public_corpus:</b> documents left out: 3 (no text: 3)." in page.read_text()
     assert [r.ledger_id for r in partial.releases] == [first["pretraining"].digest()]
 
     for task in ("finetuning", "exposure"):

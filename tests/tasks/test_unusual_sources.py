@@ -14,9 +14,12 @@ import spec_examples
 from spec_examples import spec_of
 
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
+from tasks.report.omissions import omissions_of
+from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source
 
@@ -141,6 +144,28 @@ def test_a_file_that_may_not_be_read(
     code, said = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd)
     assert (code, said.count("\n")) == (2, 1), said
     assert NAME not in said
+
+
+def test_notes_that_are_not_utf8_are_counted_for_the_operator(
+    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        (tmp_path / "in" / f"{number}.txt").write_text("no fever")
+    for number, text in enumerate(("39.2 ° of fever", "fiancé at the bedside")):
+        (tmp_path / "in" / f"{NAME}{number}.txt").write_text(text, encoding="windows-1252")
+    (tmp_path / "in" / "readme.md").write_text("notes")
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    spec = corpus(deployment, tmp_path / "in")
+    code, said = run(spec, capfd)
+    assert (code, "UTF-8" in said) == (0, False)  # logs are fit for publication
+    result = read_result(deployment.open_store(), spec.output)
+    assert result is not None
+    assert omissions_of(result) == (
+        "files of other formats passed over: 1; documents left out: 2 (not UTF-8: 2); "
+        "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems",
+        Label.OPERATOR,
+    )
 
 
 def test_what_is_digested_is_what_is_read(tmp_path: Path) -> None:

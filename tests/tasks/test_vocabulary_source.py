@@ -327,7 +327,7 @@ def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, ber
     with pytest.raises(BadInput, match="declare-public"):
         job.run("checkpoint")
     declare_public(str(bert), untracked, known_private=False)
-    with pytest.raises(BadInput, match="lower case"):
+    with pytest.raises(BadInput, match="do_lower_case is false"):
         job.run("checkpoint")
 
 

@@ -46,7 +46,8 @@ def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:
         if size > LONGEST:
             read, tokens, tags = Reason.TOO_LONG, [], []
         if isinstance(read, Reason):
-            problem = problem or (read, f"{name}:{number}")
+            if problem is None or read is Reason.TAG:  # an unknown tag refuses the whole source
+                problem = read, f"{name}:{number}"
         elif read[0] == _DOCUMENT:
             document += 1
         else:

@@ -30,6 +30,8 @@ class Reason(StrEnum):
 class Quarantine:
     """Counts what was taken and what was not, and refuses a source that is mostly bad.
 
+    A tag of no known scheme refuses the source in any case.
+
     Counts of private input are for the operator alone.
 
     Args:
@@ -77,7 +79,7 @@ class Quarantine:
             locations.append(location)
 
     def finish(self, where: str) -> None:
-        """Refuse the source if it had nothing good, or too much that was bad.
+        """Refuse the source if it had nothing good, too much that was bad, or an unknown tag.
 
         Raises:
             BadInput: with the most frequent reason; no location: files may be named after patients.
@@ -85,6 +87,14 @@ class Quarantine:
         if not self.taken and not self.rejected:
             raise PrivateTextRefusal(
                 "there is nothing to read", where=where, fix="Check path and format."
+            )
+        if self.counts[Reason.TAG]:
+            # Without the sentences of one tag, the labels would be another task: of BIOES tags,
+            # all sentences with an entity of one token would be gone.
+            raise PrivateTextRefusal(
+                "a tag is neither IOB nor IOB2: O, B-TYPE or I-TYPE",
+                where=where,
+                fix="Convert them. Of BIOES and BILOU, S- and U- become B-, E- and L- become I-.",
             )
         if self.rejected <= self.largest_share * (self.taken + self.rejected) and self.taken:
             return

@@ -72,10 +72,10 @@ def test_a_seed_gives_the_same_texts_and_another_others() -> None:
 
 def test_what_cannot_be_written_is_refused() -> None:
     masked = fresh(BertConfig.of_size(vocab_size=V, hidden=64, layers=1), 0)
-    with pytest.raises(BadInput, match="writes no text"):
+    with pytest.raises(BadInput, match="generates no text"):
         continuations(masked, [], texts=1, tokens=1, seed=1)
     with pytest.raises(BadInput, match="leaves no room"):
         continuations(model_of({7: 0.0}), [5] * 11, texts=1, tokens=1, seed=1)
     broken = model_of({7: float("nan")})
-    with pytest.raises(BadInput, match="no number"):
+    with pytest.raises(BadInput, match="not finite"):
         continuations(broken, [], texts=1, tokens=1, seed=1)

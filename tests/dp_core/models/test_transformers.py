@@ -16,7 +16,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 from dp_core.config.training import AdapterConfig
-from dp_core.models.adapters import load_adapter, merged, save_adapter, with_adapters
+from dp_core.models.adapters import save_adapter, with_adapters
 from dp_core.models.bert import class_logits, mlm_logits, tag_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
@@ -249,10 +249,3 @@ def test_peft_computes_what_our_adapters_do_and_so_does_what_it_merges(
     ours = np.load(own / "ours.npy", allow_pickle=False)
     for file in ("logits.npy", "merged.npy"):
         assert_equal(ours, np.load(own / file, allow_pickle=False))
-
-
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_what_we_merge_computes_the_same(adapters: Path, name: str) -> None:
-    model = load_adapter(load_model(adapters / name / "base"), adapters / name / "adapter")
-    ours = np.load(adapters / name / "ours.npy", allow_pickle=False)
-    assert_equal(logits_of(merged(model), adapters / name), ours)

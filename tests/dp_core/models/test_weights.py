@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import numpy as np
 import pytest
+from bfloat16_files import as_bfloat16, call_them_bfloat16
 from safetensors.numpy import load_file, save_file
 
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import load, load_model, save
+from dp_core.models.hugging_face import load, load_model, save, to_hf
 from dp_core.models.parameters import Bert, decays, fresh, language_model
 
 CONFIG = BertConfig(vocab_size=6, hidden=8, layers=1, heads=2, intermediate=12, max_positions=5)
@@ -113,13 +115,20 @@ def test_a_tagger_keeps_its_labels(tmp_path):
     np.testing.assert_array_equal(loaded.parameters["tagger/bias"], [0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "field,value", [("model_type", "roberta"), ("hidden_act", "relu"), ("is_decoder", True)]
-)
-def test_another_architecture_is_refused(folder, field, value):
+@pytest.mark.parametrize("field,value", [("hidden_act", "relu"), ("is_decoder", True)])
+def test_variant_of_bert_that_is_not_computed_is_refused(folder, field, value):
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {field: value}))
     with pytest.raises(BadInput, match=field):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "qwen2", 7, ["bert"]])
+def test_other_architecture_is_refused_with_the_supported_ones(folder, kind):
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"model_type": kind}))
+    supported = "Supported architectures are bert, distilbert, gpt2, llama, feed-forward"
+    with pytest.raises(BadInput, match=f"{re.escape(repr(kind))}. {supported}"):
         load(folder)
 
 
@@ -137,6 +146,45 @@ def test_tensors_that_do_not_fit_are_refused(folder):
 def test_a_torn_file_is_refused(folder):
     (folder / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(BadInput, match="cannot be read"):
+        load(folder)
+
+
+def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder):
+    file = folder / "model.safetensors"
+    stored = load_file(file)
+    unused = {
+        "bert.embeddings.position_ids": np.arange(5)[None],
+        "attention.masked_bias": np.array(True),
+        "scales": np.ones(3, np.uint8),
+    }
+    save_file({n: as_bfloat16(a) for n, a in stored.items()} | unused, file)
+    call_them_bfloat16(file)
+    read = to_hf(load(folder).parameters, CONFIG)
+    assert read.keys() == stored.keys()
+    for name, value in stored.items():
+        np.testing.assert_allclose(read[name], value, rtol=2**-7, err_msg=name)
+
+
+def test_integers_are_not_read_as_parameters(folder):
+    """The stored integers of a quantised model are not its weights."""
+    name = "bert.encoder.layer.0.output.dense.weight"
+    stored = load_file(folder / "model.safetensors")
+    save_file(stored | {name: np.ones((8, 12), np.int8)}, folder / "model.safetensors")
+    with pytest.raises(BadInput, match="layer_0/output/kernel is missing"):
+        load(folder)
+
+
+def test_missing_weights_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"model\.safetensors is missing"):
+        load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(BadInput, match=r"the only weights are 'pytorch_model\.bin', a pickle"):
+        load(folder)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"x": np.zeros(1, "f")}, folder / "a.safetensors")
+    with pytest.raises(BadInput, match=r"1 of 2 shards are missing, the first is 'b\.safetensors'"):
         load(folder)
 
 
@@ -197,7 +245,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path):
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     index = {"weight_map": {"x": "../elsewhere.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="1 of 1 shards are missing"):
         load(folder)
 
 

@@ -57,6 +57,7 @@ def _measure(html: str, width: int, folder: Path) -> dict[str, list[str]]:
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
+            "--disable-background-networking",
             "--hide-scrollbars",
             f"--user-data-dir={folder / 'profile'}",
             f"--window-size={width},2000",
@@ -82,13 +83,14 @@ def pages() -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize("width", [1240, 1280, 1920])
 @pytest.mark.parametrize("name", ["job", "sweep"])
-def test_nothing_is_cut_off_or_covered_on_a_desk(
-    pages: dict[str, str], name: str, tmp_path: Path
+def test_desktop_page_cuts_and_covers_nothing(
+    pages: dict[str, str], name: str, width: int, tmp_path: Path
 ) -> None:
-    found = _measure(pages[name], 1240, tmp_path)
+    found = _measure(pages[name], width, tmp_path)
     assert found["texts"] > 20
-    assert found["page"] == [1240, 1240]
+    assert found["page"] == [width, width]
     assert found["cut"] == []
     assert found["outside"] == []
     assert found["overlaps"] == []

@@ -11,6 +11,8 @@ from types import NoneType
 
 import pytest
 from report_examples import (
+    LONG_NOTE,
+    OMITTED,
     causal_sweep_report,
     extractions,
     job_report,
@@ -309,6 +311,7 @@ def test_a_job_without_comparison_ledger_or_curves_still_has_a_page() -> None:
         _bare(job_report()),
         training=(),
         vocabulary=(),
+        phrases=(),
         ledger=None,
         public_seeds={},
         notes=(),
@@ -350,7 +353,7 @@ def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {
         "closing", "exposure", "extraction", "membership", "by_epoch", "entities", "training",
-        "vocabulary", "ledger",
+        "vocabulary", "phrases", "ledger",
     }  # fmt: skip
     assert record["closing"]["rows"][1][3]["value"] == 6.61
 
@@ -405,3 +408,25 @@ def test_the_terminal_says_the_audit_before_the_table() -> None:
     first = written.getvalue().splitlines()[0]
     assert first.startswith("Audit of the private training: consistent. 21 of 30")
     assert closing_of(job_report()).lead == ""
+
+
+def test_long_notes_and_values_of_facts_wrap() -> None:
+    """Without a browser: no cell of a facts table has a class that forbids line breaks."""
+    html = job_page(job_report(), Edition.OPERATOR).html
+    tables = re.findall(r'<table id="table-(\w+)" class="facts">(.*?)</table>', html, re.DOTALL)
+    assert [name for name, _ in tables] == ["training", "vocabulary", "phrases"]
+    assert all(LONG_NOTE in cells and 'class="num"' not in cells for _, cells in tables)
+    rules = dict(re.findall(r"^([^@{}\n]+) \{ (.*) \}$", html, re.MULTILINE))
+    assert "white-space: normal" in rules[".facts th, .facts td"]
+    assert "white-space: normal" in rules["tbody th small"]
+    assert "table-layout: fixed" in rules[".facts"]
+
+
+def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> None:
+    report = job_report(made_up=False)
+    operator = job_page(report, Edition.OPERATOR).html
+    publishable = job_page(report, Edition.PUBLISHABLE).html
+    assert f"Not read, private_corpus:</b> {OMITTED}." in operator
+    assert "Not read, private_corpus" not in publishable  # no mark either: it would be an answer
+    assert "406" not in json.dumps(edition_of(report, Edition.PUBLISHABLE).omissions, default=str)
+    assert "Not read, public_corpus" in publishable

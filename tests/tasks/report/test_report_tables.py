@@ -22,7 +22,7 @@ from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from tasks.protocol import StepResult
+from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, cells, sweep_tables, tables
 from tasks.report.cells import (
     NOT_MEASURED,
@@ -45,7 +45,7 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import job_page, verdict
-from tasks.report.results import audit_time
+from tasks.report.results import audit_time, last_values
 from tasks.runtime.context import Input
 
 
@@ -303,6 +303,35 @@ def test_the_ledger_shows_both_accountants() -> None:
     assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
     assert [cell.text for cell in table.rows[1][2:]] == ["6.27", "7.02", "10⁻⁶", "settled"]
     assert table.rows[1][0].detail == "seed c2ffe90112bd"
+
+
+def test_epsilon_without_a_pld_states_its_accountant() -> None:
+    view = ledger()
+    by_rdp = dataclasses.replace(view.lines[1], claimed_by_rdp=True)
+    table = tables.ledger_table(dataclasses.replace(view, lines=(view.lines[0], by_rdp)))
+    assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
+
+
+def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
+    counts = {"expected_entities": 0.0, "loss": 1.0}
+    metrics = [MetricRecord(name=n, value=v, label="operator") for n, v in counts.items()]
+    result = StepResult(step="finetune", spec_hash="0", outputs={}, metrics=metrics, facts={})
+    undefined = last_values(result)["f1"]
+    report = job_report(made_up=False)
+    models = tuple(
+        dataclasses.replace(row, f1=undefined, interval=None, f1_by_type={})
+        for row in report.models
+    )
+    report = dataclasses.replace(report, models=models)
+    for edition, text in ((Edition.OPERATOR, "no entities"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
+        shown = edition_of(report, edition)
+        cells_of_f1 = [*tables.entity_table(shown.models).rows[0][1:]]
+        closing = tables.closing_of(shown)
+        column = [header.name for header in closing.headers].index("Entity F1")
+        cells_of_f1 += [row[column] for row in closing.rows]
+        assert {cell.text for cell in cells_of_f1} == {text}
+        assert all(cell.value is None for cell in cells_of_f1)
+    assert "nan" not in json.dumps(figures_of(report), default=str).lower()
 
 
 def test_the_sweep_keeps_its_order() -> None:
