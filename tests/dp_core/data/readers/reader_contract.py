@@ -19,10 +19,10 @@ from corruption import corrupted
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import (
-    LABELLED_READERS,
     read_corpus,
     read_labelled_texts,
     read_sentences,
+    sentence_readers,
 )
 from dp_core.errors import BadInput
 
@@ -47,7 +47,7 @@ class BadItem(NamedTuple):
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
         return read_labelled_texts
-    return read_sentences if format in LABELLED_READERS else read_corpus
+    return read_sentences if format in sentence_readers() else read_corpus
 
 
 def read(
