@@ -156,7 +156,8 @@ class DataSettings(ReaderConfig, HoldoutConfig):
         "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
         "private fine-tuning needs it to protect patients, unless texts name them (patient_id). "
         "Documents are named as the reader names them: i2b2 by path without suffix, pubtator by "
-        "id, columns by file#number from 0, jsonl and tsv by document_id.",
+        "id, columns by path and #0 (#1 if -DOCSTART- begins the file), jsonl and tsv by "
+        "document_id.",
         path=True,
     )
     entities_dataset: str = setting(
