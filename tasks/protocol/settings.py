@@ -670,6 +670,12 @@ class JobSettings(
                 f"{self.unit}, not {self.entities_unit}: choose {self.unit}, "
                 "or name a data set of their own in entities_dataset"
             )
+        if self._tunes_the_private_data_set and self.unit == "example":
+            raise ValueError(
+                "entities_unit: a labelled sentence is another unit than an example of "
+                f"{self.words_per_unit} words of {self.private_dataset}: name a data set of the "
+                "labels in entities_dataset, or choose document or patient for both"
+            )
         nameless = self.head == "entities" and not self.entities_patients
         if self.entities_unit == "patient" and nameless:
             raise ValueError(

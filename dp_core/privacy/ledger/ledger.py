@@ -259,6 +259,7 @@ class Ledger:
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             budget.refuse_foreign(reservation)
+        budget.refuse_other_examples(held, planned)
         return budget, held, _not_held(held, planned)
 
     def _prepare(self, planned: Sequence[Reservation]) -> None:
@@ -295,6 +296,7 @@ class Ledger:
             budget = lock_budget(db, reservation.dataset)
             held = _entries_of(db, budget)
             entry = by_identity(held).get(reservation.identity)
+            budget.refuse_other_examples(held, [reservation])
             if entry is None:
                 privacy_filter.admit(budget, held, privacy_filter.releases([reservation]))
                 entry = Entry.of(reservation, budget.id, whole_plan=False)
@@ -335,6 +337,7 @@ class Ledger:
             budget = lock_budget(db, wanted[0].dataset)
             held = _entries_of(db, budget)
             entries = by_identity(held)
+            budget.refuse_other_examples(held, wanted)
             fresh = _not_held(held, wanted)
             if fresh and any(e.whole_plan and e.plan_key == plan_key and e.charged for e in held):
                 raise BadInput(
