@@ -42,7 +42,7 @@ class PrivateUnits:
         rows_kept: most rows of a unit; None where rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
-        example_words: length of an example, if that is the unit, and otherwise 0; None for a corpus.
+        example_words: length of an example, 0 if the unit is another one; None for a corpus.
     """
 
     dataset: str

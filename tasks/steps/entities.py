@@ -189,15 +189,11 @@ def _types(sentences: Sequence[Sentence]) -> set[str]:
     return {kind for s in sentences for kind, _, _ in all_entities(s)}
 
 
-def _texts(
-    format: str, path: Path, quarantine: Quarantine, public: bool
-) -> Iterator[LabelledText]:
+def _texts(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
     return read_labelled_texts(format, path, quarantine)  # divided alike, public or private
 
 
-def _pairs(
-    format: str, path: Path, quarantine: Quarantine, public: bool
-) -> Iterator[LabelledText]:
+def _pairs(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
     return read_labelled_texts(format, path, quarantine, pairs=True)
 
 

@@ -223,9 +223,7 @@ class Budget(Base, kw_only=True):
                 fix="Use a sampler with the budget's relation.",
             )
 
-    def refuse_other_examples(
-        self, held: Sequence[Entry], planned: Sequence[Reservation]
-    ) -> None:
+    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Reservation]) -> None:
         """Refuse releases for examples of another length: such examples are other units.
 
         Args:

@@ -90,9 +90,7 @@ class Note:
 
 
 @st.composite
-def neighbours(
-    draw: st.DrawFn, format: Format, unit: PrivacyUnit
-) -> tuple[list[Note], list[Note]]:
+def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list[Note], list[Note]]:
     """Draw a data set and its neighbour without one unit."""
     pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(tuple)
     row = st.tuples(
@@ -165,9 +163,9 @@ CANARIES = tuple(
 def rows_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
     """Return side, kept rows with canaries, and masks of an update, for each unit."""
     planting = Planting(CANARIES, SEED, LENGTH)
-    cut = ShardRows(
-        unit, WORDS, TOKENIZER.to_str(), LENGTH, 2, seed_key(SEED), HOLDOUT, planting
-    )(shard)
+    cut = ShardRows(unit, WORDS, TOKENIZER.to_str(), LENGTH, 2, seed_key(SEED), HOLDOUT, planting)(
+        shard
+    )
     return [*masked("train", cut.train), *masked("held out", cut.held_out)]
 
 
@@ -270,9 +268,7 @@ class LabelledFormat(Format):
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
         items = self.read(folder)
         names = unit_ids(items, unit)
-        store, order = store_by_unit(
-            [[1] for _ in items], names, max_length=3, vocabulary=9, pad=0
-        )
+        store, order = store_by_unit([[1] for _ in items], names, max_length=3, vocabulary=9, pad=0)
         units = Counter(
             (
                 int(store.unit_keys[u]),
@@ -407,9 +403,7 @@ def test_removing_one_unit_changes_no_contribution_of_another(
     @given(st.data())
     def compare(data: st.DataObject) -> None:
         nonlocal removed_any
-        before, after = (
-            made(notes, format, unit) for notes in data.draw(neighbours(format, unit))
-        )
+        before, after = (made(notes, format, unit) for notes in data.draw(neighbours(format, unit)))
         for choice, contributions in before.items():
             neighbour = after.get(choice, Counter())
             assert not neighbour - contributions, choice
