@@ -415,6 +415,23 @@ def test_removing_one_unit_changes_no_contribution_of_another(
     assert removed_any
 
 
+@pytest.mark.usefixtures("few_parts")
+@pytest.mark.parametrize("format", [Jsonl(), Noteevents()], ids=["jsonl", "noteevents"])
+def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
+    """The number of a line would have four digits with the patient's notes, and three without."""
+    gone = [Note(i, "p", "", ("cough for two days ",)) for i in range(600)]
+    others = [
+        Note(1000 * half + i, f"q{i}", "", (PIECES[half],) * 2)
+        for half in (0, 1)
+        for i in range(400)
+    ]
+    before = made([*gone, *others], format, PrivacyUnit.PATIENT)
+    after = made(others, format, PrivacyUnit.PATIENT)
+    for choice, contributions in before.items():
+        assert not after[choice] - contributions, choice
+        assert (contributions - after[choice]).total() == 1, choice
+
+
 def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, Counter[object]]:
     """Return the contributions of notes that were written and read; none of no notes."""
     if not notes:
