@@ -235,8 +235,9 @@ class Budget(Base, kw_only=True):
         """
         if self.made_up:
             return
-        charged = [*(e for e in held if e.charged), *(r for r in planned if r.accounted)]
-        units = sorted({release.event.unit_in_words for release in charged})
+        events = [entry.event for entry in held if entry.charged]
+        events += [reservation.event for reservation in planned if reservation.accounted]
+        units = sorted({event.unit_in_words for event in events})
         if len(units) > 1:
             raise BadInput(
                 f"its releases would protect different units: {', '.join(units)}",
