@@ -72,7 +72,7 @@ def held_by(units: Iterable[Unit]) -> Held:
 
 def public_counts(folder: Path) -> Counter[str]:
     """Return in how many articles of wikitext-2 each word stands."""
-    articles = read_corpus("text", folder / PUBLIC)
+    articles = read_corpus("text", folder / PUBLIC, public=True)
     return document_counts((Unit(a.document_id, [a.text]) for a in articles), split_words)
 
 

@@ -23,7 +23,8 @@ from dp_core.audit.membership_attacks import Attack
 from dp_core.audit.membership_metrics import Scored
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64
-from dp_core.data.privacy_units import Unit, document_unit_id
+from dp_core.data.identity import document_unit_id
+from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, located_rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -254,7 +255,7 @@ class _Places:
 def _group(level: str, document: Document) -> Hashable:
     """Return what names the document's group of that level; None: nothing does."""
     if level == "document":
-        return document_unit_id(document)
+        return document_unit_id(document.patient_id, document.document_id)
     if level == "patient":
         return document.patient_id or None
     return (document.patient_id, document.admission_id) if document.admission_id else None

@@ -95,6 +95,11 @@ class UnitConfig(Config):
         le=100_000,
     )
 
+    @property
+    def example_words(self) -> int:
+        """Length of an example in words, which is part of that unit; 0 for other units."""
+        return self.words_per_unit if self.unit == "example" else 0
+
 
 VocabularySource = Literal[
     "public+private", "private", "public", "checkpoint+private", "checkpoint", "nonprivate"

@@ -1,11 +1,12 @@
-"""Documents with normalised ids, and the one form in which a corpus of them is kept.
+"""Documents with normalised ids, and the normal form of a corpus.
 
 A corpus in normal form is a set of shards: Parquet files, each with a contiguous range of a hash of
-the patient (of the document, where it names no patient), so that every privacy unit lies whole in
-one. Within a shard rows are in the order of hash, patient and document: read one after the other,
-shards give the same units in the same order whatever their number, and the order says nothing about
-the source's. `corpus.json`, written last, holds the format and every shard's digest: without it the
-corpus is not complete. How many shards there are is a setting: names of files hold no count.
+the patient, or of the document if it has no patient. So every patient and every document lies whole
+in one shard. Every document has a name that is a function of its own content (`identity`). Rows are
+in the order of hash, patient, document, admission and text, so the corpus is a function of the
+multiset of its documents: their order in the source and the number of shards change nothing.
+`corpus.json`, written last, holds the format and the digest of every shard: without it the corpus
+is not complete. The number of shards is a setting: names of files hold no count.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dp_core.data.hashing import digest64
+from dp_core.data.identity import document_name, with_copies_numbered
 from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput, PrivateTextRefusal
 
@@ -43,11 +45,11 @@ _EXACT = 2**53  # up to here a floating-point number stands for one integer alon
 def normalised_id(value: object) -> str:
     """Return the one form of an id (of a patient, document, admission); empty where there is none.
 
-    Every reader takes its ids through here, so that one patient is one privacy unit however a
-    table or an export spelled it: without white space around it, in Unicode's normal form C
-    (Unicode Standard Annex #15), and a whole number as an integer is written, since tables that
-    were once read as floats say `7.0`. So `7`, `7.0`, "7", "7.0" and " 7 " are one id; "07" is
-    another, for leading zeros can be part of a number on paper. Case is kept.
+    Every reader normalises its ids with this function, so that one patient is one privacy unit
+    in every spelling of a table or export: without white space around it, in Unicode's normal form
+    C (Unicode Standard Annex #15), and a whole number without a decimal point, since tables that
+    were once read as floats contain `7.0`. So `7`, `7.0`, "7", "7.0" and " 7 " are one id; "07" is
+    another, because leading zeros can be part of a number on paper. Case is kept.
 
     Raises:
         ValueError: neither text nor a whole number, or one that a float cannot tell from others.
@@ -67,13 +69,15 @@ def normalised_id(value: object) -> str:
 class Document:
     """One note, article or message.
 
-    Its ids are normalised (`normalised_id`), whoever makes it.
+    The constructor normalises the ids (`normalised_id`).
 
     Args:
-        document_id: names the document within its patient; texts that share it are one document.
-        patient_id: names the person it is about; empty where the source does not say.
-        text: the text itself, as read (not normalised).
-        admission_id: names the hospital stay; empty where there is none.
+        document_id: the id that the source gives; texts of one patient that share it are one
+            document. Empty where the source gives none: the corpus then names the document by its
+            content, and each such text is a document.
+        patient_id: the patient; empty where the source names none.
+        text: the text as read, not normalised.
+        admission_id: the hospital stay; empty where the source names none.
     """
 
     document_id: str
@@ -87,7 +91,7 @@ class Document:
 
 
 MARK = "corpus.json"  # the file that completes a corpus
-_VERSION = 2
+_VERSION = 3
 SHARDS = 16  # at least, where nobody says how many, as the setting `corpus_shards` does
 SHARD_TEXT = 1 << 26  # bytes of text in a shard, on average, at most: of more text are more shards
 # Public and the same for everyone: equal corpora are equal bytes.
@@ -307,11 +311,11 @@ def _private(path: Path) -> Path:
     return path
 
 
-def _group_hash(document: Document) -> int:
-    """Return 64 bits of the patient; of the document, where it names none."""
-    if document.patient_id:
-        return digest64(_KEY, "patient", document.patient_id)
-    return digest64(_KEY, "document", document.document_id)
+def _group_hash(patient_id: str, document_id: str) -> int:
+    """Return 64 bits of the patient's hash, or of the document's if there is no patient."""
+    if patient_id:
+        return digest64(_KEY, "patient", patient_id)
+    return digest64(_KEY, "document", document_id)
 
 
 @contextmanager
@@ -335,9 +339,17 @@ def _tables(documents: Iterable[Document]) -> Iterator[pa.Table]:
 
 
 def _table(documents: Sequence[Document]) -> pa.Table:
-    hashes = pa.array(map(_group_hash, documents), pa.uint64())
-    of_row = ((d.patient_id, d.document_id, d.admission_id, d.text) for d in documents)
-    columns = map(arrow_strings, zip(*of_row, strict=True))
+    rows = [
+        (
+            d.patient_id,
+            document_name(d.patient_id, d.document_id, d.admission_id, d.text),
+            d.admission_id,
+            d.text,
+        )
+        for d in documents
+    ]
+    hashes = pa.array((_group_hash(patient, name) for patient, name, _, _ in rows), pa.uint64())
+    columns = map(arrow_strings, zip(*rows, strict=True))
     return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
 
 
@@ -392,7 +404,7 @@ class _Rows:
         return self.scratch / f"{number:06d}"
 
     def sorted_by(self, ranges: int) -> Iterator[Iterator[pa.Table]]:
-        """Yield each range's rows by hash, patient and document; stable within those.
+        """Yield each range's rows as `_sorted` orders them.
 
         Each is to be taken before the next one, and goes.
 
@@ -441,9 +453,16 @@ def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
-    by = [(name, "ascending") for name in ("hash", "patient_id", "document_id")]
+    """Return the rows in the order of all their columns, with the copies of documents numbered.
+
+    A group of equal hash is whole in here, and so are all copies of a document.
+    """
     table = pa.concat_tables([_SCRATCH.empty_table(), *tables]).combine_chunks()
-    return table.take(pc.sort_indices(table, by)).select(COLUMNS.names)
+    by = [(name, "ascending") for name in _SCRATCH.names]
+    table = table.take(pc.sort_indices(table, by)).select(COLUMNS.names)
+    names = with_copies_numbered(table["document_id"].to_pylist())
+    place = COLUMNS.get_field_index("document_id")
+    return table.set_column(place, COLUMNS.field(place), [arrow_strings(names)])
 
 
 def _write_shards(

@@ -1,9 +1,9 @@
-"""Keyed, stable coins: what is drawn for one unit depends on that unit's id and a key alone.
+"""Keyed, stable coins: the draws of a unit are functions of the unit's id and a key alone.
 
 Contribution bounding, held-out splits and planting must be drawn *for each unit independently of
-all other data*; otherwise adding one unit could change what another contributes, and no
-sensitivity bound would hold. A keyed hash of the unit's id has that property by construction,
-in any order of reading and on any machine.
+all other data*; otherwise adding one unit could change the contribution of another, and no
+sensitivity bound would hold. A keyed hash of the unit's id has that property, in any order of
+reading and on any machine, because the id is a function of the unit's own content (`identity`).
 """
 
 from __future__ import annotations

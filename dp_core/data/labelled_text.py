@@ -1,4 +1,4 @@
-"""Labelled text of any kind: whose it is, in which fold; texts and pairs of texts with a class."""
+"""Labelled text of any kind, its units and folds; texts and pairs of texts with a class."""
 
 from __future__ import annotations
 
@@ -9,38 +9,55 @@ from typing import Protocol
 
 from dp_core.data.corpus import normalised_id
 from dp_core.data.hashing import digest64
+from dp_core.data.identity import content_name, document_unit_id, with_copies_numbered
+from dp_core.privacy.mechanisms import PrivacyUnit
 
 
 class LabelledItem(Protocol):
-    """A sentence with entities, or a text with a class: it says whose it is."""
+    """A sentence with entities, or a text with a class, with its document and patient."""
 
     @property
     def document_id(self) -> str:
-        """Where it comes from; empty where the source does not say."""
+        """The document; empty where the source names none."""
 
     @property
     def patient_id(self) -> str:
-        """Whose text it is; empty where nobody has said."""
+        """The patient; empty where the source names none."""
 
 
 def owner_of(item: LabelledItem) -> str:
-    """Return whose an item is: its patient's, or else its document's.
+    """Return the id of the item's patient, or of its document if there is no patient.
 
     Items of one owner are in one fold, and are drawn together where a score is resampled.
     """
     return item.patient_id or item.document_id
 
 
-def fold_of(item: LabelledItem, folds: int) -> int:
-    """Return which fold an item is in: that of its patient, or else of its document.
+def unit_ids(items: Sequence[LabelledItem], unit: PrivacyUnit) -> list[str]:
+    """Return the id of the privacy unit of each item.
 
-    It is a function of that id alone, so that another document moves nobody from fold to fold: a
-    private training on some of the folds is as private as one on all of them. Folds are therefore
-    of about the same size, not exactly.
+    The id of a unit is a function of the unit's own content (`identity`). The unit `example` is the
+    item: exact copies are separate units, told apart by their number among the copies.
+    """
+    match unit:
+        case PrivacyUnit.PATIENT:
+            return [item.patient_id for item in items]
+        case PrivacyUnit.DOCUMENT:
+            return [document_unit_id(item.patient_id, item.document_id) for item in items]
+        case PrivacyUnit.EXAMPLE:
+            return with_copies_numbered(content_name("labelled", repr(item)) for item in items)
+
+
+def fold_of(item: LabelledItem, folds: int) -> int:
+    """Return the fold of an item: the fold of its patient, or of its document.
+
+    The fold is a function of that id alone, so adding or removing a document moves no other from
+    fold to fold, and a private training on some of the folds is as private as one on all of them.
+    Folds are therefore of about the same size, not exactly.
 
     Args:
         item: with a document id.
-        folds: how many, 1 or more.
+        folds: the number of folds, 1 or more.
     """
     return digest64(b"", "fold", owner_of(item)) % folds
 
@@ -51,11 +68,11 @@ class LabelledText:
 
     Args:
         first: the text.
-        second: the other one; empty where there is none.
-        label: its class; not looked at where it is to be predicted.
-        document_id: where it comes from. Where the source does not say, texts with the same first
-            text are one document: the pairs of one premise, the copies of one text.
-        patient_id: whose text it is; empty where nobody has said.
+        second: the second text of a pair; otherwise empty.
+        label: the class; not read where it is to be predicted.
+        document_id: the document. Where the source names none, texts with the same first text are
+            one document: the pairs of one premise, the copies of one text.
+        patient_id: the patient; empty where the source names none.
     """
 
     first: str
@@ -68,18 +85,17 @@ class LabelledText:
         for name in ("document_id", "patient_id"):
             object.__setattr__(self, name, normalised_id(getattr(self, name)))
         if not self.document_id:
-            own = f"text-{digest64(b'', 'text', self.first):016x}"
-            object.__setattr__(self, "document_id", own)
+            object.__setattr__(self, "document_id", content_name("first text", self.first))
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """What predicted classes are worth.
+    """Scores of predicted classes.
 
     Attributes:
-        right: how many are right.
-        texts: how many there are.
-        f1_by_class: of each class that is expected or predicted.
+        right: the number of right predictions.
+        texts: the number of texts.
+        f1_by_class: the F1 of each class that is expected or predicted.
     """
 
     right: int

@@ -1,7 +1,10 @@
-"""From documents to privacy units: what is protected as a whole.
+"""From documents to privacy units, and the draws for each unit.
 
-`example`: a tuple of at most N words, cut from one document (Hoory et al. 2021, section 3.2).
-`document`: all text that shares a document id. `patient`: all text of a patient.
+`example`: a tuple of at most N words, cut from one text (Hoory et al. 2021, section 3.2).
+`document`: all text of a patient that shares a document id. `patient`: all text of a patient.
+
+A unit's id is a function of the unit's own content (`identity`), and every draw is a function of
+that id and a key: adding or removing one unit changes no draw of another.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from dp_core.data.corpus import (
     read_tables,
 )
 from dp_core.data.hashing import coin, drawn
+from dp_core.data.identity import document_unit_id, example_name
 from dp_core.data.tokens import word_starts
-from dp_core.data.word_codes import Encoder, HeldItems, encode_bert_words, held_items, ranges
+from dp_core.data.word_codes import Encoder, HeldItems, held_items
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 
@@ -38,9 +42,9 @@ def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> 
     """Return at most `limit` of a unit's items, uniformly without replacement, in their order.
 
     Args:
-        items: what the unit would contribute, in an order that depends on the unit alone.
+        items: the unit's items, in an order that depends on the unit alone.
         limit: the bound.
-        unit_id: whose items these are.
+        unit_id: the id of the unit.
         key: public coins.
     """
     if len(items) <= limit:
@@ -50,15 +54,17 @@ def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> 
 
 
 def is_held_out(unit_id: str, share: float, key: bytes) -> bool:
-    """Whether a unit measures and never trains: true for `share` of all keys."""
+    """Return whether a unit measures and never trains: true for `share` of all keys."""
     return coin(key, "held out", unit_id) < share
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One privacy unit: its id (unique in the corpus) and its texts.
+    """One privacy unit: its id and its texts.
 
-    `documents` are those that the texts stand in, one for each text; none where nobody asks.
+    Ids of patients and documents are unique in the corpus. Examples with equal content share one.
+
+    `documents` holds the document of each text; it may be left empty.
     """
 
     unit_id: str
@@ -73,9 +79,9 @@ def units_of(
 
     Args:
         documents: as `open_corpus` yields them.
-        unit: what is protected.
+        unit: the protected unit.
         words_per_unit: N, the length of a tuple, for the unit `example`; otherwise unused (the
-            cap on distinct words is the histogram's).
+            cap on distinct words belongs to the histogram).
 
     Raises:
         BadInput: the unit is `patient`, and a document names none.
@@ -88,23 +94,13 @@ def units_of(
 
 
 def nameless() -> PrivateTextRefusal:
-    """Return the error of a corpus whose unit is the patient, with documents that name none."""
+    """Return the error of a corpus whose unit is the patient, with documents without a patient."""
     return PrivateTextRefusal(
         "the corpus has documents without a patient id",
         where="unit",
         fix="Protect the unit `document`, or give every document its patient (of a folder of"
         " texts: a subfolder for each).",
     )
-
-
-def document_unit_id(document: Document) -> str:
-    """Return the id of the unit that a document is, if documents are the units."""
-    return _document_id(document.patient_id, document.document_id)
-
-
-def _document_id(patient_id: str, document_id: str) -> str:
-    # The length makes the pair unambiguous whatever characters the ids hold.
-    return f"{len(patient_id)}:{patient_id}/{document_id}"
 
 
 def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
@@ -116,26 +112,24 @@ def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
 
 
 def _documents(documents: Iterable[Document]) -> Iterator[Unit]:
-    for unit_id, group in itertools.groupby(documents, key=document_unit_id):
+    def unit_id_of(document: Document) -> str:
+        return document_unit_id(document.patient_id, document.document_id)
+
+    for unit_id, group in itertools.groupby(documents, key=unit_id_of):
         held = list(group)
         yield Unit(unit_id, [d.text for d in held], held)
 
 
 def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
-    _refuse_no_words(words)
-    for document in _documents(documents):
-        number = 0
-        starts_of = word_starts(document.texts)
-        for source, starts in zip(document.documents, starts_of, strict=True):
-            cuts = [*starts[::words], len(source.text)]
-            for begin, end in itertools.pairwise(cuts):
-                yield Unit(f"{document.unit_id}#{number}", [source.text[begin:end]], [source])
-                number += 1
-
-
-def _refuse_no_words(words: int) -> None:
     if words < 1:
         raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
+    for document in documents:
+        (starts,) = word_starts([document.text])
+        cuts = [*starts[::words], len(document.text)]
+        for begin, end in itertools.pairwise(cuts):
+            text = document.text[begin:end]
+            name = example_name(document.patient_id, document.document_id, text)
+            yield Unit(name, [text], [document])
 
 
 # --- many units at once
@@ -146,7 +140,7 @@ class UnitTexts:
     """Some units, each whole, and their texts. Private.
 
     Attributes:
-        unit_ids: their names.
+        unit_ids: the ids of the units.
         rows: int64 `[units + 1]`; unit u has the texts `texts[rows[u]:rows[u + 1]]`.
         texts: strings of Arrow.
     """
@@ -165,16 +159,13 @@ def words_of_units(
 
     Args:
         shard: of a corpus.
-        unit: what is protected.
+        unit: the protected unit.
         words_per_unit: N, as for `units_of`.
         encode: splits texts into words.
 
     Raises:
         BadInput: as `units_of`; or the shard is damaged.
     """
-    if unit is PrivacyUnit.EXAMPLE and encode is encode_bert_words:
-        yield from _words_of_examples(shard, words_per_unit)
-        return
     for block in unit_texts(shard, unit, words_per_unit):
         words = encode(block.texts)
         yield held_items(block.unit_ids, words, words.starts[block.rows])
@@ -182,7 +173,7 @@ def words_of_units(
 
 def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
     """Yield the units of a shard with their texts; as `words_of_units`."""
-    if unit is PrivacyUnit.EXAMPLE:  # tuples are of BERT's words, whatever else is looked for
+    if unit is PrivacyUnit.EXAMPLE:  # tuples always consist of BERT's words
         yield from in_blocks(units_of(read_shard(shard), unit, words_per_unit))
         return
     left = None
@@ -190,7 +181,7 @@ def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator
         table = rows if left is None else pa.concat_tables([left, rows])
         starts = _unit_starts(table, unit)
         yield from _cut(table, starts, unit)
-        left = table.slice(starts[-1])  # the last unit may go on
+        left = table.slice(starts[-1])  # the next rows may belong to the last unit
     if left is not None:
         yield from _cut(left, np.array([0, len(left)]), unit)
 
@@ -223,29 +214,10 @@ def _cut(table: pa.Table, bounds: Ints, unit: PrivacyUnit) -> Iterator[UnitTexts
                 raise nameless()
             ids = patients
         else:
-            ids = [_document_id(p, d) for p, d in zip(patients, documents, strict=True)]
+            ids = list(map(document_unit_id, patients, documents))
         texts = table["text"].slice(begin, end - begin).combine_chunks()
         yield UnitTexts(ids, bounds[first : last + 1] - begin, texts)
         first = last
-
-
-def _words_of_examples(shard: Shard, words_per_unit: int) -> Iterator[HeldItems]:
-    """Yield tuples of running words: each text is cut anew, each document numbers its tuples."""
-    _refuse_no_words(words_per_unit)
-    for block in unit_texts(shard, PrivacyUnit.DOCUMENT, words_per_unit):
-        words = encode_bert_words(block.texts)
-        tuples = -(-np.diff(words.starts) // words_per_unit)
-        numbers = ranges(np.zeros_like(tuples), tuples)
-        bounds = np.append(
-            np.repeat(words.starts[:-1], tuples) + numbers * words_per_unit, words.starts[-1]
-        )
-        of_document = np.diff(np.concatenate([[0], np.cumsum(tuples)])[block.rows])
-        ids = [
-            f"{document}#{number}"
-            for document, count in zip(block.unit_ids, of_document.tolist(), strict=True)
-            for number in range(count)
-        ]
-        yield held_items(ids, words, bounds)
 
 
 def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:

@@ -77,8 +77,19 @@ def _any_words(text: str) -> list[str]:
 
 def word_starts(texts: list[str]) -> list[list[int]]:
     """Return, for each text, the offsets in the original text at which its words start."""
-    safe = [t if _encodable(t) else t.encode("utf-8", "replace").decode() for t in texts]
-    return [[start for start, _ in e.offsets] for e in _LOCATOR.encode_batch(safe)]
+    plain = [text.isascii() and not _HAS_CONTROL.search(text) for text in texts]
+    others = [
+        text if _encodable(text) else text.encode("utf-8", "replace").decode()
+        for text, is_plain in zip(texts, plain, strict=True)
+        if not is_plain
+    ]
+    located = iter(_LOCATOR.encode_batch(others))
+    return [
+        [match.start() for match in _ASCII_WORD.finditer(text.lower())]
+        if is_plain
+        else [start for start, _ in next(located).offsets]
+        for text, is_plain in zip(texts, plain, strict=True)
+    ]
 
 
 def _encodable(text: str) -> bool:

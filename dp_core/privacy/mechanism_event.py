@@ -32,7 +32,7 @@ from dp_core.privacy.accounting.rdp import (
 class PrivacyUnit(StrEnum):
     """The unit that is added or removed between neighbouring data sets."""
 
-    EXAMPLE = "example"  # one N-word tuple, as in Hoory et al. 2021
+    EXAMPLE = "example"  # one N-word tuple, as in Hoory et al. 2021; N is part of the unit
     DOCUMENT = "document"
     PATIENT = "patient"
 
@@ -71,7 +71,9 @@ class MechanismEvent:
     """Everything that is known of a mechanism: parameters, neighbours, cost, words, JSON.
 
     Like dp_accounting's `DpEvent` it "completely documents the mathematical behavior and
-    assumptions of the mechanism". `unit` is None where nobody stated it (a bare calculation).
+    assumptions of the mechanism". `unit` is None for a bare calculation. `example_words` is the
+    length of an example, if that is the unit: examples of 64 and of 256 words are different units.
+    It is 0 for other units, and where the example is a labelled sentence or text.
 
     A subclass sets `kind` (and `version`, once its fields change), refuses impossible parameters
     in `__post_init__`, and says what it is: at least `steps`, `describe` and `assumed`.
@@ -97,6 +99,7 @@ class MechanismEvent:
     every_iterate: ClassVar[bool] = False
     claimed_by_rdp: ClassVar[bool] = False
     unit: PrivacyUnit | None = field(default=None, kw_only=True)
+    example_words: int = field(default=0, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -112,7 +115,18 @@ class MechanismEvent:
         if not condition:
             raise BadInput(what, where=self.kind)
 
-    # --- what it protects
+    # --- the protected unit and its neighbours
+
+    @property
+    def protects(self) -> tuple[PrivacyUnit | None, int, NeighboringRelation]:
+        """The unit, with the length of an example, and the relation: equal ones compose."""
+        return self.unit, self.example_words, self.relation
+
+    @property
+    def unit_in_words(self) -> str:
+        """The unit, with its length where that is part of it."""
+        unit = self.unit.value if self.unit else "unstated unit"
+        return f"{unit} of {self.example_words} words" if self.example_words else unit
 
     @property
     def relation(self) -> NeighboringRelation:
@@ -142,10 +156,16 @@ class MechanismEvent:
             return all(part.covers_every_iterate for part in self.parts)
         return self.every_iterate
 
-    def stating(self, unit: PrivacyUnit) -> Self:
-        """Return the same event with its unit written into it and into all its parts."""
-        body = {f.name: _map_events(getattr(self, f.name), unit) for f in fields(self)}
-        return replace(self, **body | {"unit": unit})
+    def stating(self, unit: PrivacyUnit, example_words: int | None = None) -> Self:
+        """Return the same event with its unit written into it and into all its parts.
+
+        Args:
+            unit: the protected unit.
+            example_words: length of an example; by default it stays as it is.
+        """
+        body = {f.name: _stating(getattr(self, f.name), unit, example_words) for f in fields(self)}
+        words = self.example_words if example_words is None else example_words
+        return replace(self, **body | {"unit": unit, "example_words": words})
 
     def stated_delta(self, delta: float) -> float:
         """Return the δ that belongs to the event's own ε: more than `delta` if converted."""
@@ -223,6 +243,8 @@ class MechanismEvent:
     def to_json(self) -> dict[str, Any]:
         """Return the event as plain JSON data; `MechanismEvent.from_json` reads it back."""
         body = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        if not self.example_words:
+            del body["example_words"]
         return {"kind": self.kind, "version": self.version, **body}
 
     @staticmethod
@@ -244,6 +266,7 @@ class MechanismEvent:
                 fix="Use the release of Confide that wrote it, or a newer one.",
             )
         body = {k: _read(v) for k, v in data.items() if k not in ("kind", "version")}
+        body.setdefault("example_words", 0)
         expected = {f.name for f in fields(cls)}
         if set(body) != expected:
             wrong = ", ".join(sorted(set(body) ^ expected))
@@ -251,6 +274,8 @@ class MechanismEvent:
         try:
             if body["unit"] is not None:
                 body["unit"] = PrivacyUnit(body["unit"])
+            if type(body["example_words"]) is not int or body["example_words"] < 0:
+                raise ValueError("example_words")
             return cls(**body)
         except (AttributeError, TypeError, ValueError) as error:
             raise BadInput(f"event {kind} holds values of the wrong type", where="event") from error
@@ -270,10 +295,12 @@ def _read(value: Any) -> Any:
     return tuple(_read(v) for v in value) if isinstance(value, list) else value
 
 
-def _map_events(value: Any, unit: PrivacyUnit) -> Any:
+def _stating(value: Any, unit: PrivacyUnit, example_words: int | None) -> Any:
     if isinstance(value, MechanismEvent):
-        return value.stating(unit)
-    return tuple(_map_events(v, unit) for v in value) if isinstance(value, tuple) else value
+        return value.stating(unit, example_words)
+    if isinstance(value, tuple):
+        return tuple(_stating(v, unit, example_words) for v in value)
+    return value
 
 
 # --- mechanisms made of others
@@ -291,19 +318,20 @@ def compose(*events: MechanismEvent) -> MechanismEvent:
         raise BadInput("nothing to compose", where="compose")
     first = events[0]
     for other in events[1:]:
-        if other.unit is not first.unit or other.relation is not first.relation:
+        if other.protects != first.protects:
             raise BadInput(
                 f"{_protects(first)} does not compose with {_protects(other)}",
                 where="compose",
                 fix="Account for every release by the same unit and neighbour relation.",
             )
     flat = [p for event in events for p in (event.parts if type(event) is Composed else (event,))]
-    return flat[0] if len(flat) == 1 else Composed(tuple(flat), unit=first.unit)
+    if len(flat) == 1:
+        return flat[0]
+    return Composed(tuple(flat), unit=first.unit, example_words=first.example_words)
 
 
 def _protects(event: MechanismEvent) -> str:
-    unit = event.unit.value if event.unit else "unstated unit"
-    return f"{event.kind} ({unit}, {event.relation.value})"
+    return f"{event.kind} ({event.unit_in_words}, {event.relation.value})"
 
 
 @dataclass(frozen=True)
@@ -317,9 +345,8 @@ class Composed(MechanismEvent):
 
     def __post_init__(self) -> None:
         self.require(len(self.events) > 0, "a composition needs at least one event")
-        protected = {(e.unit, e.relation) for e in self.events} | {(self.unit, self.relation)}
         self.require(
-            len(protected) == 1,
+            len({self.protects, *(event.protects for event in self.events)}) == 1,
             "events with different units or neighbour relations do not compose",
         )
 
@@ -362,7 +389,11 @@ def under(
     if event.relation is not ADD_REMOVE or relation not in event.conversions:
         return None
     return ConvertedRelation(
-        event, relation, delta if relation is REPLACE else 0.0, unit=event.unit
+        event,
+        relation,
+        delta if relation is REPLACE else 0.0,
+        unit=event.unit,
+        example_words=event.example_words,
     )
 
 

@@ -125,7 +125,7 @@ def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
 
 def _total(releases: Sequence[Release]) -> DatasetTotal:
     delta = math.fsum(release.delta for release in releases)
-    units = {release.unit for release in releases}
+    units = {(release.unit, release.event.example_words) for release in releases}
     epsilon = total_epsilon([r.event.stating(r.unit) for r in releases], delta)
     if any(r.event.unit not in (None, r.unit) for r in releases):
         epsilon = None
@@ -136,13 +136,14 @@ def _total(releases: Sequence[Release]) -> DatasetTotal:
 def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:
     """Return the ε of all releases together, by PLD at δ; 0 for none.
 
-    None where they protect different units or by different neighbours: no total would be true.
+    None where they protect different units (examples of different lengths are), or by different
+    neighbours: no total would be true.
     """
     if not events:
         return 0.0
     if any(event.is_unaccounted for event in events):
         return math.inf
-    if len({(event.unit, event.relation) for event in events}) > 1:
+    if len({event.protects for event in events}) > 1:
         return None
     return epsilon_pld(compose(*events), delta)
 
@@ -191,7 +192,7 @@ def _paragraphs(
         )
     if not releases:
         return [*lines, "No private text was used to make it."]
-    unit = releases[0].unit.value
+    unit = releases[0].event.stating(releases[0].unit).unit_in_words
     if any(release.seed_known for release in releases):
         lines.append(
             "**Not private: known seed.** The random numbers can be repeated by anyone who knows "

@@ -156,7 +156,8 @@ class DataSettings(ReaderConfig, HoldoutConfig):
         "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
         "private fine-tuning needs it to protect patients, unless texts name them (patient_id). "
         "Documents are named as the reader names them: i2b2 by path without suffix, pubtator by "
-        "id, columns by file#number from 0, jsonl and tsv by document_id.",
+        "id, columns by path and #0 (#1 if -DOCSTART- begins the file), jsonl and tsv by "
+        "document_id.",
         path=True,
     )
     entities_dataset: str = setting(
@@ -668,6 +669,12 @@ class JobSettings(
                 f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
                 f"{self.unit}, not {self.entities_unit}: choose {self.unit}, "
                 "or name a data set of their own in entities_dataset"
+            )
+        if self._tunes_the_private_data_set and self.unit == "example":
+            raise ValueError(
+                "entities_unit: a labelled sentence is another unit than an example of "
+                f"{self.words_per_unit} words of {self.private_dataset}: name a data set of the "
+                "labels in entities_dataset, or choose document or patient for both"
             )
         nameless = self.head == "entities" and not self.entities_patients
         if self.entities_unit == "patient" and nameless:

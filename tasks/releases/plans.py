@@ -65,6 +65,8 @@ def planned_release(
             does not cover.
     """
     planned = _planned(spec)
+    event = planned.event.stating(planned.unit, _example_words(spec))
+    planned = dataclasses.replace(planned, event=event)
     refuse_large_deltas([planned])
     return planned
 
@@ -89,6 +91,22 @@ def _planned(
             _refuse_uncovered_models(event)
         return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
     raise AssertionError("the step charges nothing")
+
+
+def _example_words(spec: Charged) -> int:
+    """Return the length of the examples that a step protects, or 0 if it protects another unit.
+
+    The examples of a fine-tuning are labelled sentences or texts, and have no fixed length.
+    """
+    match spec:
+        case VocabularySpec() | PhrasesSpec():
+            return spec.config.example_words
+        case PretrainSpec(plan=plan) if plan is not None:
+            return plan.example_words
+        case SelectSpec():
+            return _example_words(spec.candidates[0])
+        case _:
+            return 0
 
 
 def _refuse_uncovered_models(event: MechanismEvent) -> None:
@@ -139,7 +157,10 @@ def _selection(spec: SelectSpec) -> PlannedRelease:
     points = [planned_release(candidate) for candidate in spec.candidates]
     first = points[0]
     events = [point.event for point in points]
-    alike = {(point.dataset, point.unit, point.declared_units, point.delta) for point in points}
+    alike = {
+        (point.dataset, point.event.unit_in_words, point.declared_units, point.delta)
+        for point in points
+    }
     if len(alike) > 1:
         raise BadInput(
             "the candidates are of several data sets, units, declared bounds or δ",

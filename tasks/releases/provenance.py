@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dp_core.config.privacy import UnitConfig
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
@@ -35,12 +36,13 @@ class PrivateUnits:
 
     Attributes:
         dataset: its name in the ledger.
-        unit: what is protected; None where the first release of it chooses (a corpus).
+        unit: the protected unit; None where the first release of it chooses (a corpus).
         declared_units: the public bound on their number, audit canaries among them; None where
             the release declares it.
         rows_kept: most rows of a unit; None where rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
+        example_words: length of an example, 0 if the unit is another one; None for a corpus.
     """
 
     dataset: str
@@ -49,6 +51,7 @@ class PrivateUnits:
     rows_kept: int | None
     patients: bool
     origin: str
+    example_words: int | None = None
 
     def refuse_other(self, planned: PlannedRelease) -> None:
         """Refuse to charge anything but what these units are.
@@ -59,6 +62,7 @@ class PrivateUnits:
         for name, held, charged in (
             ("dataset", self.dataset, planned.dataset),
             ("unit", self.unit, planned.unit),
+            ("words_per_unit", self.example_words, planned.event.example_words),
             ("declared_units", self.declared_units, planned.declared_units),
         ):
             if held is not None and held != charged:
@@ -200,10 +204,12 @@ def private_units(source: Input) -> PrivateUnits:
         case "corpus":
             private, held = fact(source, "role") == "private", {}
         case "entities":
-            private, held = not fact(source, "public"), {"unit": fact(source, "unit")}
+            private = not fact(source, "public")
+            held = {"unit": fact(source, "unit"), "example_words": 0}
         case "token_store":
             private = fact(source, "role") == "private"
-            held = {n: fact(source, n) for n in ("unit", "declared_units", "max_examples_per_unit")}
+            names = ("unit", "example_words", "declared_units", "max_examples_per_unit")
+            held = {name: fact(source, name) for name in names}
             # Audit canaries are units of every private training on these rows, in or out.
             held["declared_units"] += source.facts.get("audit_canaries", 0)
         case _:
@@ -218,7 +224,38 @@ def private_units(source: Input) -> PrivateUnits:
         rows_kept=held.get("max_examples_per_unit"),
         patients=step == "token_store" or bool(fact(source, "all_name_a_patient")),
         origin=step,
+        example_words=held.get("example_words"),
     )
+
+
+def refuse_another_unit(
+    dataset: str, units: UnitConfig, vocabulary: Input, *, protects: str
+) -> None:
+    """Refuse to protect other units of a data set than its vocabulary does: they have no total.
+
+    Args:
+        dataset: the data set that is read.
+        units: the units that the step would protect.
+        vocabulary: the vocabulary that the step uses.
+        protects: names the output of the step, in the error.
+
+    Raises:
+        BadInput: the unit, or the length of an example, is not the vocabulary's.
+    """
+    if dataset != fact(vocabulary, "dataset") or not vocabulary.result.releases:
+        return
+    held = (fact(vocabulary, "unit"), fact(vocabulary, "example_words"))
+    if held != (units.unit, units.example_words):
+        raise BadInput(
+            f"the vocabulary of this data set protects the unit {_named(*held)}, the {protects}"
+            f" would protect {_named(units.unit, units.example_words)}",
+            where="unit, words_per_unit",
+            fix=f"Choose one unit for vocabulary and {protects}.",
+        )
+
+
+def _named(unit: str, example_words: int) -> str:
+    return f"{unit} of {example_words} words" if example_words else unit
 
 
 def operator_only(releases: Sequence[ReleaseRecord]) -> bool:

@@ -97,7 +97,8 @@ def _documents(
 ) -> Iterator[Document]:
     if spec.format != "synthetic":
         fields = JsonlFields(*spec.jsonl_fields.split(","))
-        return read_corpus(spec.format, opened[0].path, quarantine, fields=fields)
+        public = spec.role == "public"
+        return read_corpus(spec.format, opened[0].path, quarantine, fields=fields, public=public)
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)

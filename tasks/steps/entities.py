@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ class _Kind:
     Attributes:
         noun: what a metric calls it.
         made_up: seed -> the training and the test part.
-        read: (format, path, quarantine) -> what a file or folder holds.
+        read: (format, path, quarantine, whether it is public) -> the items of a file or folder.
         write: (items, file), as JSON lines.
         labels: items -> the entity types, or classes, that they have.
         least: labels that a training part needs.
@@ -46,7 +45,7 @@ class _Kind:
 
     noun: str
     made_up: Callable[[int], tuple[list[Any], list[Any]]]
-    read: Callable[[str, Path, Quarantine], Iterator[Any]]
+    read: Callable[[str, Path, Quarantine, bool], Iterator[Any]]
     write: Callable[[Sequence[Any], Path], None]
     labels: Callable[[Sequence[Any]], set[str]]
     least: int
@@ -119,7 +118,7 @@ def _read(
 ) -> list[Any]:
     quarantine = Quarantine()
     with listed(quarantine, context, f"{part}_quarantine.json"):
-        items = list(kind.read(spec.format, path, quarantine))
+        items = list(kind.read(spec.format, path, quarantine, spec.public))
     label = Public if spec.public else Operator
     measure_omissions(context, f"{part}_{kind.noun}", quarantine, label)
     return items
@@ -216,17 +215,29 @@ def _types(sentences: Sequence[Sentence]) -> set[str]:
     return {kind for s in sentences for kind, _, _ in all_entities(s)}
 
 
+def _texts(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
+    return read_labelled_texts(format, path, quarantine)  # divided alike, public or private
+
+
+def _pairs(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
+    return read_labelled_texts(format, path, quarantine, pairs=True)
+
+
 def _classes(texts: Sequence[LabelledText]) -> set[str]:
     return {text.label for text in texts}
 
 
 _KINDS: dict[Head, _Kind] = {
     "entities": _Kind(
-        "sentences", lambda seed: labelled_sentences(seed=seed), read_sentences, write_sentences,
-        _types, 1,
+        "sentences",
+        lambda seed: labelled_sentences(seed=seed),
+        lambda format, path, quarantine, public: read_sentences(
+            format, path, quarantine, public=public
+        ),
+        write_sentences,
+        _types,
+        1,
     ),
-    "classes": _Kind("texts", labelled_texts, read_labelled_texts, write_texts, _classes, 2),
-    "pairs": _Kind(
-        "pairs", labelled_pairs, partial(read_labelled_texts, pairs=True), write_texts, _classes, 2
-    ),
-}  # fmt: skip
+    "classes": _Kind("texts", labelled_texts, _texts, write_texts, _classes, 2),
+    "pairs": _Kind("pairs", labelled_pairs, _pairs, write_texts, _classes, 2),
+}

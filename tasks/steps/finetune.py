@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dp_core.config.training import is_causal
-from dp_core.data.labelled_text import LabelledItem, fold_of
+from dp_core.data.labelled_text import LabelledItem, fold_of, unit_ids
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.parameters import Bert
@@ -220,17 +220,11 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
 
 
 def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
-    """Return each text's unit: its patient, its document, or itself.
+    """Return the id of each text's unit: its patient, its document, or the text itself.
 
     Raises:
         BadInput: the unit is the patient, and a text names none.
     """
-    match unit:
-        case PrivacyUnit.PATIENT:
-            if not all(item.patient_id for item in items):
-                raise unlisted_patients()
-            return [item.patient_id for item in items]
-        case PrivacyUnit.DOCUMENT:
-            return [item.document_id for item in items]
-        case PrivacyUnit.EXAMPLE:
-            return [str(number) for number in range(len(items))]
+    if unit is PrivacyUnit.PATIENT and not all(item.patient_id for item in items):
+        raise unlisted_patients()
+    return unit_ids(items, unit)

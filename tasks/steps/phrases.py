@@ -25,9 +25,10 @@ from tasks.releases.provenance import (
     fact,
     output_of,
     private_units,
+    refuse_another_unit,
     vocabulary_digest,
 )
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.canaries import read_canaries
 from tasks.steps.vocabulary import known_words
 from tasks.storage import sha256_of
@@ -40,7 +41,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     """Reserve, then count, add noise and cut in every round; settle."""
     corpus = corpus_at(context, spec.corpus_uri, "private")
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
-    _refuse_another_unit(spec, corpus, vocabulary)
+    refuse_another_unit(corpus.facts["dataset"], spec.config, vocabulary, protects="phrases")
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     canaries = read_canaries(planted.folder) if planted else []
     units = private_units(corpus)
@@ -113,18 +114,6 @@ def read_phrases(folder: Path) -> dict[int, dict[str, int]]:
         raise BadInput(
             "the phrases are damaged", where=str(folder / FILE), fix="Run the phrases step again."
         ) from None
-
-
-def _refuse_another_unit(spec: PhrasesSpec, corpus: Input, vocabulary: Input) -> None:
-    """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
-    same = fact(corpus, "dataset") == fact(vocabulary, "dataset")
-    if same and fact(vocabulary, "unit") != spec.config.unit:
-        raise BadInput(
-            f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
-            f" phrases would protect {spec.config.unit}",
-            where="phrases spec, unit",
-            fix="Choose one unit for vocabulary and phrases.",
-        )
 
 
 def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary, str]]:

@@ -30,6 +30,7 @@ from tasks.releases.provenance import (
     corpus_at,
     fact,
     output_of,
+    refuse_another_unit,
     released_text_at,
     vocabulary_digest,
 )
@@ -49,7 +50,8 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         corpus = released_text_at(context, spec.corpus_uri)
     role = fact(corpus, "role")
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
-    _refuse_another_unit(spec, corpus, vocabulary)
+    if spec.role == "private" and spec.units:
+        refuse_another_unit(corpus.facts["dataset"], spec.units, vocabulary, protects="rows")
     planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
     tokenizer = subwords.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
@@ -97,6 +99,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "role": role,
             "dataset": corpus.facts["dataset"],
             "unit": _unit(spec).value,
+            "example_words": spec.units.example_words if spec.units else 0,
             "declared_units": spec.units.declared_units if spec.units else 0,
             "max_examples_per_unit": spec.rows.max_examples_per_unit,
             "canaries_seed": spec.seed if canaries else None,
@@ -147,18 +150,6 @@ def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
     """Return the keyed digest of a store's content as it is now, in hex."""
     key = context.content_key()
     return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
-
-
-def _refuse_another_unit(spec: TokenStoreSpec, corpus: Input, vocabulary: Input) -> None:
-    """Refuse to protect other units of a data set than its vocabulary does: they have no total."""
-    same = fact(corpus, "dataset") == fact(vocabulary, "dataset") and vocabulary.result.releases
-    if spec.role == "private" and same and fact(vocabulary, "unit") != _unit(spec):
-        raise BadInput(
-            f"the vocabulary of this data set protects the unit {vocabulary.facts['unit']}, the"
-            f" rows would protect {_unit(spec)}",
-            where="token_store spec, unit",
-            fix="Choose one unit for vocabulary and rows.",
-        )
 
 
 def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:

@@ -26,11 +26,13 @@ SENTENCE = "Pain\tB-problem\n\n"
 def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
     Ledger.open(untracked.ledger).register_dataset("labels", PrivacyUnit.PATIENT, 5.0, 1e-4)
     for part in ("train", "test"):
-        (tmp_path / f"{part}.tsv").write_text(f"{SENTENCE}-DOCSTART-\tO\n\n{SENTENCE}")
-    (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,p\n")
+        (tmp_path / part).mkdir()
+        for name in ("a", "b"):
+            (tmp_path / part / f"{name}.tsv").write_text(SENTENCE)
+    (tmp_path / "patients.csv").write_text("a.tsv#0,p\nb.tsv#0,p\n")
     return spec_of(
         EntitiesSpec, public=False, dataset="labels",
-        train_path=str(tmp_path / "train.tsv"), test_path=str(tmp_path / "test.tsv"),
+        train_path=str(tmp_path / "train"), test_path=str(tmp_path / "test"),
         patients_path=str(tmp_path / "patients.csv"),
     )  # fmt: skip
 
@@ -40,7 +42,7 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     assert result.facts["all_name_a_patient"] is True
     train = read_part(output_folder(untracked, spec.output), "train")
     assert [(s.document_id, s.patient_id) for s in train] == [
-        ("train.tsv#0", "p"), ("train.tsv#1", "p")
+        ("a.tsv#0", "p"), ("b.tsv#0", "p")
     ]  # fmt: skip
     assert len(set(units_of(train, PrivacyUnit.PATIENT))) == 1
     assert len(set(units_of(train, PrivacyUnit.DOCUMENT))) == 2
@@ -51,7 +53,7 @@ def test_another_list_is_another_version_of_the_data(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     contract.run_step(spec, untracked, WHO)
-    (tmp_path / "patients.csv").write_text("train.tsv#0,p\ntrain.tsv#1,q\n")
+    (tmp_path / "patients.csv").write_text("a.tsv#0,p\nb.tsv#0,q\n")
     with pytest.raises(BadInput, match="data_version"):
         contract.run_step(spec, untracked, WHO)
 
@@ -59,7 +61,7 @@ def test_another_list_is_another_version_of_the_data(
 def test_a_document_without_a_patient_is_nobodys(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
-    (tmp_path / "patients.csv").write_text("train.tsv#0,p\n")
+    (tmp_path / "patients.csv").write_text("a.tsv#0,p\n")
     with pytest.raises(BadInput, match="every training document"):
         contract.run_step(spec, untracked, WHO)
 
@@ -78,9 +80,9 @@ def test_reading_step_hides_whether_private_labels_hold_an_entity(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     """One unit's entity may be the only one: the step ends alike with and without it."""
-    (tmp_path / "train.tsv").write_text(f"Pain\tO\n\n-DOCSTART-\tO\n\n{SENTENCE}")
+    (tmp_path / "train" / "a.tsv").write_text("Pain\tO\n\n")
     with_it = contract.run_step(spec, untracked, WHO)
-    (tmp_path / "train.tsv").write_text("Pain\tO\n\n-DOCSTART-\tO\n\nPain\tO\n\n")
+    (tmp_path / "train" / "b.tsv").write_text("Pain\tO\n\n")
     without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, WHO)
     assert set(with_it.facts) == set(without.facts)
 
@@ -91,12 +93,15 @@ def test_texts_with_a_class_name_their_patients_themselves(
     rows = ("p\tno pain\tmild pain\tno\n", "q\tno pain\tnone\tyes\n")
     for part in ("train", "test"):
         header = "patient_id\tsentence1\tsentence2\tgold_label\n"
-        (tmp_path / f"{part}.tsv").write_text(header + "".join(rows))
+        for name in ("a", "b"):
+            (tmp_path / part / f"{name}.tsv").unlink()
+        (tmp_path / part / "pairs.tsv").write_text(header + "".join(rows))
     change = {"head": "pairs", "format": "tsv", "patients_path": ""}
     result = contract.run_step(spec.model_copy(update=change), untracked, WHO)
     assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
     texts = read_text_part(output_folder(untracked, result.outputs["train"]).parent, "train")
     assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
-    assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 1  # the same first text, no id
-    assert units_of(texts, PrivacyUnit.EXAMPLE) == ["0", "1"]
+    assert len({text.document_id for text in texts}) == 1  # the same first text, no id
+    assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 2  # of two patients
+    assert len(set(units_of([*texts, texts[0]], PrivacyUnit.EXAMPLE))) == 3
     assert {m.name: m.label for m in result.metrics}["train_pairs"] == "operator"

@@ -109,12 +109,17 @@ def house(untracked: Deployment) -> House:
     (made / "canaries").mkdir()
     (made / "canaries" / "canaries.json").write_text("[]")
 
-    units = {"unit": "patient", "declared_units": 40, "max_examples_per_unit": 1}
+    units = {
+        "unit": "patient", "example_words": 0, "declared_units": 40, "max_examples_per_unit": 1,
+    }  # fmt: skip
     cut = {"vocabulary_digest": "v", "canaries_digest": "c", "digest": keyed}
     private = {"role": "private", "dataset": "notes", **units, **cut}
     shape = {"kind": "bert", "layers": 1, "hidden": 64}
     model_facts = {"shape": shape, "vocabulary_digest": "v"}
-    words = {"vocabulary_size": size, "dataset": "notes", "unit": "patient", "digest": "v"}
+    words = {
+        "vocabulary_size": size, "dataset": "notes", "unit": "patient", "example_words": 0,
+        "digest": "v",
+    }  # fmt: skip
     corpus = {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}
     labelled = {
         "head": "entities", "public": False, "dataset": "labels", "unit": "patient",

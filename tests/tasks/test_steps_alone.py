@@ -615,9 +615,10 @@ def test_phrases_of_other_inputs_are_refused(
 
 
 def test_phrases_protect_the_unit_of_the_vocabulary(chain: Chain) -> None:
-    config = phrasing(chain).config.model_copy(update={"unit": "document"})
-    with pytest.raises(BadInput, match="Choose one unit for vocabulary and phrases"):
-        phrases.run(phrasing(chain, config=config), chain.context("another unit"))
+    for changes in ({"unit": "document"}, {"unit": "example"}):
+        config = phrasing(chain).config.model_copy(update=changes)
+        with pytest.raises(BadInput, match="Choose one unit for vocabulary and phrases"):
+            phrases.run(phrasing(chain, config=config), chain.context(f"another unit {changes}"))
 
 
 def test_more_units_than_declared_are_refused_without_saying_how_many(chain: Chain) -> None:

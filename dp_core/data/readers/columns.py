@@ -4,29 +4,65 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dp_core.data.ner import Sentence
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.sources import LONGEST, bare_name, damage_told, input_files, text_lines
+from dp_core.data.readers.sources import (
+    LONGEST,
+    bare_name,
+    damage_told,
+    input_files,
+    location_of,
+    text_lines,
+)
+from dp_core.errors import PrivateTextRefusal
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _DOCUMENT = "-DOCSTART-"
 
 
-def read_columns(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
+@dataclass(frozen=True)
+class ColumnsReader:
+    """Reads token and tag in columns.
 
-    IOB tags become IOB2. A sentence with a bad line is quarantined whole: a sentence with a hole
-    would teach, and score, something else.
+    A document is named by its file and the number of lines `-DOCSTART-` before it in that file.
+
+    Attributes:
+        public: whether a line `-DOCSTART-` may begin another document within a file. The word can
+            occur in a text, so it must not make privacy units: a private file is one document.
     """
-    for file in input_files(path, ".tsv", quarantine):
-        with damage_told(path, file, quarantine):
-            yield from _sentences(file, quarantine)
+
+    public: bool = False
+
+    def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
+        """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
+
+        IOB tags become IOB2. A sentence with a bad line is quarantined whole: a sentence with a
+        hole would teach, and score, another sentence.
+
+        Raises:
+            PrivateTextRefusal: as `read_sentences`; or a private file is divided.
+        """
+        for file in input_files(path, ".tsv", quarantine):
+            name = Path(location_of(file, path)).with_name(bare_name(file)).as_posix()
+            with damage_told(path, file, quarantine):
+                documents = set()
+                for sentence in _sentences(file, name, quarantine):
+                    documents.add(sentence.document_id)
+                    if len(documents) > 1 and not self.public:
+                        raise PrivateTextRefusal(
+                            "a private file is divided into documents by -DOCSTART-",
+                            where=str(path),
+                            fix="Give each document a file of its own: the text of a file must not"
+                            " decide how many privacy units it is.",
+                        )
+                    yield sentence
 
 
-def _sentences(file: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    name, document = bare_name(file), 0
+def _sentences(file: Path, name: str, quarantine: Quarantine) -> Iterator[Sentence]:
+    document = 0
     tokens: list[str] = []
     tags: list[str] = []
     problem: tuple[Reason, str] | None = None

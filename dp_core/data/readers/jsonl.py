@@ -23,7 +23,7 @@ from dp_core.data.readers.sources import (
 
 @dataclass(frozen=True)
 class JsonlFields:
-    """What the fields are called. Only `text` must be there; ids are strings or whole numbers."""
+    """The names of the fields. Only `text` is required; ids are strings or whole numbers."""
 
     text: str = "text"
     document_id: str = "document_id"
@@ -32,15 +32,12 @@ class JsonlFields:
 
 
 def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
-    """Yield the documents of a file or folder; see `read_corpus`.
-
-    A document without an id is named by its file and line.
-    """
+    """Yield the documents of a file or folder; see `read_corpus`."""
     for file in input_files(path, ".jsonl", quarantine):
         with damage_told(path, file, quarantine):
             for number, row in json_objects(file):
                 location = f"{bare_name(file)}:{number}"
-                document = row if isinstance(row, Reason) else _document(row, location, fields)
+                document = row if isinstance(row, Reason) else _document(row, fields)
                 if isinstance(document, Document):
                     quarantine.take()
                     yield document
@@ -49,7 +46,7 @@ def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Itera
 
 
 def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
-    """Yield (number, object or why there is none) of each line that is not blank."""
+    """Yield (number, object or the reason why there is none) of each line that is not blank."""
     for number, line in text_lines(file):
         if isinstance(line, Reason):
             yield number, line
@@ -64,8 +61,8 @@ def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
         yield number, row if isinstance(row, dict) else Reason.NOT_JSON
 
 
-def _document(row: dict[str, Any], location: str, fields: JsonlFields) -> Document | Reason:
-    """Return an object's document, or why there is none."""
+def _document(row: dict[str, Any], fields: JsonlFields) -> Document | Reason:
+    """Return an object's document, or the reason why there is none."""
     text = row.get(fields.text)
     names = (fields.document_id, fields.patient_id, fields.admission_id)
     try:
@@ -80,4 +77,4 @@ def _document(row: dict[str, Any], location: str, fields: JsonlFields) -> Docume
         return Reason.ENCODING
     if len(text) > LONGEST:
         return Reason.TOO_LONG
-    return Document(document or location, patient, text.replace("\r\n", "\n"), admission)
+    return Document(document, patient, text.replace("\r\n", "\n"), admission)

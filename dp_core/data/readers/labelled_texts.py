@@ -1,9 +1,9 @@
 """Texts with a class, and pairs of them: JSON lines, or a table with tabs between its columns.
 
 Columns, or fields of an object, are `text` and `label`, or `sentence1`, `sentence2` and
-`gold_label` as MedNLI and SNLI have them; besides, `document_id` (or `doc_id`) and `patient_id`.
-Others are left alone. A pair whose label is `-` had no majority among its annotators, and is left
-out, as usual (Bowman et al. 2015).
+`gold_label` as in MedNLI and SNLI; also, optionally, `document_id` (or `doc_id`) and `patient_id`.
+Other columns are ignored. A pair with the label `-` had no majority among its annotators, and is
+left out, as usual (Bowman et al. 2015).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.data.corpus import normalised_id
+from dp_core.data.identity import given_id
 from dp_core.data.labelled_text import LabelledText
 from dp_core.data.readers.jsonl import json_objects
 from dp_core.data.readers.quarantine import Quarantine, Reason
@@ -47,7 +48,7 @@ class LabelledTextReader:
     pairs: bool
 
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
-        """Yield what a file or folder holds; see `read_labelled_texts`."""
+        """Yield the texts of a file or folder; see `read_labelled_texts`."""
         for file in input_files(path, f".{self.format}", quarantine):
             with damage_told(path, file, quarantine):
                 rows = (
@@ -95,7 +96,7 @@ def _table_rows(
 
 
 def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
-    """Return a row's text, why there is none, or None for one that its source leaves undecided."""
+    """Return a row's text, the reason why there is none, or None for a pair without majority."""
     first, label = _of(row, _FIRST), _of(row, _LABEL)
     second = _of(row, _SECOND) if pairs else ""
     try:
@@ -113,7 +114,7 @@ def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
         return Reason.TOO_LONG
     if label == _NO_MAJORITY:
         return None
-    return LabelledText(first, second, label, document, patient)
+    return LabelledText(first, second, label, given_id(document), patient)
 
 
 def _of(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:

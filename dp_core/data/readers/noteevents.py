@@ -43,13 +43,14 @@ class _Broken(Exception):
 def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     """Yield the notes of a file or folder; see `read_corpus`.
 
-    Columns may come in any case and order; SUBJECT_ID and TEXT are needed, ROW_ID, HADM_ID and
-    ISERROR used where they are. Rows marked ISERROR = 1 are left out.
+    Columns may come in any case and order; SUBJECT_ID and TEXT are required, ROW_ID, HADM_ID and
+    ISERROR are optional. Rows marked ISERROR = 1 are left out.
 
-    After a stray quote nobody can tell where the next row begins: lines of a note would become
-    rows, and their words patients. So a file is read as RFC 4180 has it or not at all. A quote
-    out of place, an open one at the end, an id over two lines, or a row with more or fewer cells
-    than the header (as the lines of a note that lost its quotes are) refuse the source.
+    A note must not become several rows, and its words must not become patients. After a stray
+    quote the beginning of the next row is unknown, so a file is read as RFC 4180 defines it or not
+    at all. A misplaced quote, a quote that is not closed, an id over two lines, or a row with more
+    or fewer cells than the header (as the lines of a note without its quotes have) refuses the
+    source.
     """
     for file in input_files(path, ".csv", quarantine):
         try:
@@ -146,5 +147,4 @@ def _note(
         quarantine.reject(Reason.NO_PATIENT, location)
     else:
         quarantine.take()
-        document = cell("ROW_ID") or location
-        yield Document(document, patient, text.replace("\r\n", "\n"), cell("HADM_ID"))
+        yield Document(cell("ROW_ID"), patient, text.replace("\r\n", "\n"), cell("HADM_ID"))

@@ -1,14 +1,17 @@
-"""Folders of plain text: a file is a document.
+"""Folders of plain text: a file is a document, named by its path.
 
-A file directly in the folder names no patient; in a subfolder, the subfolder at the top is the
-patient (`folder/patient/note.txt`). A file in WikiText's layout (it begins with a heading
-` = Title = `) holds many documents, and is cut at such headings; memory holds one at a time.
+A file directly in the folder names no patient; for a file in a subfolder, the subfolder at the top
+is the patient (`folder/patient/note.txt`).
+
+Public text may also be in the layout of WikiText: a file that begins with a heading ` = Title = `
+holds many articles, and is cut at such headings. Private text is never cut, since the author of a
+text would decide how many privacy units it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dp_core.data.corpus import Document
@@ -25,15 +28,30 @@ from dp_core.data.readers.sources import (
 LARGEST = 128_000_000  # bytes of a document: a novel has one million
 _TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
 
+# file -> (suffix of the document id, the text or the reason why there is none)
+_Division = Callable[[Path], Iterator[tuple[str, str | Reason]]]
+
 
 def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
-    """Yield the documents of a file or folder; see `read_corpus`."""
+    """Yield each file of a file or folder as one document; see `read_corpus`."""
+    return _documents(path, quarantine, _whole)
+
+
+def read_public_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
+    """Yield the documents of public text, with files in the layout of WikiText cut into articles.
+
+    Memory holds one article at a time.
+    """
+    return _documents(path, quarantine, _articles)
+
+
+def _documents(path: Path, quarantine: Quarantine, divide: _Division) -> Iterator[Document]:
     for file in input_files(path, ".txt", quarantine):
         location = location_of(file, path)
         folders = Path(location).parts[:-1]
         name = Path(location).with_name(bare_name(file)).as_posix()
         with damage_told(path, file, quarantine):
-            for part, piece in _documents(file):
+            for part, piece in divide(file):
                 if isinstance(piece, Reason):
                     quarantine.reject(piece, location)
                     continue
@@ -41,8 +59,14 @@ def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
                 yield Document(name + part, folders[0] if folders else "", piece)
 
 
-def _documents(file: Path) -> Iterator[tuple[str, str | Reason]]:
-    """Yield (suffix of the document id, text or why there is none): one, or WikiText's articles."""
+def _whole(file: Path) -> Iterator[tuple[str, str | Reason]]:
+    piece = _Piece()
+    for line in _lines(file):
+        piece.add(line)
+    yield "", piece.text()
+
+
+def _articles(file: Path) -> Iterator[tuple[str, str | Reason]]:
     piece, number = _Piece(), 0
     for line in _lines(file):
         if (number or piece.is_blank) and isinstance(line, str) and _TITLE.fullmatch(line):
@@ -54,7 +78,7 @@ def _documents(file: Path) -> Iterator[tuple[str, str | Reason]]:
 
 
 def _lines(file: Path) -> Iterator[str | Reason]:
-    """Yield the lines with `\\n` at their ends, or what is wrong with them."""
+    """Yield the lines with `\\n` at their ends, or the reason why a line cannot be read."""
     try:
         for _, line in text_lines(file, keep_ends=True):
             is_bad = isinstance(line, Reason)
@@ -73,7 +97,7 @@ class _Piece:
         self.is_blank = True
 
     def add(self, line: str | Reason) -> None:
-        """Add a line, or what is wrong with one."""
+        """Add a line, or the reason why it cannot be read."""
         if isinstance(line, Reason):
             self._problem = self._problem or line
         else:
@@ -87,5 +111,5 @@ class _Piece:
             self.is_blank = not self._lines[-1].strip()
 
     def text(self) -> str | Reason:
-        """Return the whole, or why there is none."""
+        """Return the whole text, or the reason why there is none."""
         return self._problem or ("".join(self._lines) if not self.is_blank else Reason.EMPTY)

@@ -1,4 +1,9 @@
-"""The formats that are read, by name: of documents, sentences with entities, texts with a class."""
+"""The formats that are read, by name: of documents, sentences with entities, texts with a class.
+
+A reader of private text must not let the text decide how many privacy units it is: lines, cells,
+objects and files of the format divide it, and words of the text do not. A reader that also divides
+text at words in it does so for public text alone.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,12 @@ from typing import Protocol, TypeVar
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
-from dp_core.data.readers.columns import read_columns
+from dp_core.data.readers.columns import ColumnsReader
 from dp_core.data.readers.i2b2 import read_i2b2
 from dp_core.data.readers.jsonl import JsonlFields, read_jsonl
 from dp_core.data.readers.labelled_texts import LabelledTextReader
 from dp_core.data.readers.noteevents import read_noteevents
-from dp_core.data.readers.plain_text import read_plain_text
+from dp_core.data.readers.plain_text import read_plain_text, read_public_text
 from dp_core.data.readers.pubtator import read_pubtator
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.errors import BadInput
@@ -26,27 +31,37 @@ class Reader(Protocol[Item]):
     """Reads one format."""
 
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[Item]:
-        """Yield what a file or folder holds; put what cannot be used into quarantine."""
+        """Yield the items of a file or folder; put unusable ones into quarantine."""
 
 
-LABELLED_READERS: Mapping[str, Reader[Sentence]] = {
-    "i2b2": read_i2b2,  # folders of .txt and .con
-    "columns": read_columns,  # token and tag; .tsv in a folder
-    "pubtator": read_pubtator,  # .txt in a folder
-}
-
-
-def corpus_readers(fields: JsonlFields | None = None) -> Mapping[str, Reader[Document]]:
+def corpus_readers(
+    fields: JsonlFields | None = None, *, public: bool = False
+) -> Mapping[str, Reader[Document]]:
     """Return the readers of documents by format.
 
     Args:
         fields: names of the fields of `jsonl`.
+        public: whether the text is public.
     """
     return {
-        "text": read_plain_text,
+        "text": read_public_text if public else read_plain_text,
         "jsonl": lambda path, quarantine: read_jsonl(path, quarantine, fields or JsonlFields()),
         "noteevents": read_noteevents,
     }
+
+
+def sentence_readers(*, public: bool = False) -> Mapping[str, Reader[Sentence]]:
+    """Return the readers of sentences with entities by format; as `corpus_readers`."""
+    return {
+        "i2b2": read_i2b2,  # folders of .txt and .con
+        "columns": ColumnsReader(public),  # token and tag; .tsv in a folder
+        "pubtator": read_pubtator,  # .txt in a folder
+    }
+
+
+def labelled_text_readers(*, pairs: bool = False) -> Mapping[str, Reader[LabelledText]]:
+    """Return the readers of texts with a class, or of pairs of them, by format."""
+    return {name: LabelledTextReader(name, pairs) for name in ("jsonl", "tsv")}
 
 
 def read_corpus(
@@ -55,42 +70,46 @@ def read_corpus(
     quarantine: Quarantine | None = None,
     *,
     fields: JsonlFields | None = None,
+    public: bool = False,
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder.
 
     Args:
         format: one of `corpus_readers`; files of each may be .gz or .xz.
         path: a file, or a folder that is searched at any depth.
-        quarantine: counts what is not taken; a new one by default.
+        quarantine: counts the unusable items; a new one by default.
         fields: names of the fields of `jsonl`.
+        public: whether the text is public; files in the layout of WikiText are then cut.
 
     Raises:
-        BadInput: a wrong path, format or header; a source that holds something else than files
-            and folders, or what may not be read; a damaged .csv or .jsonl file; or, at the end,
-            too large a share in quarantine. Never with any text in it.
+        BadInput: a wrong path, format or header; a source that holds anything but readable files
+            and folders; a damaged .csv or .jsonl file; or, at the end, too large a share in
+            quarantine. Never with any text in it.
     """
-    return _read(corpus_readers(fields), "a corpus", format, Path(path), quarantine)
+    readers = corpus_readers(fields, public=public)
+    return _read(readers, "a corpus", format, Path(path), quarantine)
 
 
 def read_sentences(
-    format: str, path: Path | str, quarantine: Quarantine | None = None
+    format: str, path: Path | str, quarantine: Quarantine | None = None, *, public: bool = False
 ) -> Iterator[Sentence]:
-    """Yield the sentences of a file or folder; as `read_corpus`, of `LABELLED_READERS`."""
-    return _read(LABELLED_READERS, "an entities", format, Path(path), quarantine)
+    """Yield the sentences of a file or folder; as `read_corpus`, of `sentence_readers`."""
+    readers = sentence_readers(public=public)
+    return _read(readers, "an entities", format, Path(path), quarantine)
 
 
 def read_labelled_texts(
     format: str, path: Path | str, quarantine: Quarantine | None = None, *, pairs: bool = False
 ) -> Iterator[LabelledText]:
-    """Yield the texts of a file or folder, `jsonl` or `tsv`; as `read_corpus`.
+    """Yield the texts of a file or folder; as `read_corpus`, of `labelled_text_readers`.
 
     Args:
-        format: one of these.
+        format: `jsonl` or `tsv`.
         path: a file, or a folder that is searched at any depth.
-        quarantine: counts what is not taken; a new one by default.
+        quarantine: counts the unusable items; a new one by default.
         pairs: each text has a second one.
     """
-    readers = {name: LabelledTextReader(name, pairs) for name in ("jsonl", "tsv")}
+    readers = labelled_text_readers(pairs=pairs)
     return _read(readers, "a labelled text", format, Path(path), quarantine)
 
 

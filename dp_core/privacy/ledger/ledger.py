@@ -278,6 +278,7 @@ class Ledger:
         budget, held = self._account(planned[0].dataset)
         for reservation in planned:
             budget.refuse_foreign(reservation)
+        budget.refuse_other_examples(held, planned)
         if not _not_held(held, planned):
             return budget, held, ()
         _give_back(budget, _replaced(held, planned, ended))
@@ -310,6 +311,7 @@ class Ledger:
             budget = lock_budget(db, reservation.dataset)
             held = _entries_of(db, budget)
             entry = by_identity(held).get(reservation.identity)
+            budget.refuse_other_examples(held, [reservation])
             if entry is None:
                 entry = Entry.of(reservation, budget.id, whole_plan=False)
                 _admit(budget, held, [entry])
@@ -360,6 +362,7 @@ class Ledger:
             budget = lock_budget(db, wanted[0].dataset)
             held = _entries_of(db, budget)
             entries = by_identity(held)
+            budget.refuse_other_examples(held, wanted)
             for reservation in wanted:
                 if known := entries.get(reservation.identity):
                     known.refuse_different(reservation)

@@ -227,6 +227,29 @@ class Budget(Base, kw_only=True):
                 fix="Use a sampler with the budget's relation.",
             )
 
+    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Reservation]) -> None:
+        """Refuse releases for examples of another length: such examples are other units.
+
+        Args:
+            held: the entries of this budget.
+            planned: releases that are to be added.
+
+        Raises:
+            BadInput: two of them protect examples of different lengths.
+        """
+        if self.made_up:
+            return
+        events = [entry.event for entry in held if entry.charged]
+        events += [reservation.event for reservation in planned if reservation.accounted]
+        units = sorted({event.unit_in_words for event in events})
+        if len(units) > 1:
+            raise BadInput(
+                f"its releases would protect different units: {', '.join(units)}",
+                where=f"budget {self.name}",
+                fix="Guarantees for different units do not add up: set words_per_unit to that of"
+                " the earlier releases.",
+            )
+
     def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:
         """Refuse to give back a part of a plan that is composed by PLD.
 

@@ -29,7 +29,7 @@ from dp_core.privacy.mechanisms import (
     compose,
     under,
 )
-from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.statement import Release, privacy_statement, total_epsilon
 
 
 @pytest.fixture(autouse=True)
@@ -242,3 +242,18 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
     selections = [event for event in EXAMPLES if isinstance(event, RandomCountSelection)]
     assert any(all(one.covers_every_iterate for one in s.candidates) for s in selections)
     assert not any(selection.covers_every_iterate for selection in selections)
+
+
+def test_examples_of_different_lengths_do_not_compose() -> None:
+    short, long = (POISSON.stating(PrivacyUnit.EXAMPLE, words) for words in (64, 256))
+    with pytest.raises(BadInput, match=r"example of 64 words.*example of 256 words"):
+        compose(short, long)
+    assert total_epsilon([short, long], 1e-6) is None
+    both = compose(short, short)
+    assert both.protects == short.protects
+    assert MechanismEvent.from_json(both.to_json()) == both
+    assert {part.example_words for part in both.parts} == {64}
+    assert "example_words" not in POISSON.to_json()
+    for wrong in (-1, 1.5, True, "64"):
+        with pytest.raises(BadInput):
+            MechanismEvent.from_json(short.to_json() | {"example_words": wrong})

@@ -11,6 +11,7 @@ import random
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,10 +20,10 @@ from corruption import corrupted
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import (
-    LABELLED_READERS,
     read_corpus,
     read_labelled_texts,
     read_sentences,
+    sentence_readers,
 )
 from dp_core.errors import BadInput
 
@@ -47,7 +48,10 @@ class BadItem(NamedTuple):
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
         return read_labelled_texts
-    return read_sentences if format in LABELLED_READERS else read_corpus
+    if format in sentence_readers():
+        return read_sentences
+    # Only public text may hold many documents in one file.
+    return partial(read_corpus, public=format == "text")
 
 
 def read(

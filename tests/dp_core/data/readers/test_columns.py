@@ -52,13 +52,31 @@ def test_sentences(tmp_path: Path, separator: str, end: str) -> None:
     ]
     text = "\ufeff" + end.join(line.replace("|", separator) for line in lines)
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(text.encode()))
-    sentences, q = read(tmp_path / "a.tsv.gz")
+    q = Quarantine()
+    sentences = list(read_sentences("columns", tmp_path / "a.tsv.gz", q, public=True))
     assert sentences == [
         Sentence(("Chest", "pain"), ("B-problem", "I-problem"), "a.tsv#0"),
         Sentence(("No",), ("O",), "a.tsv#0"),
         Sentence(("x",), ("O",), "a.tsv#1"),
     ]
     assert q.rejected == 0
+
+
+def test_private_file_is_one_document_or_refused(tmp_path: Path) -> None:
+    """A text that holds the word -DOCSTART- must not make two privacy units of itself."""
+    (tmp_path / "a.tsv").write_text("-DOCSTART-\tO\n\na\tO\n\nb\tO\n")
+    assert {s.document_id for s in read(tmp_path)[0]} == {"a.tsv#1"}
+    (tmp_path / "b.tsv").write_text(f"{SECRET}\tO\n\n-DOCSTART-\tO\n\nb\tO\n")
+    with pytest.raises(BadInput, match="divided into documents") as refused:
+        read(tmp_path)
+    assert SECRET not in str(refused.value)
+
+
+def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.tsv").write_text("a\tO\n")
+    assert {s.document_id for s in read(tmp_path)[0]} == {"x/a.tsv#0", "y/a.tsv#0"}
 
 
 def test_the_last_column_is_the_tag(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
     documents, _ = read("jsonl", tmp_path)
     assert documents == [
         Document("d1", "7", "Line one.\nLine two.", "a"),
-        Document("notes.jsonl:3", "", "x"),
+        Document("", "", "x"),
     ]
 
 

@@ -82,8 +82,8 @@ def test_any_case_of_the_header(tmp_path: Path, header: str, end: str) -> None:
 def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
     docs, _ = read(write(tmp_path, 'TEXT,SUBJECT_ID\n"a\nb",7\nc,8\n'))
     assert docs == [
-        Document("NOTEEVENTS.csv:2", "7", "a\nb"),
-        Document("NOTEEVENTS.csv:4", "8", "c"),
+        Document("", "7", "a\nb"),
+        Document("", "8", "c"),
     ]
 
 

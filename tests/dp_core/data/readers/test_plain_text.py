@@ -9,6 +9,7 @@ from reader_contract import read as read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
 
 
@@ -51,7 +52,14 @@ def test_files_are_documents_and_subfolders_patients(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt")[0][0].document_id == "a.txt"
 
 
-def test_wikitext_is_cut_at_its_titles(tmp_path: Path) -> None:
+def test_private_text_is_not_cut_at_titles(tmp_path: Path) -> None:
+    """The author of a note must not decide how many documents it is."""
+    (tmp_path / "n.txt").write_text("".join(f" = Day {day} = \nseen\n" for day in range(400)))
+    (document,) = read_corpus("text", tmp_path)
+    assert (document.document_id, document.text.count("seen")) == ("n.txt", 400)
+
+
+def test_public_wikitext_is_cut_at_its_titles(tmp_path: Path) -> None:
     text = " \n = One = \n \n words \n = = Section = = \n more \n \n = Two words = \n end \n"
     (tmp_path / "w.txt").write_text(text)
     docs, _ = read(tmp_path)

@@ -46,7 +46,7 @@ def test_a_header_without_notes() -> None:
     [("train.txt.xz", 2_051_910, 629), ("valid.txt", 213_886, 60), ("test.txt", 241_211, 62)],
 )
 def test_wikitext_2(file: str, tokens: int, articles: int) -> None:
-    docs = list(read_corpus("text", data(f"wikitext-2/{file}")))
+    docs = list(read_corpus("text", data(f"wikitext-2/{file}"), public=True))
     assert sum(len(d.text.split()) for d in docs) == tokens
     assert abs(len(docs) - articles) <= 3  # the published number of titles is approximate
     assert len({d.document_id for d in docs}) == len(docs)

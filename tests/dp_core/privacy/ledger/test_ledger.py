@@ -8,7 +8,13 @@ from sqlalchemy import create_engine, text
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.ledger import Ledger, LedgerUnavailable, State, privacy_filter
+from dp_core.privacy.ledger import (
+    Ledger,
+    LedgerUnavailable,
+    Reservation,
+    State,
+    privacy_filter,
+)
 from dp_core.privacy.mechanisms import (
     Composed,
     NeighboringRelation,
@@ -184,6 +190,28 @@ def test_a_sweep_of_k_points_is_charged_as_k(ledger: Ledger) -> None:
     for point in range(5):
         ledger.reserve(reservation(f"point-{point}", plan_key="sweep"))
     assert ledger.remaining("notes").charged_entries == 5
+
+
+def test_examples_of_another_length_are_another_unit(ledger: Ledger) -> None:
+    """An ε for 64 words and an ε for 256 words add up to nothing."""
+    ledger.register_dataset("tuples", PrivacyUnit.EXAMPLE, 10.0, 1e-5)
+
+    def release(words: int, name: str) -> Reservation:
+        event = TRAINING.stating(PrivacyUnit.EXAMPLE, words)
+        return Reservation("tuples", PrivacyUnit.EXAMPLE, event, 1e-7, name, f"plan of {name}")
+
+    def register(wanted: Reservation) -> None:
+        ledger.register_plan([wanted])
+
+    def forecast(wanted: Reservation) -> None:
+        ledger.cost_of_plan([wanted])
+
+    first = ledger.reserve(release(64, "first"))
+    for attempt in (ledger.reserve, register, forecast):
+        with pytest.raises(BadInput, match="example of 256 words, example of 64 words"):
+            attempt(release(256, "second"))
+    assert [entry.id for entry in ledger.history("tuples")] == [first.id]
+    ledger.reserve(release(64, "third"))
 
 
 def test_releases_that_do_not_compose_are_refused(ledger: Ledger) -> None:

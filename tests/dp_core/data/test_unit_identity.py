@@ -1,0 +1,496 @@
+"""The first assumption of docs/proofs.md: a unit's contribution is a function of that unit alone.
+
+For every registered reader and every privacy unit, a data set and its neighbour without one unit
+must give the same contributions, except for the one of the missing unit.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from dp_core.audit.canaries import Canary, Planting, TextsWithCanaries
+from dp_core.data import corpus
+from dp_core.data.corpus import Document, Shard, open_corpus, shards_of, write_corpus
+from dp_core.data.hashing import seed_key
+from dp_core.data.identity import (
+    content_name,
+    document_name,
+    example_name,
+    given_id,
+    with_copies_numbered,
+)
+from dp_core.data.labelled_text import LabelledText, fold_of, unit_ids
+from dp_core.data.ner import Sentence
+from dp_core.data.privacy_units import units_of
+from dp_core.data.readers.patients import with_patients
+from dp_core.data.readers.registry import (
+    corpus_readers,
+    labelled_text_readers,
+    read_corpus,
+    read_labelled_texts,
+    read_sentences,
+    sentence_readers,
+)
+from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
+from dp_core.phrases.ngram_release import Candidates, PhraseSets, PhraseSetsOfShard
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.training.batches import choose_rows, masked_examples, row_keys
+from dp_core.training.finetune import store_by_unit
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import ItemSets
+from dp_core.vocabulary.shard_words import UnitWords, WordSets
+
+WORDS = 4  # of an example
+LENGTH = 10  # token ids of a row
+SEED, HOLDOUT, FOLDS = 3, 0.3, 5
+PIECES = (
+    "pain denies fever cough ",
+    "no chest pain today ",
+    "stable and without fever ",
+    "cough for two days ",
+    "stable stable stable stable ",
+)
+VOCABULARY = Counter({word: 9 for piece in PIECES for word in piece.split()})
+TOKENIZER: Tokenizer = wordpiece.learn(VOCABULARY, 200, ())
+
+
+@dataclass(frozen=True)
+class Note:
+    """A note before it is written in a format.
+
+    Attributes:
+        number: the place at which the note was generated. It stays with the note when another one
+            is removed, as the name of a file does.
+        document: an id that the source may give; several notes of a patient may share one.
+        pieces: the text in pieces of `WORDS` words: the examples.
+    """
+
+    number: int
+    patient: str
+    document: str
+    pieces: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@st.composite
+def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list[Note], list[Note]]:
+    """Draw a data set and its neighbour without one unit."""
+    pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(tuple)
+    row = st.tuples(
+        st.sampled_from(["p", "q", "r"]), st.sampled_from(["", "", "a", "1002", "402"]), pieces
+    )
+    rows = draw(st.lists(row, min_size=2, max_size=14))
+    notes = format.unit_notes([Note(number, *row) for number, row in enumerate(rows)])
+    gone = draw(st.sampled_from(notes))
+    match unit:
+        case PrivacyUnit.PATIENT:
+            rest = [note for note in notes if note.patient != gone.patient]
+        case PrivacyUnit.DOCUMENT:
+            named = (gone.patient, gone.document)
+            rest = [
+                note
+                for note in notes
+                if ((note.patient, note.document) != named if gone.document else note is not gone)
+            ]
+        case PrivacyUnit.EXAMPLE:
+            place = draw(st.integers(0, len(gone.pieces) - 1))
+            less = replace(gone, pieces=gone.pieces[:place] + gone.pieces[place + 1 :])
+            rest = [less if note is gone else note for note in notes]
+    return notes, [note for note in rest if note.pieces]
+
+
+class Format(ABC):
+    """A format in which notes are written and read again, and the contributions of their units."""
+
+    units: ClassVar[Sequence[PrivacyUnit]] = tuple(PrivacyUnit)
+
+    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
+        """Return the notes as the format holds them; a format may need an id for each."""
+        return list(notes)
+
+    @abstractmethod
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        """Write the notes."""
+
+    @abstractmethod
+    def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
+        """Return, for every kind of choice, the contribution of each unit, without its place."""
+
+
+def with_ids(notes: Sequence[Note]) -> list[Note]:
+    """Return the notes with an id of its own for each: the name of a file or article."""
+    return [replace(note, document=f"n{note.number}") for note in notes]
+
+
+class CorpusFormat(Format):
+    FORMAT: ClassVar[str]
+
+    def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
+        write_corpus(read_corpus(self.FORMAT, folder), folder / "corpus", 2)
+        return {
+            name: Counter(item for shard in shards_of(folder / "corpus") for item in made(shard))
+            for name, made in (
+                ("rows", lambda shard: rows_of(shard, unit)),
+                ("texts", lambda shard: texts_of(shard, unit)),
+                ("words", lambda shard: items_of(word_sets(unit)(shard))),
+                ("phrases", lambda shard: items_of(phrase_sets(unit)(shard))),
+            )
+        }
+
+
+CANARIES = tuple(
+    Canary(f"c{i}", "HS", 0.3, (10 + 2 * i, 11 + 2 * i)) for i in range(3)
+)  # each with two tokens of the vocabulary
+
+
+def rows_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
+    """Return side, kept rows with canaries, and masks of an update, for each unit."""
+    planting = Planting(CANARIES, SEED, LENGTH)
+    cut = ShardRows(unit, WORDS, TOKENIZER.to_str(), LENGTH, 2, seed_key(SEED), HOLDOUT, planting)(
+        shard
+    )
+    return [*masked("train", cut.train), *masked("held out", cut.held_out)]
+
+
+def masked(side: str, rows: PackedRows) -> list[object]:
+    store = TokenStore(
+        rows.tokens, rows.lengths, rows.unit_rows, rows.unit_keys, LENGTH, 200, digest=""
+    )
+    if not store.n_units:
+        return []
+    units = np.arange(store.n_units)
+    chosen, real = choose_rows(store, units, 2, 7, 1)
+    keys = row_keys(store, units, chosen, 7, 1)
+    made = masked_examples(store, chosen.ravel(), keys.ravel())
+    ids = made.input_ids.reshape(*chosen.shape, LENGTH)
+    return [
+        (
+            side,
+            int(store.unit_keys[u]),
+            store.tokens[store.rows_of(u)].tobytes(),
+            ids[u][real[u]].tobytes(),
+        )
+        for u in units
+    ]
+
+
+def texts_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
+    """Return the id and the texts of each unit, with canaries, for a release of phrases."""
+    spelled = [(canary, f"canary {canary.id}") for canary in CANARIES]
+    return [
+        (name, tuple(block.texts[begin:end].to_pylist()))
+        for block in TextsWithCanaries(unit, WORDS, HOLDOUT, SEED, spelled)(shard)
+        for name, begin, end in zip(block.unit_ids, block.rows, block.rows[1:], strict=False)
+    ]
+
+
+def word_sets(unit: PrivacyUnit) -> WordSets:
+    words = UnitWords(unit, WORDS, "wordpiece", HOLDOUT, seed_key(SEED))
+    return WordSets(words, 2, b"key")
+
+
+def phrase_sets(unit: PrivacyUnit) -> PhraseSetsOfShard:
+    candidates = Candidates(2, 1, frozenset(VOCABULARY))
+    read = TextsWithCanaries(unit, WORDS, HOLDOUT, SEED, ())
+    return PhraseSetsOfShard(read, PhraseSets(candidates, 2, b"key"))
+
+
+def items_of(sets: ItemSets) -> list[object]:
+    """Return the order coin and the bounded items of each unit."""
+    return [
+        (int(coin), tuple(sets.items.take(sets.members[begin:end]).to_pylist()))
+        for coin, begin, end in zip(sets.order, sets.starts, sets.starts[1:], strict=False)
+    ]
+
+
+class Text(CorpusFormat):
+    FORMAT = "text"
+
+    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
+        return with_ids(notes)
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        for note in notes:
+            (folder / note.patient).mkdir(exist_ok=True)
+            (folder / note.patient / f"{note.document}.txt").write_text(note.text)
+
+
+class Jsonl(CorpusFormat):
+    FORMAT = "jsonl"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        rows = (
+            {"patient_id": n.patient, "document_id": n.document or None, "text": n.text}
+            for n in notes
+        )
+        (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class JsonlWithoutPatients(Jsonl):
+    units = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
+
+    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
+        return [replace(note, patient="", document="") for note in notes]
+
+
+class Noteevents(CorpusFormat):
+    FORMAT = "noteevents"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        with (folder / "NOTEEVENTS.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["ROW_ID", "SUBJECT_ID", "TEXT"])
+            table.writerows((n.document, n.patient, n.text) for n in notes)
+
+
+class LabelledFormat(Format):
+    @abstractmethod
+    def read(self, folder: Path) -> list[Sentence] | list[LabelledText]:
+        """Return the labelled items, with their patients."""
+
+    def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
+        items = self.read(folder)
+        names = unit_ids(items, unit)
+        store, order = store_by_unit([[1] for _ in items], names, max_length=3, vocabulary=9, pad=0)
+        units = Counter(
+            (
+                int(store.unit_keys[u]),
+                tuple((fold_of(items[i], FOLDS), repr(items[i])) for i in order[store.rows_of(u)]),
+            )
+            for u in range(store.n_units)
+        )
+        return {"labelled rows and folds": units}
+
+
+class SentenceFormat(LabelledFormat):
+    FORMAT: ClassVar[str]
+
+    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
+        return with_ids(notes)
+
+    def read(self, folder: Path) -> list[Sentence]:
+        sentences = list(read_sentences(self.FORMAT, folder))
+        patients = json.loads((folder / "patients.json").read_text())
+        return with_patients(sentences, patients)
+
+    def write_patients(self, patients: dict[str, str], folder: Path) -> None:
+        (folder / "patients.json").write_text(json.dumps(patients))
+
+
+class I2b2(SentenceFormat):
+    FORMAT = "i2b2"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        for note in notes:
+            (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
+            (folder / f"{note.document}.con").write_text("")
+        self.write_patients({n.document: n.patient for n in notes}, folder)
+
+
+class Columns(SentenceFormat):
+    FORMAT = "columns"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        for note in notes:
+            sentences = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
+            (folder / f"{note.document}.tsv").write_text("\n".join(sentences))
+        self.write_patients({f"{n.document}.tsv#0": n.patient for n in notes}, folder)
+
+
+class Pubtator(SentenceFormat):
+    FORMAT = "pubtator"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        abstracts = [
+            f"{n.document}|t|\n{n.document}|a|" + " ".join(f"{p.capitalize()}." for p in n.pieces)
+            for n in notes
+        ]
+        (folder / "articles.txt").write_text("\n\n".join(abstracts) + "\n")
+        self.write_patients({n.document: n.patient for n in notes}, folder)
+
+
+class ClassTexts(LabelledFormat):
+    FORMAT: ClassVar[str]
+
+    def read(self, folder: Path) -> list[LabelledText]:
+        return list(read_labelled_texts(self.FORMAT, folder))
+
+    def rows(self, notes: Sequence[Note]) -> list[dict[str, str]]:
+        return [
+            {"text": p, "label": "yes", "document_id": n.document, "patient_id": n.patient}
+            for n in notes
+            for p in n.pieces
+        ]
+
+    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
+        return [replace(note, document=note.document or f"n{note.number}") for note in notes]
+
+
+class JsonlClasses(ClassTexts):
+    FORMAT = "jsonl"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        rows = self.rows(notes)
+        (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class TsvClasses(ClassTexts):
+    FORMAT = "tsv"
+
+    def write(self, notes: Sequence[Note], folder: Path) -> None:
+        rows = [list(row.values()) for row in self.rows(notes)]
+        lines = [["text", "label", "document_id", "patient_id"], *rows]
+        (folder / "texts.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+
+
+FORMATS: dict[str, tuple[Format, ...]] = {
+    "corpus text": (Text(),),
+    "corpus jsonl": (Jsonl(), JsonlWithoutPatients()),
+    "corpus noteevents": (Noteevents(),),
+    "sentences i2b2": (I2b2(),),
+    "sentences columns": (Columns(),),
+    "sentences pubtator": (Pubtator(),),
+    "classes jsonl": (JsonlClasses(),),
+    "classes tsv": (TsvClasses(),),
+}
+CASES = [
+    pytest.param(format, unit, id=f"{type(format).__name__}-{unit}")
+    for formats in FORMATS.values()
+    for format in formats
+    for unit in format.units
+]
+
+
+def test_every_registered_reader_has_its_property_test() -> None:
+    assert set(FORMATS) == {
+        *(f"corpus {name}" for name in corpus_readers()),
+        *(f"sentences {name}" for name in sentence_readers()),
+        *(f"classes {name}" for name in labelled_text_readers()),
+    }
+
+
+@pytest.fixture
+def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spread the rows of these small corpora over few ranges: the test is then ten times faster."""
+    monkeypatch.setattr(corpus, "_PARTS", 2)
+
+
+@pytest.mark.usefixtures("few_parts")
+@pytest.mark.parametrize(("format", "unit"), CASES)
+def test_removing_one_unit_changes_no_contribution_of_another(
+    format: Format, unit: PrivacyUnit
+) -> None:
+    removed_any = False
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.data())
+    def compare(data: st.DataObject) -> None:
+        nonlocal removed_any
+        before, after = (made(notes, format, unit) for notes in data.draw(neighbours(format, unit)))
+        for choice, contributions in before.items():
+            neighbour = after.get(choice, Counter())
+            assert not neighbour - contributions, choice
+            removed = (contributions - neighbour).total()
+            assert removed <= 1, choice
+            removed_any |= removed == 1
+
+    compare()
+    assert removed_any
+
+
+@pytest.mark.usefixtures("few_parts")
+@pytest.mark.parametrize("format", [Jsonl(), Noteevents()], ids=["jsonl", "noteevents"])
+def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
+    """The number of a line would have four digits with the patient's notes, and three without."""
+    gone = [Note(i, "p", "", ("cough for two days ",)) for i in range(600)]
+    others = [
+        Note(1000 * half + i, f"q{i}", "", (PIECES[half],) * 2)
+        for half in (0, 1)
+        for i in range(400)
+    ]
+    before = made([*gone, *others], format, PrivacyUnit.PATIENT)
+    after = made(others, format, PrivacyUnit.PATIENT)
+    for choice, contributions in before.items():
+        assert not after[choice] - contributions, choice
+        assert (contributions - after[choice]).total() == 1, choice
+
+
+def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, Counter[object]]:
+    """Return the contributions of notes that were written and read; none of no notes."""
+    if not notes:
+        return {}
+    with TemporaryDirectory() as folder:
+        format.write(notes, Path(folder))
+        return format.contributions(Path(folder), unit)
+
+
+# --- the rules
+
+
+def corpus_of(folder: Path, documents: Sequence[Document]) -> list[Document]:
+    write_corpus(documents, folder)
+    return list(open_corpus(folder))
+
+
+def test_copies_of_a_document_without_id_are_separate_documents(tmp_path: Path) -> None:
+    same = Document("", "p", "pain")
+    three = corpus_of(tmp_path / "a", [same, Document("", "p", "fever"), same, same])
+    two = corpus_of(tmp_path / "b", [same, Document("", "p", "fever"), same])
+    assert len({document.document_id for document in three}) == 4
+    missing = {d.document_id for d in three} - {d.document_id for d in two}
+    assert [name[-2:] for name in missing] == ["#2"]
+    again = corpus_of(tmp_path / "c", three)
+    assert again == three
+
+
+def test_a_document_may_lie_in_several_rows_of_one_id(tmp_path: Path) -> None:
+    rows = [Document("d", "p", "second"), Document("d", "q", "x"), Document("d", "p", "first")]
+    units = units_of(iter(corpus_of(tmp_path, rows)), PrivacyUnit.DOCUMENT, 1)
+    assert sorted(unit.texts for unit in units) == [["first", "second"], ["x"]]
+
+
+def test_no_source_can_take_the_name_of_a_document(tmp_path: Path) -> None:
+    victim = Document("", "", "pain")
+    (name,) = (document.document_id for document in corpus_of(tmp_path / "a", [victim]))
+    intruder = Document(name, "", "other text")
+    both = corpus_of(tmp_path / "b", [intruder, victim])
+    assert {d.text: d.document_id for d in both}["pain"] == name
+    assert len({document.document_id for document in both}) == 2
+    assert len(list(units_of(iter(both), PrivacyUnit.DOCUMENT, 1))) == 2
+
+
+def test_an_example_is_named_by_its_words_and_a_given_document_alone() -> None:
+    derived = [document_name("p", "", "", text) for text in ("pain fever", "pain cough")]
+    assert example_name("p", derived[0], "pain") == example_name("p", derived[1], "pain")
+    named = [example_name(*parts) for parts in (("p", "a", "x"), ("p", "b", "x"), ("q", "a", "x"))]
+    assert len({*named, example_name("p", "a", "y")}) == 4
+    assert content_name("k", "ab", "c") != content_name("k", "a", "bc")
+
+
+def test_only_derived_names_are_numbered() -> None:
+    derived = content_name("k", "x")
+    names = with_copies_numbered(["a", derived, "a", derived, derived])
+    assert names == ["a", derived, "a", f"{derived}#1", f"{derived}#2"]
+    assert (given_id(f"{derived}#1"), given_id("a")) == ("", "a")
+
+
+def test_equal_documents_of_two_patients_are_two_labelled_units() -> None:
+    items = [Sentence(("a",), ("O",), "d", patient) for patient in ("p", "q")]
+    assert len(set(unit_ids(items, PrivacyUnit.DOCUMENT))) == 2
