@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
+from dp_core.data.engines import DataEngine, InProcess, ProcessPool
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
@@ -41,7 +42,6 @@ from tokenizers.trainers import WordPieceTrainer
 from benchmarks import made_up_text
 from benchmarks.memory import mebibytes
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
-from dp_core.data.engines import DataEngine, InProcess, ProcessPool
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER

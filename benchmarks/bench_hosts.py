@@ -30,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+from dp_core.training.hosts import Helper, Hosts, help_train
+from dp_core.training.links import connect
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
@@ -39,8 +41,6 @@ from dp_core.models.parameters import parameter_shapes
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.hosts import Helper, Hosts, help_train
-from dp_core.training.links import connect
 from dp_core.training.loop import PrivateUpdates, pretrain
 
 RESULT = ROOT / "benchmarks" / "results" / "hosts.json"

@@ -70,7 +70,7 @@ def require_secrets(folder: Path | None, where: str) -> Path:
     return folder
 
 
-def member_environment(secrets_folder: Path, folder: Path, address: str) -> dict[str, str]:
+def member_environment(secrets_folder: Path, folder: Path, *addresses: str) -> dict[str, str]:
     """Make this machine's certificate; return the variables by which Ray uses it.
 
     No value is a secret: they are names of files.
@@ -78,18 +78,17 @@ def member_environment(secrets_folder: Path, folder: Path, address: str) -> dict
     Args:
         secrets_folder: see `make_secrets`.
         folder: where the certificate and its key go.
-        address: of this machine, as the other members see it.
+        addresses: and names of this machine, as the other members see it.
     """
     authority = x509.load_pem_x509_certificate((secrets_folder / AUTHORITY).read_bytes())
     signer = serialization.load_pem_private_key((secrets_folder / AUTHORITY_KEY).read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)  # noqa: S101 - narrows the type
-    names = [x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})]
-    addresses = [x509.IPAddress(ipaddress.ip_address(a)) for a in sorted({"127.0.0.1", address})]
+    names = map(_general_name, {"localhost", "127.0.0.1", socket.gethostname(), *addresses})
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         _certificate(_MEMBER, key, days=_MEMBER_DAYS)
         .issuer_name(authority.subject)
-        .add_extension(x509.SubjectAlternativeName([*names, *addresses]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(signer, hashes.SHA256())
     )
     _write(folder / "member.key", _pem(key))
@@ -134,6 +133,13 @@ def _certificate(
         not_valid_before=now - _SKEW,
         not_valid_after=now + datetime.timedelta(days=days),
     )
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -5,11 +5,13 @@
     python -m dp_core.cluster.node step HOST:PORT FOLDER SECRETS
     python -m dp_core.cluster.node local CPUS FOLDER SECRETS
     python -m dp_core.cluster.node secrets FOLDER
+    python -m dp_core.cluster.node certificate FOLDER SECRETS ADDRESS...
 
 `head` and `worker` are the containers of a cluster. `step` joins a step's machine to a cluster: a
 driver needs a node of the cluster on its machine, on which no task may run. `local` is a cluster of
 this machine alone. The last two print the cluster's address when they are ready, and end when their
-standard input ends, as it does however the step ends.
+standard input ends, as it does however the step ends. `secrets` makes a cluster's secrets, and
+`certificate` a member's certificate if another program starts Ray there (KubeRay).
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ def main(words: list[str]) -> int:
     match words:
         case ["secrets", folder]:
             make_secrets(Path(folder))
+            return 0
+        case ["certificate", folder, secrets, *addresses]:
+            member_environment(Path(secrets), Path(folder), *addresses)
             return 0
         case [("head" | "worker" | "step" | "local") as kind, what, folder, secrets]:
             pass

@@ -160,13 +160,13 @@ def test_no_file_of_ray_and_no_error_holds_private_text(ray: RayCluster) -> None
     assert ray._scratch.stat().st_mode & 0o077 == 0
 
 
-def test_ray_s_own_state_holds_no_private_text(ray: RayCluster) -> None:
-    """The tables from which a dashboard would be made: tasks, actors and objects have no text."""
+def test_tables_of_ray_hold_no_private_text(ray: RayCluster) -> None:
+    """A dashboard would show these tables: tasks, actors and objects have no text."""
     assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
     from ray._private import state
 
+    wait_for(lambda: "map_shard" in repr(state.state.chrome_tracing_dump()), 60)
     tables = repr([state.jobs(), state.actors(), state.state.chrome_tracing_dump()])
-    assert "HostProcess" in tables
     assert "Zebulon" not in tables
 
 
