@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,9 @@ QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried without end
 }
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of Linux, for all processes
+_OBJECTS = 0.6  # of the shared memory that is free
+_LEAST_OBJECTS = 80_000_000  # bytes; Ray refuses less
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
@@ -57,6 +61,7 @@ def main(words: list[str]) -> int:
     if kind == "local":
         return _local(int(what), folder, address)
     common = ["start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
+    common += [f"--object-store-memory={_object_memory()}"]
     if kind == "head":
         options = ["--head", f"--port={what}", "--num-cpus=0", "--include-dashboard=false"]
         return _run([*common, *options])
@@ -75,6 +80,7 @@ def _local(cpus: int, folder: str, address: str) -> int:
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,
+        object_store_memory=_object_memory(),
         _node_ip_address=address,
         _temp_dir=folder,
     )
@@ -82,6 +88,11 @@ def _local(cpus: int, folder: str, address: str) -> int:
     sys.stdin.buffer.read()
     ray.shutdown()
     return 0
+
+
+def _object_memory() -> int:
+    """Return the bytes for objects: without this bound, a small /dev/shm puts them on the disk."""
+    return max(_LEAST_OBJECTS, int(_OBJECTS * shutil.disk_usage(_SHARED_MEMORY).free))
 
 
 def _run(words: list[str], *, step_of: str = "") -> int:
