@@ -75,7 +75,7 @@ def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> 
     first, second = made(tmp_path / "a"), made(tmp_path / "b")
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
-    assert len(secrets) == 13
+    assert len(secrets) == 12
     for name in secrets:
         assert len(first[name]) >= 44
         assert first[name] != second[name]
