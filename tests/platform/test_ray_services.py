@@ -1,4 +1,4 @@
-"""A whole private job on the compose stack's Ray cluster, with workers killed in a count and an update.
+"""A whole private job on the stack's Ray cluster; workers are killed in a count and in an update.
 
 `docker/ci` brings the stack up, as for `test_stack.py`; this file starts the cluster. No wait is a
 guess: the object store is paused while shards are counted, and a worker is killed while its host
