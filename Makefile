@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-spark demo up down sbom test test-fast test-transformers test-jax-privacy test-spark test-newest-tensorflow test-presets mutants check audit format picture bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture bench bench-opacus lock clean
 # Without bytecode every Airflow process compiles Airflow anew.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -18,9 +18,6 @@ setup: ## set up both environments from the hash-pinned locks (costs nothing whe
 
 setup-dev: ## the same, with what the checks and tests need
 	@$(environments) ensure task-dev orchestrator-dev
-
-setup-spark: setup ## Spark beside the steps' environment, for corpora beyond one machine (450 MB; needs Java 17)
-	@$(environments) ensure spark
 
 demo: setup ## run the whole job on made-up notes through Airflow, and show what came out
 	@./confide demo
@@ -45,9 +42,8 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 	@$(environments) ensure jax-privacy
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
-test-spark: setup-dev ## the Spark engine on executors of this machine, which are killed; needs Java 17
-	@$(environments) ensure spark
-	$(task)/python -m pytest tests/dp_core/data/test_spark_executors.py
+test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
+	$(task)/python -m pytest -m ray
 
 # What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \

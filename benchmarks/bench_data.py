@@ -40,8 +40,9 @@ from tokenizers.trainers import WordPieceTrainer
 
 from benchmarks import made_up_text
 from benchmarks.memory import mebibytes
+from dp_core.cluster.interfaces import ShardMap
+from dp_core.cluster.shard_map import InProcess, ProcessPool
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
-from dp_core.data.engines import DataEngine, InProcess, ProcessPool
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
 from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER
@@ -65,19 +66,19 @@ def all_rows(_: str, rows: list[list[int]]) -> list[list[int]]:
 # --- what is measured, each in a process of its own: returns further figures
 
 
-def read(_: DataEngine, work: Path) -> dict[str, Any]:
+def read(_: ShardMap, work: Path) -> dict[str, Any]:
     """Make the corpus of the source."""
     write_corpus(read_corpus("jsonl", work / "text.jsonl"), work / "corpus")
     return {}
 
 
-def counts(engine: DataEngine, work: Path) -> dict[str, Any]:
+def counts(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Count, of each word, the patients who have it: nothing bounded."""
     found = word_counts(engine, shards_of(work / "corpus"), UNIT)
     return {"distinct_words": len(found)}
 
 
-def sets(engine: DataEngine, work: Path) -> dict[str, Any]:
+def sets(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Gather each patient's distinct words, bounded to N: what a private release counts."""
     of_shard = WordSets(UNIT, PER_UNIT, b"key")
     with GatheredSets(work / "gathered") as gathered:
@@ -85,7 +86,7 @@ def sets(engine: DataEngine, work: Path) -> dict[str, Any]:
         return {"units": gathered.units}
 
 
-def released(engine: DataEngine, work: Path) -> dict[str, Any]:
+def released(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Gather the same, merge them, and release by the default mechanism, in its eight rounds."""
     of_shard = WordSets(UNIT, PER_UNIT, b"key")
     plan = selection_plan("elimination", 3.0, 1e-6, PER_UNIT, declared_units=200_000)
@@ -96,7 +97,7 @@ def released(engine: DataEngine, work: Path) -> dict[str, Any]:
         return {"distinct_words": gathered.distinct, "released": len(found)}
 
 
-def rows(engine: DataEngine, work: Path) -> dict[str, Any]:
+def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Cut all text into rows of token ids."""
     tokenizer = wordpiece.load(work / "vocabulary")
     of_shard = ShardRows(
@@ -109,7 +110,7 @@ def rows(engine: DataEngine, work: Path) -> dict[str, Any]:
     return {"rows": store.n_rows, "tokens": int(np.sum(store.lengths, dtype=np.int64))}
 
 
-def tokenizers_counts(_: DataEngine, work: Path) -> dict[str, Any]:
+def tokenizers_counts(_: ShardMap, work: Path) -> dict[str, Any]:
     """Let `tokenizers` count: its training, stopped before it merges anything."""
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))  # noqa: S106
     tokenizer.normalizer, tokenizer.pre_tokenizer = NORMALIZER, PRE_TOKENIZER
@@ -120,7 +121,7 @@ def tokenizers_counts(_: DataEngine, work: Path) -> dict[str, Any]:
 
 
 IN_PROCESS, POOL = "in process", "pool"
-CASES: dict[str, Callable[[DataEngine, Path], dict[str, Any]]] = {
+CASES: dict[str, Callable[[ShardMap, Path], dict[str, Any]]] = {
     f"source into shards, {IN_PROCESS}": read,
     f"words counted, {IN_PROCESS}": counts,
     f"words counted, {POOL}": counts,

@@ -1,5 +1,6 @@
-"""Makes what the first step must find: the ledger's tables, and the key of content digests."""
+"""Makes the ledger's tables, the key of content digests, and the secrets of a Ray cluster."""
 
+from dp_core.cluster.certificates import make_secrets
 from dp_core.privacy.ledger import Ledger
 from tasks.runtime.context import content_key
 from tasks.runtime.deployment import Deployment
@@ -7,4 +8,6 @@ from tasks.runtime.deployment import Deployment
 if __name__ == "__main__":
     deployment = Deployment.from_environment()
     Ledger.open(deployment.ledger)  # whoever may only read it cannot make them
+    if deployment.cluster_secrets is not None:
+        make_secrets(deployment.cluster_secrets)
     content_key(deployment, "content-digest")  # the steps see its folder read only

@@ -3,14 +3,14 @@
 What the containers are given comes from the scheduler's own environment:
 
 `CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
-`CONFIDE_SPARK_IMAGE`     the same with Spark in it: for steps that use the cluster, where
-                          `CONFIDE_DATA_ENGINE` names one
 `CONFIDE_DOCKER_NETWORK`  the network that they join
 `CONFIDE_DOCKER_MOUNTS`   `SOURCE:TARGET` or `SOURCE:TARGET:ro`, separated by spaces; a source
                           that begins with `/` is a folder of the host, any other a volume
 `CONFIDE_DOCKER_SEEDS`    the mount of the secret seeds: for steps that charge, and no others
 `CONFIDE_DOCKER_SOURCES`  mounts for the steps that read files from outside, and no others; they
                           are read only, whatever the words say
+`CONFIDE_DOCKER_CLUSTER`  the mount of a Ray cluster's secrets: for steps that use the cluster, if
+                          `CONFIDE_CLUSTER` names one, and no others
 `CONFIDE_DOCKER_MEMORY`   a bound such as `8g`
 `CONFIDE_DOCKER_GPUS`     `all`, or how many
 """
@@ -47,6 +47,7 @@ from tasks.protocol.supervisor import LAUNCHER_GRACE
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
 SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
+SHARED_MEMORY = "2g"  # of a step that uses a cluster: its objects lie there
 # An image that compose built carries its service's labels: compose would take its container for
 # a replica too many, and stop it.
 NO_SERVICE = {"com.docker.compose.project": "", "com.docker.compose.service": ""}
@@ -71,10 +72,10 @@ class DockerStep(StepOperator, DockerOperator):
             auto_remove="force",
             **options,
         )
-        self.spark_image = os.environ.get("CONFIDE_SPARK_IMAGE") or self.image
         self.granted = {
             Need.CHARGING: mounts("CONFIDE_DOCKER_SEEDS"),
             Need.SOURCES: mounts("CONFIDE_DOCKER_SOURCES", read_only=True),
+            Need.CLUSTER: mounts("CONFIDE_DOCKER_CLUSTER", read_only=True),
         }
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
@@ -91,9 +92,8 @@ class DockerStep(StepOperator, DockerOperator):
             self.on_kill()
 
     def _run(self, work: Work) -> tuple[int, Follower]:
-        image = self.image_for(work)
-        if not self.cli.images(name=image):
-            raise AirflowException(f"no image {image} on this engine: build or pull it")
+        if not self.cli.images(name=self.image):
+            raise AirflowException(f"no image {self.image} on this engine: build or pull it")
         self.container = self.create(work)
         identifier = self.container["Id"]
         told = Follower()
@@ -111,10 +111,6 @@ class DockerStep(StepOperator, DockerOperator):
             told.failed = Failed(exit_code=exit_code, reason=OUT_OF_MEMORY)
         return exit_code, told
 
-    def image_for(self, work: Work) -> str:
-        """Return the image that the step runs in: with Spark, where the step uses a cluster."""
-        return str(self.spark_image if uses_cluster(work.spec, os.environ) else self.image)
-
     def create(self, work: Work) -> dict[str, Any]:
         """Create the step's container, with what it needs and nothing else."""
         words = work.arguments()
@@ -123,9 +119,11 @@ class DockerStep(StepOperator, DockerOperator):
         environment |= {"CONFIDE_LEASE": "stdin", CHANNEL: STDOUT}
         if self.execution_timeout is not None:
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
-        granted = [mount for need in needs(work.spec) for mount in self.granted.get(need, [])]
+        on_cluster = uses_cluster(work.spec, os.environ)
+        held = needs(work.spec) - (set() if on_cluster else {Need.CLUSTER})
+        granted = [mount for need in held for mount in self.granted.get(need, [])]
         container: dict[str, Any] = self.cli.create_container(
-            image=self.image_for(work),
+            image=self.image,
             command=[*words[:-1], SPEC_FILE] if long else words,
             environment=environment,
             labels=self.labels,
@@ -134,6 +132,7 @@ class DockerStep(StepOperator, DockerOperator):
                 mounts=self.mounts + granted,
                 network_mode=self.network_mode,
                 mem_limit=self.mem_limit,
+                shm_size=SHARED_MEMORY if on_cluster else None,
                 device_requests=self.device_requests,
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges:true"],

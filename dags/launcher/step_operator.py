@@ -30,7 +30,6 @@ from tasks.protocol import (
     environment_for,
     hides_count,
 )
-from tasks.protocol.least_privilege import HOSTS, trains_on_hosts
 from tasks.protocol.messages import Follower
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -54,7 +53,8 @@ _OPERATORS = {
 # Which of a scheduler's variables its containers and pods are given: these, and no others.
 PLACES = (
     "CONFIDE_STORE",
-    "CONFIDE_DATA_ENGINE",
+    "CONFIDE_CLUSTER",
+    "CONFIDE_CLUSTER_SECRETS",  # the name of a folder, which is mounted where it is needed
     "CONFIDE_CACHE_BYTES",
     "CONFIDE_TRACKING",
     "CONFIDE_TRACKING_UI",
@@ -67,7 +67,6 @@ PLACES = (
 SECRETS = (  # of these, a step gets what `tasks/protocol/least_privilege.py` says that it needs
     "CONFIDE_LEDGER",  # a database URL, with its password
     "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
-    "CONFIDE_SPARK_SECRET",  # by which the machines of a Spark cluster know each other
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )
@@ -96,18 +95,6 @@ def launcher() -> str:
     if name not in _OPERATORS:
         raise ValueError(f"CONFIDE_LAUNCHER is {name!r}: use process, docker or kubernetes")
     return name
-
-
-def hosts(spec: StepSpec) -> int:
-    """Return over how many hosts the step of a spec is spread (`CONFIDE_HOSTS`).
-
-    Raises:
-        AirflowFailException: the variable holds no such number.
-    """
-    text = os.environ.get(HOSTS) or "1"
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise failure(BAD_INPUT, f"{HOSTS} is {text!r}, and no number of hosts")
-    return int(text) if trains_on_hosts(spec) else 1
 
 
 def forwarded_environment(*names: str) -> dict[str, str]:

@@ -87,21 +87,21 @@ def masked_examples(
 class BatchSource(Protocol):
     """Micro-batches of a run, by update.
 
-    What an update reads is drawn as a whole, and then made into micro-batches: all of it, or, where
-    several hosts train, each its own part.
+    An update's items (units or rows) are drawn as a whole, and then made into micro-batches: all of
+    them here, or each host's part on that host.
     """
 
     def draw(self, step: int) -> Indices:
-        """Return what update `step` reads: numbers of units or of rows; maybe none."""
+        """Return the numbers of the items that update `step` reads; maybe none."""
 
-    def of_units(self, drawn: Indices, units: range) -> Indices:
-        """Return the part of a draw that belongs to units `units.start` to `units.stop` − 1."""
+    def items(self, units: range) -> range:
+        """Return the numbers of the items of units `units.start` to `units.stop` − 1."""
 
     def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
         """Yield the micro-batches of a draw of update `step`, all of one shape; maybe none."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what makes the same micro-batches of the same draws, as plain JSON data."""
+        """Return the settings by which `batches_of` makes the same micro-batches of a draw."""
 
 
 class UnitBatches:
@@ -132,10 +132,9 @@ class UnitBatches:
         self._units, self._rows, self._maskings = units, rows, maskings
         self._least, self._examples = least, examples
 
-    def of_units(self, drawn: Indices, units: range) -> Indices:
-        """Return those of the sorted `drawn` units that lie in a range."""
-        first, last = np.searchsorted(drawn, (units.start, units.stop))
-        return drawn[first:last]
+    def items(self, units: range) -> range:
+        """Return the units themselves."""
+        return units
 
     def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
         """Yield the micro-batches of drawn units; none if there are none, and none is due."""
@@ -264,11 +263,10 @@ class OrdinaryBatches:
             rows[here] = order.items(offsets[here])
         return rows
 
-    def of_units(self, drawn: Indices, units: range) -> Indices:
-        """Return those of the `drawn` rows whose unit lies in a range, in their order."""
-        first, last = self._store.unit_rows[units.start], self._store.unit_rows[units.stop]
-        own: Indices = drawn[(first <= drawn) & (drawn < last)]
-        return own
+    def items(self, units: range) -> range:
+        """Return the rows of the units."""
+        unit_rows = self._store.unit_rows
+        return range(int(unit_rows[units.start]), int(unit_rows[units.stop]))
 
     def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
         """Yield the micro-batches of drawn rows."""
@@ -294,10 +292,20 @@ class OrdinaryBatches:
 
 
 def batches_of(
-    settings: Mapping[str, Any], store: TokenStore, examples: Examples
+    settings: Mapping[str, Any], store: TokenStore, examples: Examples, devices: int = 1
 ) -> UnitBatches | OrdinaryBatches:
-    """Return what makes micro-batches by the `settings` of another source, of the same rows."""
+    """Return the batch source that another source's `settings` describe, over the same rows.
+
+    Args:
+        settings: of a source for one device.
+        store: the rows.
+        examples: as in `UnitBatches`.
+        devices: that share a micro-batch, which has as many times more units.
+    """
     numbers = {name: value for name, value in settings.items() if name != "kind"}
+    numbers["units"] *= devices
+    if "least" in numbers:
+        numbers["least"] = math.ceil(numbers["least"] / devices)
     if settings["kind"] == _OF_ROWS:
         return OrdinaryBatches(store, **numbers, examples=examples)
     return UnitBatches(store, **numbers, examples=examples)

@@ -1,8 +1,8 @@
 """The training loop: update by update, from the last checkpoint, for every model and objective.
 
 An update rule says what an update is: `PrivateUpdates` carries out an execution plan,
-`OrdinaryUpdates` trains without privacy in shuffled epochs. Where several hosts train (`hosts`),
-the loop runs on the first of them, and all that is drawn, released or kept is its own.
+`OrdinaryUpdates` trains without privacy in shuffled epochs. The loop draws, adds noise, updates and
+keeps checkpoints; gradients come from this process or from hosts (`gradient_sources`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -28,14 +28,7 @@ from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, f
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import (
-    BatchSource,
-    Examples,
-    MicroBatch,
-    OrdinaryBatches,
-    PrivateBatches,
-    prefetch,
-)
+from dp_core.training.batches import BatchSource, Examples, OrdinaryBatches, PrivateBatches
 from dp_core.training.checkpoints import (
     Checkpoint,
     CheckpointPlace,
@@ -44,14 +37,13 @@ from dp_core.training.checkpoints import (
     run_digest,
 )
 from dp_core.training.devices import strategy_for
-from dp_core.training.hosts import Hosts, share
+from dp_core.training.gradient_sources import GradientHosts, GradientSource, LocalGradients
 from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import AdamW, Observer, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
 _COUNTS = "since-the-last-point"
-_AHEAD = 8  # micro-batches made in advance
 
 
 class UpdateRule(Protocol):
@@ -333,7 +325,7 @@ def train(
     points: Collection[int] | None = None,
     hook: EvaluationHook | None = None,
     observe: Observer | None = None,
-    hosts: Hosts | None = None,
+    hosts: GradientHosts | None = None,
 ) -> Model[C]:
     """Train a model on the rows of a store, resuming from a checkpoint if there is one.
 
@@ -357,7 +349,7 @@ def train(
         points: of the curve; `curve_points` if None.
         hook: called with the weights at some updates.
         observe: called with every update's noised means; see `Trainer`.
-        hosts: the others that take part; we alone draw, add noise, update and keep checkpoints.
+        hosts: that compute the gradients on their devices; None computes them here.
 
     Raises:
         BadInput: model, store and update rule do not fit together, or the checkpoints belong to
@@ -373,7 +365,7 @@ def train(
     # With the noise fixed by its key, sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
     trainer = Trainer(
-        strategy_for(device),
+        strategy_for(device if hosts is None else "cpu"),
         start.config,
         start.parameters,
         AdamW(config.beta1, config.beta2, config.weight_decay, config.noise_floor),
@@ -383,17 +375,17 @@ def train(
         averages=config.averaging != "none",
         trained=trained,
         observe=observe,
-        hosts=hosts,
     )
     batches = updates.batches(
         store,
         micro_rows=config.micro_rows,
         devices=trainer.devices,
         examples=objective.examples,
-        hosts=1 if hosts is None else hosts.count,
+        hosts=1 if hosts is None else hosts.hosts.count,
     )
+    gradients: GradientSource = LocalGradients(trainer, batches)
     if hosts is not None:
-        hosts.assign(
+        gradients = hosts.source(
             trainer, objective, batches, store=store, device=device, precision=config.precision
         )
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
@@ -405,30 +397,13 @@ def train(
     reporter = ProgressReporter(trainer, updates.updates, points, progress)
     kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
     training = _Run(trainer, updates, config, kept, reporter, deadline, hook)
-    training.to_its_end(batches, store, hosts)
+    training.to_its_end(gradients)
     weights = trainer.released()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError(
             "the weights are not finite", where="training", fix="Lower the learning rate."
         )
     return Model(start.config, weights, start.labels)
-
-
-def stream(
-    batches: BatchSource, store: TokenStore, start: int, end: int, hosts: Hosts | None = None
-) -> Iterator[tuple[int, MicroBatch | None]]:
-    """Yield each update's micro-batches and then None: also an empty batch makes an update.
-
-    Every unit's rows are read by one host: of each draw the others are told, and take their part.
-    """
-    own = share(0, 1 if hosts is None else hosts.count, store.n_units)
-    for step in range(start, end):
-        drawn = batches.draw(step)
-        if hosts is not None:
-            hosts.tell_drawn(step, drawn)
-        for batch in batches.made(step, batches.of_units(drawn, own)):
-            yield step, batch
-        yield step, None
 
 
 class _Run:
@@ -449,18 +424,11 @@ class _Run:
         self._deadline, self._hook = deadline, hook
         self._done = self._saved = self._resume()
 
-    def to_its_end(self, batches: BatchSource, store: TokenStore, hosts: Hosts | None) -> None:
+    def to_its_end(self, gradients: GradientSource) -> None:
         total = self._updates.updates
         if self._done:  # it may have ended after the checkpoint and before it could report
             self._report(last=self._done == total)
-        begun = self._done - 1
-        for step, batch in prefetch(stream(batches, store, self._done, total, hosts), _AHEAD):
-            if step > begun:
-                self._trainer.start_update(step)
-                begun = step
-            if batch is not None:
-                self._trainer.add(batch)
-                continue
+        for step in gradients.updates(self._done, total):
             learning_rate = self._config.learning_rate_at(step, total)
             self._updates.apply_update(self._trainer, step, learning_rate)
             if self._config.averaging != "none":
@@ -545,7 +513,7 @@ def pretrain(
     continuation: NDArray[np.bool_] | None = None,
     objective: Objective | None = None,
     hook: EvaluationHook | None = None,
-    hosts: Hosts | None = None,
+    hosts: GradientHosts | None = None,
 ) -> AnyModel:
     """Train a language model on the rows of a token store. Guarantee and errors are `train`'s.
 

@@ -1,9 +1,9 @@
 """The compiled part of training: gradient sums of micro-batches, then one update by AdamW.
 
-Each device adds the sums of its micro-batches to its own accumulators; an update adds them across
-devices, and across hosts where there are several (`hosts`), adds the noise ONCE, divides, and
-changes the weights. Noise is keyed by variable and update alone, so the layout (hosts, devices,
-micro-batches) cannot change what is drawn.
+Each device adds the sums of its micro-batches to its own accumulators; or the sums of a cluster's
+hosts are loaded into them. An update adds the accumulators across devices, adds the noise ONCE,
+divides, and changes the weights. Noise is keyed by variable and update alone, so the layout (hosts,
+devices, micro-batches) cannot change the noise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -114,23 +114,6 @@ class Tallies:
     clipped: int
 
 
-class OtherHosts(Protocol):
-    """The other hosts of a training, as the one that makes the updates knows them."""
-
-    @property
-    def count(self) -> int:
-        """Number of hosts, this one among them."""
-
-    def start_update(self, step: int, clip_norm: float, weights: Sequence[Vector]) -> None:
-        """Give the hosts what gradients of update `step` are taken at."""
-
-    def add_up(self, step: int, sums: Sequence[Vector]) -> tuple[list[Vector], NDArray[np.float64]]:
-        """Return our sums with each of the others' added once, and the others' counts (4,)."""
-
-    def check(self) -> None:
-        """Raise `ConfideError` if a host is gone."""
-
-
 class GradientSums:
     """Weights and accumulators on the devices of a strategy: what gradient sums are made with.
 
@@ -216,8 +199,14 @@ class GradientSums:
         for name, values in zip(self.names, weights, strict=True):
             self._weights[name].assign(values)
 
+    def clear(self) -> None:
+        """Empty sums and counts."""
+        self._clear()
+        self._read()
+        self._take_within()
+
     def take(self) -> tuple[list[Vector], NDArray[np.float64]]:
-        """Return the sums in the order of `names`, and the counts beside them; empty all.
+        """Return the sums in the order of `names`, and the counts; empty all of them.
 
         Returns:
             float32 arrays, which are read only; and (4,): sum of unit losses, units, clipped units,
@@ -296,7 +285,6 @@ class Trainer(GradientSums):
         averages: keep an average of the weights beside them; see `average`.
         observe: called with every update's noised means, which private training releases: for
             audits. An update without noise is not shown.
-        hosts: the other hosts, whose sums are added to ours before there is any noise.
 
     Raises:
         BadInput: no such precision, or nothing is trained.
@@ -315,7 +303,6 @@ class Trainer(GradientSums):
         averages: bool = False,
         trained: Collection[str] | None = None,
         observe: Observer | None = None,
-        hosts: OtherHosts | None = None,
     ) -> None:
         super().__init__(
             strategy,
@@ -326,9 +313,8 @@ class Trainer(GradientSums):
             row_losses=row_losses,
             trained=trained,
         )
-        self._optimizer, self._observe, self._hosts = optimizer, observe, hosts
+        self._optimizer, self._observe = optimizer, observe
         self._noise_variance = 0.0  # decaying mean, as the second moments are
-        self._elsewhere = np.zeros(_TALLIES + 1)  # counts of the other hosts
         own = {n: parameters[n] for n in self.names}
         with strategy.scope():
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
@@ -337,22 +323,6 @@ class Trainer(GradientSums):
         self._update = tf.function(self._update_everywhere, autograph=False)
         self._average = tf.function(self._average_everywhere, autograph=False)
         self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
-
-    def start_update(self, step: int) -> None:
-        """Begin update `step`: the other hosts, if any, are told the weights and the clip norm."""
-        if self._hosts is not None:
-            weights = [self._weights[name].numpy() for name in self.names]
-            self._hosts.start_update(step, self._clip_norm(), weights)
-
-    def add(self, batch: MicroBatch) -> None:
-        """Add a micro-batch's gradients to the accumulators.
-
-        Raises:
-            ConfideError: another host is gone.
-        """
-        if self._hosts is not None:
-            self._hosts.check()
-        super().add(batch)
 
     def apply_update(
         self,
@@ -375,26 +345,35 @@ class Trainer(GradientSums):
         known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
         scalars += [tf.constant(x, tf.float32) for x in (known, loudness)]
-        if noise is None and self._hosts is None:
+        if noise is None:
             self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
             return
-        totals = self._everywhere(step, self._totals())
-        if noise is None:
-            means = {n: tf.constant(total / np.float32(divisor)) for n, total in totals.items()}
-        else:
-            means = noised_means(totals, noise, divisor)
-            if self._observe is not None:
-                self._observe(step, means)
+        totals = self._totals()
+        means = noised_means({n: as_array(totals[n]) for n in self.names}, noise, divisor)
+        if self._observe is not None:
+            self._observe(step, means)
         self._update(*scalars, means)
 
-    def _everywhere(self, step: int, totals: Mapping[str, Tensor]) -> dict[str, Vector]:
-        """Return this host's totals plus those of the others, whose counts are kept."""
-        ours = [as_array(totals[name]) for name in self.names]
-        if self._hosts is None:
-            return dict(zip(self.names, ours, strict=True))
-        sums, counts = self._hosts.add_up(step, ours)
-        self._elsewhere += counts
-        return dict(zip(self.names, sums, strict=True))
+    @property
+    def clip_norm(self) -> float:
+        """The present clip norm; infinite if nothing is clipped."""
+        return self._clip_norm()
+
+    def trained_weights(self) -> list[Vector]:
+        """Return the weights that are trained, in the order of `names`."""
+        return [self._weights[name].numpy() for name in self.names]
+
+    def load(self, sums: Sequence[Vector], counts: NDArray[np.float64]) -> None:
+        """Set the sums of an update, and add its counts, as hosts have taken them (`take`).
+
+        Args:
+            sums: of all hosts together.
+            counts: of all hosts together, (4,).
+        """
+        for name, values in zip(self.names, sums, strict=True):
+            self._sums[name].assign(values)
+        self._tallies.assign_add(counts[:_TALLIES].astype(np.float32))
+        self._within.assign_add(np.float32(counts[_TALLIES]))
 
     def average(self, newest: float) -> None:
         """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
@@ -405,8 +384,7 @@ class Trainer(GradientSums):
 
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
-        loss, units, clipped = self._read().numpy() + self._elsewhere[:_TALLIES]
-        self._elsewhere[:_TALLIES] = 0
+        loss, units, clipped = self._read().numpy()
         return Tallies(float(loss), round(float(units)), round(float(clipped)))
 
     def take_count_within(self) -> float:
@@ -415,9 +393,7 @@ class Trainer(GradientSums):
         What adaptive clipping learns C from (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
         remark 4 of section 2.3): one unit changes it by ½. The sum is exact for under 2²³ units.
         """
-        within = float(self._take_within().numpy()) + float(self._elsewhere[_TALLIES])
-        self._elsewhere[_TALLIES] = 0
-        return within
+        return float(self._take_within().numpy())
 
     def weights(self) -> Arrays:
         """Return all weights as arrays, those that are not trained among them."""

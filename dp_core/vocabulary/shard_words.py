@@ -24,7 +24,7 @@ from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 from dp_core.vocabulary.subwords import KINDS, SubwordKind
 
 if TYPE_CHECKING:
-    from dp_core.data.engines import DataEngine
+    from dp_core.cluster.interfaces import ShardMap
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
 
 
 def word_sets(
-    engine: DataEngine, shards: Sequence[Shard], sets: WordSets, into: GatheredSets
+    cluster: ShardMap, shards: Sequence[Shard], sets: WordSets, into: GatheredSets
 ) -> GatheredSets:
     """Gather the sets of all shards, in their order."""
-    for found in engine.map(sets, shards):
+    for found in cluster.map(sets, shards):
         into.append(found)
     return into
 
 
-def word_counts(engine: DataEngine, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
+def word_counts(cluster: ShardMap, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
     """Return the number of units that hold each word, nothing bounded: of public text only."""
-    items, counts = added_counts(engine.map(WordCounts(words), shards))
+    items, counts = added_counts(cluster.map(WordCounts(words), shards))
     return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))

@@ -14,12 +14,11 @@ from enum import StrEnum
 from tasks.protocol.specs import MembershipSpec, PretrainSpec, StepSpec, VocabularySpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
-ENGINE = "CONFIDE_DATA_ENGINE"  # where data steps run: here, or on a Spark cluster
-CLUSTER = "CONFIDE_SPARK_SECRET"  # who knows it may run code on the cluster's workers
-_HERE = ("", "in-process", "pool")  # engines that are no cluster
-# How a training is told of its hosts; see tasks/steps/training_hosts.py.
-HOSTS, HELPER = "CONFIDE_HOSTS", "CONFIDE_HELPER"
-HOSTS_AT, HOSTS_SECRET = "CONFIDE_HOSTS_AT", "CONFIDE_HOSTS_SECRET"
+CLUSTER = "CONFIDE_CLUSTER"  # where functions of shards run: here, or on a Ray cluster
+# The folder of a cluster's secrets: its readers can run code on the cluster's workers.
+CLUSTER_SECRETS = "CONFIDE_CLUSTER_SECRETS"
+HOSTS = "CONFIDE_HOSTS"  # over how many hosts of the cluster a pre-training is spread
+_THIS_MACHINE = re.compile(r"|in-process|pool|local:[0-9]+")
 # Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
@@ -30,8 +29,7 @@ class Need(StrEnum):
     SOURCES = "sources"  # the folders with files that were supplied from outside, read only
     LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
     CHARGING = "charging"  # the ledger's own user, and the secret seeds
-    CLUSTER = "cluster"  # where there is a Spark cluster: its address and its secret
-    HOSTS = "hosts"  # what the hosts of one training know, where the deployment has several
+    CLUSTER = "cluster"  # if there is a Ray cluster: its address and its secrets
 
 
 _NEEDS: Mapping[str, frozenset[Need]] = {
@@ -47,7 +45,8 @@ _NEEDS: Mapping[str, frozenset[Need]] = {
     "phrases": frozenset({Need.CHARGING, Need.CLUSTER}),
     "written_text": frozenset(),
     "token_store": frozenset({Need.CLUSTER}),
-    "pretrain": frozenset({Need.CHARGING}),  # on private rows; on public text, see `needs`
+    # On private rows; on other text, see `needs`.
+    "pretrain": frozenset({Need.CHARGING, Need.CLUSTER}),
     "select": frozenset({Need.CHARGING}),
     "finetune": frozenset({Need.CHARGING}),
     "exposure": frozenset(),
@@ -71,11 +70,11 @@ def needs(spec: StepSpec) -> frozenset[Need]:
     """
     if isinstance(spec, PretrainSpec) and spec.mode == "public":
         # A model from elsewhere is parsed, and the ledger asked what is known of it.
-        return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else ())
+        return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else {Need.CLUSTER})
     if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
         return frozenset({Need.CLUSTER})
     if isinstance(spec, PretrainSpec) and spec.mode == "released":
-        return frozenset()  # released text is read, and nothing charged
+        return frozenset({Need.CLUSTER})  # released text is read, and nothing charged
     if isinstance(spec, MembershipSpec) and spec.sources:
         return frozenset({Need.SOURCES})  # a table of codes is parsed, and nothing asked or charged
     return _NEEDS[spec.step]
@@ -96,14 +95,24 @@ class NoReader(ValueError):
 
 
 def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
-    """Return whether the step runs its shards on the cluster that an environment names."""
-    return environment.get(ENGINE, "") not in _HERE and Need.CLUSTER in needs(spec)
+    """Return whether the step uses the cluster of other machines that an environment names."""
+    other_machines = not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
+    return other_machines and Need.CLUSTER in needs(spec)
 
 
-def for_workers() -> dict[str, str]:
-    """Return what workers of a step on its own machine are told in place of its secrets."""
-    nothing = dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", LEDGER_READER, CLUSTER), "")
-    return nothing | {SEEDS: WITHHELD, LEDGER: f"sqlite:///{WITHHELD}"}
+_NOT_FOR_WORKERS = re.compile(
+    r"MLFLOW_.*|CONFIDE_(LEDGER.*|TRACKING.*|MESSAGES|RUN_CONTEXT|CLUSTER.*|HOSTS)"
+)
+
+
+def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for the Ray processes that a step starts on its machine.
+
+    Workers read the rows of private units and return counts and sums without noise, so they have
+    the store. The seeds, the ledger, the key of content digests and MLflow stay with the step.
+    """
+    kept = {n: v for n, v in environment.items() if not _NOT_FOR_WORKERS.fullmatch(n)}
+    return kept | {LEDGER: f"sqlite:///{WITHHELD}", SEEDS: WITHHELD, "CONFIDE_KEYS": WITHHELD}
 
 
 def environment_for(
@@ -123,9 +132,10 @@ def environment_for(
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs(spec)
     if not uses_cluster(spec, environment):
-        told.pop(CLUSTER, None)
-        if environment.get(ENGINE, "") not in _HERE:
-            told.pop(ENGINE)
+        told.pop(CLUSTER_SECRETS, None)
+        if not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, "")):
+            told.pop(CLUSTER)
+            told.pop(HOSTS, None)
     if Need.CHARGING in held:
         return told
     told[SEEDS] = WITHHELD
@@ -139,23 +149,3 @@ def environment_for(
             "outside, and needs a user of the ledger's database who cannot write"
         )
     return told
-
-
-_NOT_FOR_HELPERS = re.compile(
-    r"MLFLOW_.*|CONFIDE_(LEDGER.*|TRACKING.*|MESSAGES|RUN_CONTEXT|HOSTS_SECRET)"
-)
-
-
-def for_helpers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for the helpers of a training: they are given the store alone.
-
-    They read the rows of private units and send sums without noise, so they are trusted with
-    both; with what the noise is drawn from, and with what was spent, nobody but the step is.
-    """
-    told = {n: v for n, v in environment.items() if not _NOT_FOR_HELPERS.fullmatch(n)}
-    return told | {LEDGER: f"sqlite:///{WITHHELD}", SEEDS: WITHHELD, "CONFIDE_KEYS": WITHHELD}
-
-
-def trains_on_hosts(spec: StepSpec) -> bool:
-    """Whether the step of this spec uses the hosts of the deployment, where there are several."""
-    return isinstance(spec, PretrainSpec)

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dp_core.cluster.interfaces import ShardMap
+from dp_core.cluster.ray_cluster import open_cluster
 from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
-from dp_core.data.engines import DataEngine, data_engine
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
@@ -26,13 +27,11 @@ from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
 from tasks.releases.statements import totals
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import ProgressReporter
 from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracking.tracker import Tracker
-
-SPARK_HOME = ".venv/spark/lib/python3.11/site-packages/pyspark"  # of `make setup-spark`
 
 
 @dataclass(frozen=True)
@@ -223,23 +222,18 @@ class StepContext:
         return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT, *shards})
 
     @cached_property
-    def engine(self) -> DataEngine:
-        """Return what runs functions of one shard: a matter of the deployment, of no result."""
-        at = self.deployment
-        home = CHECKOUT / SPARK_HOME
-        spark = {
-            "secret": at.spark_secret,
-            "environment": for_workers(),
-            "events": at.spark_events,
-            "home": home if home.is_dir() and not os.environ.get("SPARK_HOME") else None,
-            "packages": ("dp_core", "tasks"),
-            "debug": bool(os.environ.get("CONFIDE_DEBUG")),
-        }
-        return data_engine(at.data_engine, spark)
+    def cluster(self) -> ShardMap:
+        """Return the deployment's place for functions of shards; results do not depend on it."""
+        return open_cluster(
+            self.deployment.cluster,
+            secrets=self.deployment.cluster_secrets,
+            environment=for_workers(os.environ),
+            packages=("dp_core", "tasks"),
+        )
 
     def close(self) -> None:
-        """End what runs beside the step: a Spark session, if it had one."""
-        if close := getattr(self.__dict__.get("engine"), "close", None):
+        """End the other processes of the step: a pool or a connection to a cluster."""
+        if close := getattr(self.__dict__.get("cluster"), "close", None):
             close()
 
     def shards(self, corpus: Input) -> list[Shard]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dp_core.errors import BadInput, is_full_disk, without_password
-from tasks.protocol.least_privilege import CLUSTER, HOSTS, HOSTS_AT, WITHHELD
+from tasks.protocol.least_privilege import CLUSTER, CLUSTER_SECRETS, HOSTS, WITHHELD
 from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
 
@@ -25,7 +24,6 @@ _CONFIDE_FILES = (
     "work",
     "cache",
     "events",
-    "spark-events",
     "messages",
     "specs",
     "logs",
@@ -53,13 +51,10 @@ class Deployment:
         launcher: how Airflow starts steps.
         cache_bytes: bound on local copies of a remote store; None for half of the free disk.
         task_python: the Python that runs `python -m tasks`.
-        data_engine: where functions of a shard run (`dp_core.data.engines`): what comes out is the
-            same.
-        spark_secret: by which the machines of a Spark cluster know each other.
-        hosts: over how many hosts a pre-training is spread. No part of a spec: what is trained,
-            charged and released is the same.
-        hosts_at: `NAME:PORT` of the step and of its helpers, `{}` in place of a helper's number;
-            empty: all are on this machine.
+        hosts: over how many hosts of the cluster a pre-training is spread; 0: it trains in its own
+            process. No part of a spec: training, charge and release are the same.
+        cluster: where functions of shards run (`dp_core.cluster`); the results are the same.
+        cluster_secrets: folder of the cluster's token and certificate authority.
     """
 
     home: Path
@@ -71,10 +66,9 @@ class Deployment:
     tracking_ui: str
     launcher: Launcher
     task_python: str
-    hosts: int
-    hosts_at: str
-    data_engine: str = "pool"
-    spark_secret: str = field(default="", repr=False)
+    hosts: int = 0
+    cluster: str = "pool"
+    cluster_secrets: Path | None = None
     cache_bytes: int | None = None
 
     @classmethod
@@ -98,6 +92,8 @@ class Deployment:
         served = tracking if tracking.startswith(("http://", "https://")) else ""
         store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
         ledger = env.get("CONFIDE_LEDGER") or sqlite_url(home / "ledger.db")
+        cluster = env.get(CLUSTER) or "pool"
+        secrets = _folder(env, CLUSTER_SECRETS, home) if env.get(CLUSTER_SECRETS) else None
         for name, address in (
             ("CONFIDE_STORE", store),
             ("CONFIDE_LEDGER", ledger),
@@ -115,11 +111,10 @@ class Deployment:
             launcher=launcher,  # type: ignore[arg-type]  # checked above
             task_python=env.get("CONFIDE_TASK_PYTHON")
             or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
-            data_engine=env.get("CONFIDE_DATA_ENGINE") or "pool",
-            spark_secret=env.get(CLUSTER) or "",
+            hosts=_hosts(env.get(HOSTS) or "0", cluster),
+            cluster=cluster,
+            cluster_secrets=secrets,
             cache_bytes=bytes_from(env.get(BOUND, "")),
-            hosts=_hosts(env.get(HOSTS) or "1"),
-            hosts_at=_hosts_at(env.get(HOSTS_AT) or ""),
         )
 
     def open_store(self) -> Store:
@@ -186,11 +181,6 @@ class Deployment:
         return self.home / "events"
 
     @property
-    def spark_events(self) -> Path:
-        """Spark's event logs: when which task ran where, and how much it read."""
-        return self.home / "spark-events"
-
-    @property
     def artifacts(self) -> Path:
         """MLflow's artifacts when no server keeps them."""
         return self.home / "mlruns"
@@ -225,20 +215,18 @@ def is_executable(program: Path) -> bool:
     return os.access(program, os.X_OK)
 
 
-def _hosts(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_HOSTS):
+def _hosts(text: str, cluster: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_HOSTS):
         raise BadInput(
-            f"{text!r} is no number of hosts", where=HOSTS, fix=f"Use 1 to {MOST_HOSTS}."
+            f"{text!r} is no number of hosts", where=HOSTS, fix=f"Use 0 to {MOST_HOSTS}."
+        )
+    if int(text) and cluster in ("pool", "in-process"):
+        raise BadInput(
+            f"{text} hosts need a Ray cluster",
+            where=HOSTS,
+            fix=f"Set {CLUSTER} to local:N or HOST:PORT.",
         )
     return int(text)
-
-
-def _hosts_at(text: str) -> str:
-    if text and not re.fullmatch(r"[^\s:{}]+:[0-9]{1,5} [^\s:]*\{\}[^\s:]*:[0-9]{1,5}", text):
-        raise BadInput(
-            f"{text!r} is no address of hosts", where=HOSTS_AT, fix="Write NAME:PORT NAME-{}:PORT."
-        )
-    return text
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

@@ -67,7 +67,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         spec.seed,
         _spelled(canaries, vocabulary.folder),
     )
-    engine, shards = context.engine, context.shards(corpus)
+    engine, shards = context.cluster, context.shards(corpus)
     with context.gathered_sets() as gathered:
 
         def gather(sets: PhraseSets) -> GatheredSets:

@@ -32,8 +32,8 @@ from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.releases.statements import refuse_own_model
 from tasks.runtime.context import StepContext, StepOutput
+from tasks.steps.cluster_training import training_hosts
 from tasks.steps.kept_models import KeptModels
-from tasks.steps.training_hosts import other_hosts
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
@@ -91,7 +91,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         context.checkpoints(f"models{name}"),
         run_digest(spec.digest(), charged.entry.id if charged else ""),
     )
-    with other_hosts(context, spec.store_uri, canaries) as hosts:
+    with training_hosts(spec, context, canaries) as hosts:
         model = pretrain(
             model=start,
             store=store,

@@ -74,7 +74,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     )
     units = 0
     read: list[list[str]] = []  # texts of the first units that only measure
-    for cut in context.engine.map(of_shard, context.shards(corpus)):
+    for cut in context.cluster.map(of_shard, context.shards(corpus)):
         units += cut.units
         _refuse_more_than_declared(spec, units)
         writers[TRAIN].add_packed(cut.train)

@@ -138,7 +138,7 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
     context.refuse_altered(corpus)
     kind = KINDS[spec.subwords]
     documents = UnitWords(PrivacyUnit.DOCUMENT, 1, spec.subwords, spec.holdout, seed_key(spec.seed))
-    words.counts = word_counts(context.engine, context.shards(corpus), documents)
+    words.counts = word_counts(context.cluster, context.shards(corpus), documents)
     context.measure("words_public", Public(len(words.counts)))
     if spec.config.releases_private_words:
         words.known = whole_words(
@@ -172,7 +172,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         words.known,
     )
     with context.gathered_sets() as gathered:
-        sets = word_sets(context.engine, context.shards(corpus), of_shard, gathered)
+        sets = word_sets(context.cluster, context.shards(corpus), of_shard, gathered)
         words.released = plan.release(sets, charged.seed, content)
         distinct = sets.distinct
     charged.settle(counts_released(words.released))
@@ -190,7 +190,7 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
     record_operator_use(context, units, reason=EXACT_WORDS)
     context.refuse_altered(corpus)
     every = UnitWords(unit, spec.config.words_per_unit, spec.subwords)
-    counts = word_counts(context.engine, context.shards(corpus), every)
+    counts = word_counts(context.cluster, context.shards(corpus), every)
     words.released = dict(counts)
     context.measure("distinct_words", Operator(len(counts)))
 

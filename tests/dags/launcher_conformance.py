@@ -175,22 +175,24 @@ class LauncherConformance:
         assert len(words) == 5
         assert spec_from_json(base64.b64decode(words[4].partition(",")[2])) == spec
 
-    @pytest.mark.parametrize("task", ["vocabulary", "private_store", "private_corpus", "report"])
-    def test_who_reads_whole_corpora_is_told_of_the_cluster_and_nobody_else(
+    @pytest.mark.parametrize(
+        "task", ["vocabulary", "private_store", "dp_pretraining", "private_corpus", "report"]
+    )
+    def test_only_steps_that_need_the_cluster_know_its_address(
         self, task: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("CONFIDE_DATA_ENGINE", "spark://spark-master:7077")
-        monkeypatch.setenv("CONFIDE_SPARK_SECRET", "the cluster's own secret")
+        names = ("CONFIDE_CLUSTER", "CONFIDE_CLUSTER_SECRETS", "CONFIDE_HOSTS")
+        for name, value in zip(names, ("ray-head:6379", "/secrets", "2"), strict=True):
+            monkeypatch.setenv(name, value)
         monkeypatch.setenv("CONFIDE_LEDGER_READER", LEDGER_READER)
         _, variables = self.asked(work(JOB[task]), monkeypatch)
-        told = task in ("vocabulary", "private_store")
-        assert ("CONFIDE_DATA_ENGINE" in variables) == told
-        if not self.passwords_by_name:
-            assert ("the cluster's own secret" in str(variables)) == told
-        monkeypatch.setenv("CONFIDE_DATA_ENGINE", "in-process")
+        needed = task not in ("private_corpus", "report")
+        assert [name in variables for name in names] == [needed] * 3
+        monkeypatch.setenv("CONFIDE_CLUSTER", "in-process")
+        monkeypatch.delenv("CONFIDE_HOSTS")
         _, variables = self.asked(work(JOB[task]), monkeypatch)
-        assert variables["CONFIDE_DATA_ENGINE"] == "in-process"
-        assert "the cluster's own secret" not in str(variables)
+        assert variables["CONFIDE_CLUSTER"] == "in-process"
+        assert "CONFIDE_CLUSTER_SECRETS" not in variables
 
     @pytest.mark.parametrize("task", sorted(JOB))
     def test_a_step_is_told_what_it_needs_and_nothing_else(

@@ -172,21 +172,25 @@ class TestDocker(LauncherConformance):
             assert by_source[DATA]["ReadOnly"]  # whatever the word said
 
     @pytest.mark.parametrize(
-        ("engine", "task", "image"),
+        ("place", "task", "used"),
         [
-            ("spark://spark-master:7077", "vocabulary", "with-spark"),
-            ("spark://spark-master:7077", "private_corpus", "plain"),
-            ("pool", "vocabulary", "plain"),
-            ("", "vocabulary", "plain"),
+            ("ray-head:6379", "vocabulary", True),
+            ("ray-head:6379", "dp_pretraining", True),
+            ("ray-head:6379", "private_corpus", False),
+            ("local:2", "vocabulary", False),
+            ("", "vocabulary", False),
         ],
     )
-    def test_spark_is_in_the_image_of_a_step_that_uses_it_and_of_no_other(
-        self, engine: str, task: str, image: str, monkeypatch: pytest.MonkeyPatch
+    def test_secrets_of_a_cluster_are_mounted_read_only_for_steps_that_use_it(
+        self, place: str, task: str, used: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("CONFIDE_TASK_IMAGE", "plain")
-        monkeypatch.setenv("CONFIDE_SPARK_IMAGE", "with-spark")
-        monkeypatch.setenv("CONFIDE_DATA_ENGINE", engine)
-        assert self.started(work(JOB[task]), monkeypatch)["image"] == image
+        monkeypatch.setenv("CONFIDE_CLUSTER", place)
+        monkeypatch.setenv("CONFIDE_DOCKER_CLUSTER", "cluster:/var/lib/confide-cluster")
+        options = self.started(work(JOB[task]), monkeypatch)["host_config"]
+        mounted = {mount["Source"]: mount for mount in options["mounts"]}
+        assert ("cluster" in mounted) == used
+        assert bool(options["shm_size"]) == used
+        assert not used or mounted["cluster"]["ReadOnly"]
 
     @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings())])
     def test_a_report_may_look_at_the_account_and_has_nothing_else(

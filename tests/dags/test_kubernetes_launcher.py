@@ -12,7 +12,6 @@ import pytest
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from kubernetes.client import ApiClient, models
-from kubernetes.client.exceptions import ApiException
 from launcher_conformance import (
     JOB,
     LEDGER,
@@ -27,14 +26,10 @@ from launcher_conformance import work as work_on
 from dags.launcher.kubernetes import (
     KubernetesStep,
     granted,
-    helpers_job,
-    hosts_at,
-    hosts_service,
     template,
 )
 from dags.launcher.step_operator import SEEDS_AT, StepOperator, Work
 from tasks.protocol import JobSettings, Need, dp_bert_steps, needs
-from tasks.protocol.least_privilege import WITHHELD
 
 
 def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
@@ -158,160 +153,18 @@ def test_a_deployment_s_own_templates_win(
         rendered(step, "tpu")
 
 
-# --- several hosts
+# --- a cluster of other machines
 
 
-@pytest.fixture
-def several(step: KubernetesStep, monkeypatch: pytest.MonkeyPatch) -> KubernetesStep:
-    monkeypatch.setenv("CONFIDE_HOSTS", "4")
-    monkeypatch.setenv("CONFIDE_TRACKING", "https://user:secret@mlflow")
-    return step
-
-
-def variables(container: Mapping[str, Any]) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value") for entry in container["env"]}
-
-
-def test_the_pod_of_a_step_on_one_host_has_no_helpers(step: KubernetesStep) -> None:
-    pod = rendered(step, "cpu")
-    assert "subdomain" not in pod["spec"]
-    assert "confide-hosts" not in str(pod)
-
-
-def test_a_pod_on_several_hosts_can_be_found_by_its_helpers(several: KubernetesStep) -> None:
-    pod = rendered(several, "cpu")
-    assert unknown_fields(pod, "V1Pod", "pod") == []
-    name, spec = pod["metadata"]["name"], pod["spec"]
-    assert (spec["hostname"], spec["subdomain"]) == ("step", name)
-    assert len(name) <= 50  # a helper's hostname has its number behind it, and 63 places
-    told = variables(spec["containers"][0])
-    assert told["CONFIDE_HOSTS"] == "4"
-    assert told["CONFIDE_HOSTS_AT"] == f"step.{name}:4646 {name}-{{}}.{name}:4646"
-    assert {"secretRef": {"name": "confide-hosts"}} in spec["containers"][0]["envFrom"]
-    again = rendered(several, "cpu")["spec"]["containers"][0]
-    assert variables(again)["CONFIDE_HOSTS_AT"] != told["CONFIDE_HOSTS_AT"]  # not two of them
-    assert [e["name"] for e in again["env"]].count("CONFIDE_HOSTS_AT") == 1
-
-
-def test_other_steps_have_no_helpers(several: KubernetesStep) -> None:
-    several.describe(work_on(JOB["vocabulary"]))
-    assert several.hosts == 1
-    several.describe(work("cpu"))
-    assert several.hosts == 4
-
-
-def made(device: str = "cpu", **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    settings: dict[str, Any] = {
-        "hosts": 4,
-        "image": "registry.example/confide-task:1",
-        "environment": {"CONFIDE_STORE": ROOT, "CONFIDE_LOG": "$(CONFIDE_HOSTS_SECRET)"},
-    }
-    job = helpers_job("confide-x-1", "uid", template(device), **(settings | changes))
-    return job, hosts_service("confide-x-1", "uid", job)
-
-
-@pytest.mark.parametrize("device", ["cpu", "mock-tpu:8", "tpu"])
-def test_job_and_service_of_the_helpers_fit_the_api_s_schema(device: str) -> None:
-    job, service = made(device, seconds=60)
-    assert unknown_fields(job, "V1Job", "job") == []
-    assert unknown_fields(service, "V1Service", "service") == []
-    assert job["spec"]["activeDeadlineSeconds"] == 60
-    for body in (job, service):
-        (owner,) = body["metadata"]["ownerReferences"]  # the cluster removes them with it
-        assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "confide-x-1", "uid": "uid"}
-        assert body["metadata"]["namespace"] == "confide"
-    assert ("google.com/tpu" in str(job)) == (device == "tpu")  # a slice of one host each
-
-
-def test_helpers_are_one_fewer_than_the_hosts_and_know_their_number() -> None:
-    job, service = made()
-    spec = job["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
-    assert spec["backoffLimit"] == 0
-    pod = spec["template"]["spec"]
-    assert pod["restartPolicy"] == "Never"
-    (container,) = pod["containers"]
-    assert container["args"] == ["-m", "tasks.steps.training_hosts"]
-    told = variables(container)
-    assert told["CONFIDE_HOSTS"] == "4"
-    assert told["CONFIDE_HOSTS_AT"] == hosts_at("confide-x-1")
-    (number,) = [e for e in container["env"] if e["name"] == "CONFIDE_HELPER"]
-    assert "job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
-    assert told["CONFIDE_LOG"] == "$$(CONFIDE_HOSTS_SECRET)"  # not expanded
-    # They are found under the names that the chain calls: JOB-NUMBER.SERVICE.
-    assert job["metadata"]["name"] == pod["subdomain"] == service["metadata"]["name"]
-    selected = service["spec"]["selector"]
-    assert selected.items() <= spec["template"]["metadata"]["labels"].items()
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["ports"][0]["port"] == 4646
-
-
-def test_helpers_hold_no_seed_no_ledger_no_key_and_no_password_of_mlflow() -> None:
-    before = template("cpu")
-    job, _ = made()
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["envFrom"] == [{"secretRef": {"name": "confide-hosts"}}]
-    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/var/lib/confide"]
-    assert [volume["name"] for volume in pod["volumes"]] == ["home"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert before == template("cpu")
-
-
-class Helped:
-    """The calls of a cluster by which helpers are made."""
-
-    def __init__(self, conflict: bool = False) -> None:
-        self.services: list[Any] = []
-        self.jobs: list[Any] = []
-        self.conflict = conflict
-        self.batch_v1_client = self
-
-    def read_namespaced_pod(self, name: str, namespace: str) -> models.V1Pod:
-        return models.V1Pod(metadata=models.V1ObjectMeta(name=name, uid="of the pod"))
-
-    def create_namespaced_service(self, namespace: str, body: Any) -> None:
-        self._made(self.services, body)
-
-    def create_namespaced_job(self, namespace: str, body: Any) -> None:
-        self._made(self.jobs, body)
-
-    def _made(self, kept: list[Any], body: Any) -> None:
-        kept.append(body)
-        if self.conflict:
-            raise ApiException(status=409)
-
-
-@pytest.mark.parametrize("conflict", [False, True])
-def test_helpers_are_made_with_the_pod_and_once(
-    several: KubernetesStep, monkeypatch: pytest.MonkeyPatch, conflict: bool
+@pytest.mark.parametrize("hosts", ["2", ""])
+def test_accelerators_of_a_training_on_hosts_belong_to_the_cluster(
+    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, hosts: str
 ) -> None:
-    cluster = Helped(conflict)
-    monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
-    monkeypatch.setattr(KubernetesPodOperator, "hook", cluster)
-    monkeypatch.setattr(
-        KubernetesPodOperator, "get_or_create_pod", lambda self, request, context: request
-    )
-    several.describe(work("cpu"))
-    request = several.build_pod_request_obj(dry_run=True)
-    assert several.get_or_create_pod(request, {}) is request
-    ((service,), (job,)) = cluster.services, cluster.jobs
-    assert job["metadata"]["name"] == service["metadata"]["name"] == request.metadata.name
-    assert job["metadata"]["ownerReferences"][0]["uid"] == "of the pod"
-    told = variables(job["spec"]["template"]["spec"]["containers"][0])
-    assert told["CONFIDE_STORE"] == ROOT
-    assert told["CONFIDE_SEEDS"] == WITHHELD
-    assert "secret" not in str(told.values()) and "CONFIDE_TRACKING" not in told
-
-
-def test_a_number_of_hosts_that_is_none_is_bad_input(
-    several: KubernetesStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CONFIDE_HOSTS", "many")
-    with pytest.raises(AirflowFailException, match="CONFIDE_HOSTS"):
-        several.describe(work("cpu"))
+    monkeypatch.setenv("CONFIDE_CLUSTER", "confide-head-svc:6379")
+    monkeypatch.setenv("CONFIDE_HOSTS", hosts)
+    spec = work("tpu").spec.model_copy(update={"device": "tpu"})
+    step.describe(Work(spec, work("tpu").context))
+    assert ("google.com/tpu" in str(step.pod_template_dict)) == (not hosts)
 
 
 def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
@@ -393,15 +246,15 @@ class TestKubernetes(LauncherConformance):
         seeds = "confide-seeds" in str(described["volumes"])
         assert seeds == (SEEDS_AT in str(container["volumeMounts"])) == (Need.CHARGING in held)
 
-    @pytest.mark.parametrize("engine", ["spark://spark-master:7077", "pool", ""])
-    def test_the_secret_of_a_spark_cluster_comes_where_there_is_one(
-        self, engine: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("place", ["confide-head-svc:6379", "local:2", "pool", ""])
+    def test_secrets_of_a_cluster_are_mounted_for_steps_that_use_it(
+        self, place: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("CONFIDE_DATA_ENGINE", engine)
+        monkeypatch.setenv("CONFIDE_CLUSTER", place)
         for task in ("vocabulary", "private_corpus"):
             described = str(self.pod(work_on(JOB[task])))
-            told = engine.startswith("spark") and task == "vocabulary"
-            assert ("confide-spark" in described) == told
+            used = place.endswith(":6379") and task == "vocabulary"
+            assert ("confide-ray" in described) == ("shared-memory" in described) == used
 
     def test_what_no_step_told_is_the_cluster_s_own_word(
         self, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> 
     first, second = made(tmp_path / "a"), made(tmp_path / "b")
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
-    assert len(secrets) == 13
+    assert len(secrets) == 12
     for name in secrets:
         assert len(first[name]) >= 44
         assert first[name] != second[name]
@@ -162,24 +162,23 @@ def test_every_image_may_be_named_by_its_digest() -> None:
     assert {build["dockerfile"] for build in built} == {f"docker/{f.name}" for f in DOCKERFILES}
     for build in built:
         base = {"BASE": "${CONFIDE_PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
-        assert build["args"] in (base, base | {"ENGINE": "spark"})
+        assert build["args"] == base
     assert SERVICES["postgres"]["image"] == "${CONFIDE_POSTGRES_IMAGE:-postgres:15-bookworm}"
 
 
-def test_the_spark_cluster_is_for_who_asks_for_it_and_reaches_nobody_outside() -> None:
-    cluster = {n: s for n, s in SERVICES.items() if n.startswith("spark-")}
+def test_ray_nodes_hold_the_cluster_s_secrets_and_nothing_else() -> None:
+    cluster = {n: s for n, s in SERVICES.items() if n.startswith("ray-")}
     assert len(cluster) == 2
     for service in cluster.values():
-        assert service["profiles"] == ["spark"]
+        assert service["profiles"] == ["ray"]
         assert service["networks"] == ["steps"]
+        assert service["image"] == SERVICES["prepare"]["image"]
         assert not service.get("ports")
-        assert not service.get("volumes")
-        told = " ".join(service["environment"])
-        assert not re.search("LEDGER|PASSWORD|SEED", told)
-    others = [n for n, s in SERVICES.items() if "profiles" in s and n not in cluster]
-    assert others == []
-    users = {s for s, n, _ in environments() if n == "CONFIDE_SPARK_SECRET"}
-    assert users == {*cluster, "scheduler"}
+        assert service["volumes"] == ["cluster:/var/lib/confide-cluster:ro"]
+        assert not re.search("LEDGER|PASSWORD|SEED", " ".join(service["environment"]))
+    assert [n for n, s in SERVICES.items() if "profiles" in s and n not in cluster] == []
+    holders = {n for n, s in SERVICES.items() if "cluster:" in str(s.get("volumes"))}
+    assert holders == {*cluster, "prepare"}
 
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -211,10 +210,8 @@ def test_the_steps_network_leads_nowhere() -> None:
 def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> None:
     text = file.read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.M))
-    chosen = set(re.findall(r"^ARG ENGINE=(.*)$", text, re.M))
-    assert chosen <= stages
     froms = set(re.findall(r"^FROM (\S+)", text, re.M))
-    assert froms - stages - ({"${ENGINE}"} if chosen else set()) == {"${BASE}"}
+    assert froms - stages == {"${BASE}"}
     assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["python:3.11-slim-bookworm"]
     locks = set(re.findall(r"requirements/([\w.-]+\.txt)", text)) - {"installer.txt"}
     assert locks

@@ -20,7 +20,7 @@ from test_sbom import faults
 
 ROOT = Path(__file__).parents[2]
 TAG = os.environ.get("CONFIDE_TAG") or "local"
-NAMES = ("airflow", "task", "task-spark", "mlflow", "storage-emulator")
+NAMES = ("airflow", "task", "mlflow", "storage-emulator")
 # What a walk through an image looks for, wherever it is not a package's own file.
 SCAN = r"""
 import os, re, sys
@@ -32,7 +32,7 @@ secret = re.compile(
 found = []
 for top in ("/opt/confide", "/root", "/home", "/tmp", "/var/lib", "/usr/local/bin", "/srv"):
     for folder, folders, files in os.walk(top):
-        folders[:] = [f for f in folders if f not in ("environment", "spark", "dpkg", "apt")]
+        folders[:] = [f for f in folders if f not in ("environment", "dpkg", "apt")]
         for name in files:
             path = os.path.join(folder, name)
             if name.startswith(".env") or name in (".netrc", ".git-credentials", "id_rsa"):
@@ -120,11 +120,11 @@ def bill_of(image: str) -> dict[str, Any]:
 def test_says_what_it_is_made_of(image: str) -> None:
     """Every locked package, with its digests, and every Debian package: neither more nor less."""
     name = image.partition(":")[0].removeprefix("confide-")
-    locks = {"airflow": ("orchestrator",), "task-spark": ("task", "spark")}.get(name, (name,))
+    lock = {"airflow": "orchestrator"}.get(name, name)
     bill = bill_of(image)
     assert faults(bill) == []
     listed = {c["purl"]: c for c in bill["components"]}
-    pinned = "".join((ROOT / "requirements" / f"{lock}.txt").read_text() for lock in locks)
+    pinned = (ROOT / "requirements" / f"{lock}.txt").read_text()
     locked = set(re.findall(r"^([a-z0-9][\w.-]*)(?:\[.*\])?==(\S+)", pinned, re.M))
     found = {c["name"]: c for p, c in listed.items() if p.startswith("pkg:pypi/")}
     assert {(n, c["version"]) for n, c in found.items()} == locked
@@ -179,8 +179,7 @@ def test_the_scan_can_find(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "without"),
     [
-        ("task", ["airflow", "kubernetes", "docker_provider", "pyspark"]),
-        ("task-spark", ["airflow", "kubernetes", "docker_provider"]),
+        ("task", ["airflow", "kubernetes", "docker_provider"]),
         ("airflow", ["tensorflow", "mlflow", "dp_core.privacy", "tokenizers"]),
         ("mlflow", ["tensorflow", "airflow", "dp_core", "tasks"]),
         ("storage-emulator", ["tensorflow", "airflow", "mlflow", "dp_core"]),
@@ -240,12 +239,12 @@ def test_a_change_of_code_alone_builds_code_alone(name: str, tmp_path: Path) -> 
         subprocess.run(["docker", "rmi", "-f", tag], capture_output=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["task", "task-spark", "airflow"])
+@pytest.mark.parametrize("name", ["task", "airflow"])
 def test_code_has_small_layers_of_its_own(name: str) -> None:
     words = ["history", "--human=false", "--format={{.Size}} {{.CreatedBy}}"]
     layers = docker(*words, f"confide-{name}:{TAG}").splitlines()  # the youngest first
-    parts = ("/opt/confide/environment /", "/opt/confide/spark /")
-    environment = min(i for i, line in enumerate(layers) if any(p in line for p in parts))
+    part = "/opt/confide/environment /"
+    environment = min(i for i, line in enumerate(layers) if part in line)
     assert environment > 3
     assert sum(int(line.split()[0]) for line in layers[:environment]) < 10_000_000
 
@@ -265,24 +264,3 @@ def test_the_first_process_passes_sigterm_on(container: str) -> None:
     docker("exec", container, "python", "-c", "")  # it has started
     docker("stop", "-t", "20", container)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container).strip() == "143"
-
-
-def test_the_image_with_spark_shares_the_layers_of_the_one_without() -> None:
-    """What a machine that has the one must store and fetch for the other: Spark, Java, the code."""
-    words = ["image", "inspect", "--format={{json .RootFS.Layers}}"]
-    plain, spark = (
-        json.loads(docker(*words, f"confide-{name}:{TAG}")) for name in ("task", "task-spark")
-    )
-    shared = [a for a, b in zip(plain, spark, strict=False) if a == b]
-    history = docker("history", "--human=false", "--format={{.Size}}", f"confide-task:{TAG}")
-    sizes = [int(size) for size in history.splitlines()]
-    assert len(shared) >= len(plain) - sum(size < 10_000_000 for size in sizes)
-    version = docker(
-        "run",
-        "--rm",
-        "--network=none",
-        "--entrypoint=java",
-        f"confide-task-spark:{TAG}",
-        "--version",
-    )
-    assert version.startswith("openjdk 17")

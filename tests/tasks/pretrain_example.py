@@ -36,7 +36,7 @@ class Prepared:
         file.write_text(self.spec.model_copy(update={"training": training}).model_dump_json())
         return file
 
-    def start(self, *, hosts: int = 1, **changes: object) -> subprocess.Popen[str]:
+    def start(self, *, hosts: int = 0, **changes: object) -> subprocess.Popen[str]:
         """Start the step in a process of its own, with changes of how its run is kept."""
         return subprocess.Popen(
             [sys.executable, "-m", "tasks", "pretrain", "--spec", str(self.file(**changes))],
@@ -49,12 +49,13 @@ class Prepared:
                 "CONFIDE_HOME": str(self.deployment.home),
                 "CONFIDE_STORE": self.deployment.store,
                 "CONFIDE_TRACKING": self.deployment.tracking,
+                "CONFIDE_CLUSTER": f"local:{hosts}" if hosts else "pool",
                 "CONFIDE_HOSTS": str(hosts),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             },
         )
 
-    def run(self, *, hosts: int = 1, **changes: object) -> tuple[int, str]:
+    def run(self, *, hosts: int = 0, **changes: object) -> tuple[int, str]:
         """Run such a process to its end; return its exit code and last words."""
         process = self.start(hosts=hosts, **changes)
         _, said = process.communicate()

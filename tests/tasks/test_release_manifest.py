@@ -55,7 +55,7 @@ LEAVES_ALONE = [
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/calibration", "dp_core/vocabulary/mechanism_choice",
-    "dp_core/data/readers/jsonl", "dp_core/data/engines", "dp_core/config/data",
+    "dp_core/data/readers/jsonl", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip
 
 

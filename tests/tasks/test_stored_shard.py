@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.cluster.certificates import make_secrets
+from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.data.corpus import (
     Document,
     Shard,
@@ -18,7 +20,6 @@ from dp_core.data.corpus import (
     shards_of,
     write_corpus,
 )
-from dp_core.data.spark import Spark
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
 from tasks.protocol.least_privilege import for_workers
@@ -28,7 +29,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.stored_shard import StoredShard, remove_oldest
 from tasks.storage import RESULT, Store
 
-MASTER = "spark://spark-master:7077"
+ADDRESS = "ray-head:6379"
 
 
 @pytest.fixture
@@ -121,13 +122,13 @@ def deployment(home: Path, **told: str) -> Deployment:
     return Deployment.from_environment({"CONFIDE_HOME": str(home), **told})
 
 
-@pytest.mark.parametrize("engine", ["pool", "in-process", MASTER])
+@pytest.mark.parametrize("place", ["pool", "in-process", "local:2"])
 def test_a_step_takes_a_corpus_without_its_shards(
-    published: tuple[str, list[Shard]], tmp_path: Path, home: Path, engine: str
+    published: tuple[str, list[Shard]], tmp_path: Path, home: Path, place: str
 ) -> None:
     """Whatever works on them, here or elsewhere, fetches each from the bucket itself."""
     uri, shards = published
-    context = Bench(deployment(tmp_path, CONFIDE_DATA_ENGINE=engine))
+    context = Bench(deployment(tmp_path, CONFIDE_CLUSTER=place))
     context.store = Store(uri.rpartition("/corpus/")[0], tmp_path / "cache")
     context.made_up, context.releases = False, []
     content = StepResult(step="corpus", outputs={"corpus": uri}, metrics=[], spec_hash="x")
@@ -156,44 +157,66 @@ def test_a_copy_that_nobody_used_for_a_week_goes(tmp_path: Path) -> None:
     assert {file.stem for file in tmp_path.iterdir()} == {"new", "last week's"}
 
 
-def test_a_step_has_one_session_and_ends_it(
+def test_a_step_has_one_connection_to_its_cluster_and_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
-    monkeypatch.setattr(Spark, "close", lambda self: closed.append(self))
-    told = {"CONFIDE_DATA_ENGINE": MASTER, "CONFIDE_SPARK_SECRET": "s"}
-    context = Bench(deployment(tmp_path, **told))
+    monkeypatch.setattr(RayCluster, "close", lambda self: closed.append(self))
+    make_secrets(tmp_path / "secrets")
+    settings = {"CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": str(tmp_path / "secrets")}
+    context = Bench(deployment(tmp_path, **settings))
     context.close()
-    assert closed == [], "none was asked for"
-    engine = context.engine
-    assert context.engine is engine
+    assert closed == [], "it was not used"
+    cluster = context.cluster
+    assert context.cluster is cluster
     context.close()
-    assert closed == [engine]
+    assert closed == [cluster]
 
 
-def test_workers_on_the_step_s_own_machine_are_not_told_its_secrets(tmp_path: Path) -> None:
-    told = {
+def test_a_cluster_without_secrets_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="without token and TLS"):
+        assert Bench(deployment(tmp_path, CONFIDE_CLUSTER=ADDRESS)).cluster
+    settings = {"CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": str(tmp_path)}
+    with pytest.raises(BadInput, match="token cannot be read"):
+        assert Bench(deployment(tmp_path, **settings)).cluster
+
+
+def test_workers_on_the_step_s_machine_do_not_receive_its_secrets(tmp_path: Path) -> None:
+    secret = {
         "CONFIDE_LEDGER": "postgresql://ledger:password@host/ledger",
         "CONFIDE_LEDGER_READER": "postgresql://reader:password@host/ledger",
-        "CONFIDE_SEEDS": str(tmp_path / "seeds"),
-        "CONFIDE_SPARK_SECRET": "the secret",
+        "CONFIDE_SEEDS": str(tmp_path / "seeds-of-the-step"),
+        "CONFIDE_KEYS": str(tmp_path / "keys-of-the-step"),
+        "CONFIDE_TRACKING": "https://user:password@mlflow",
+        "CONFIDE_CLUSTER_SECRETS": "/secrets",
+        "CONFIDE_MESSAGES": "/messages",
+        "CONFIDE_RUN_CONTEXT": "{}",
         "MLFLOW_TRACKING_PASSWORD": "password",
     }
-    assert told.keys() == for_workers().keys()
-    as_a_worker = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path)} | for_workers())
-    assert not as_a_worker.holds_seeds
-    assert "password" not in str(for_workers())
+    public = {"CONFIDE_STORE": "gs://bucket/store", "CONFIDE_HOME": str(tmp_path), "PATH": "/bin"}
+    received = for_workers(secret | public)
+    assert received.items() >= public.items()
+    assert set(received) == {*public, "CONFIDE_LEDGER", "CONFIDE_SEEDS", "CONFIDE_KEYS"}
+    assert not any(value in received.values() for value in secret.values())
+    assert not Deployment.from_environment(received).holds_seeds
 
 
-def test_only_who_needs_the_cluster_is_told_of_it() -> None:
-    told = {"CONFIDE_DATA_ENGINE": MASTER, "CONFIDE_SPARK_SECRET": "the secret"}
+def test_only_steps_that_need_the_cluster_know_its_address() -> None:
+    settings = {
+        "CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": "/secrets", "CONFIDE_HOSTS": "2",
+    }  # fmt: skip
     steps = dp_bert_steps(JobSettings())
-    for name in ("vocabulary", "private_store"):
-        assert environment_for(steps[name], told, apart=True).items() >= told.items()
-    for name in ("budget", "private_corpus", "dp_pretraining", "report"):
-        assert environment_for(steps[name], told, apart=True).keys().isdisjoint(told)
+    for name in ("vocabulary", "private_store", "dp_pretraining"):
+        assert environment_for(steps[name], settings, apart=True).items() >= settings.items()
+    for name in ("budget", "private_corpus", "report"):
+        assert environment_for(steps[name], settings, apart=True).keys().isdisjoint(settings)
 
 
-def test_the_secret_does_not_show(tmp_path: Path) -> None:
-    shown = repr(deployment(tmp_path, CONFIDE_SPARK_SECRET="the secret"))
-    assert "the secret" not in shown
+@pytest.mark.parametrize(
+    ("cluster", "hosts"), [("pool", "2"), ("", "1"), ("local:2", "two"), ("local:2", "99999")]
+)
+def test_number_of_hosts_that_cannot_be_used_is_one_line(
+    tmp_path: Path, cluster: str, hosts: str
+) -> None:
+    with pytest.raises(BadInput, match="CONFIDE_HOSTS"):
+        deployment(tmp_path, CONFIDE_CLUSTER=cluster, CONFIDE_HOSTS=hosts)

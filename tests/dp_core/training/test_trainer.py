@@ -249,66 +249,48 @@ def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, st
     assert np.linalg.norm(whole) <= 6
 
 
-class OneMore:
-    """Another host, whose sums are 1 everywhere and whose counts are known."""
-
-    count = 2
-
-    def __init__(self):
-        self.told = []
-
-    def start_update(self, step, clip_norm, weights):
-        self.told.append((step, clip_norm, [w.copy() for w in weights]))
-
-    def add_up(self, step, sums):
-        return [array + 1 for array in sums], np.array([2.5, 3.0, 2.0, -0.5])
-
-    def check(self):
-        pass
-
-
 @pytest.mark.parametrize("sigma", [1.7, None])
-def test_sums_of_other_hosts_come_before_the_one_noise_and_the_one_divisor(config, sigma):
-    def weights(hosts):
+def test_loaded_sums_come_before_the_one_noise_and_the_one_divisor(config, sigma):
+    def weights(value):
         trainer = Trainer(
             strategy_for("cpu"), config, fresh(config, 0).parameters, Recorder(0, 0, 0),
-            Clipper(0.5), hosts=hosts,
+            Clipper(0.5),
         )  # fmt: skip
+        loaded = [np.full_like(array, value) for array in trainer.trained_weights()]
+        for _ in range(2):  # of a second load of an update, only the second counts
+            trainer.load(loaded, np.zeros(4))
         noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, 0.5)
         trainer.apply_update(step=0, learning_rate=0.1, divisor=8.0, noise=noise)
         return flat(trainer.weights())
 
-    alone = weights(None)
+    alone = weights(0.0)
     assert (np.std(alone) > 0.05) == bool(sigma)
-    np.testing.assert_allclose(weights(OneMore()) - alone, 1 / 8, atol=1e-6)
+    np.testing.assert_allclose(weights(1.0) - alone, 1 / 8, atol=1e-6)
 
 
-def test_counts_of_other_hosts_are_read_once(config, store):
-    hosts = OneMore()
-    trainer = Trainer(
-        strategy_for("cpu"), config, fresh(config, 0).parameters, ADAMW, Clipper(1e6), hosts=hosts
-    )
-    trainer.add(batches_of(store)[0])  # six units, none of them clipped
-    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
-    assert trainer.take_count_within() == 6 * 0.5 - 0.5
+def test_loaded_counts_are_read_once(config):
+    trainer = trainer_of(config, clipper=Clipper(1e6))
+    zeros = [np.zeros_like(array) for array in trainer.trained_weights()]
+    for _ in range(2):
+        trainer.load(zeros, np.array([2.5, 3.0, 2.0, -0.5]))
+        trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+    assert trainer.take_count_within() == -1.0
     assert trainer.take_count_within() == 0.0
-    tallies = trainer.read_tallies()
-    assert (tallies.units, tallies.clipped) == (9, 2)
-    assert tallies.loss > 2.5
+    assert trainer.read_tallies() == Tallies(5.0, 6, 4)
     assert trainer.read_tallies() == Tallies(0.0, 0, 0)
 
 
-def test_other_hosts_are_told_the_weights_and_the_clip_norm_of_the_update(config):
-    hosts = OneMore()
-    trainer = Trainer(
-        strategy_for("cpu"), config, fresh(config, 0).parameters, ADAMW, Clipper(0.5), hosts=hosts
-    )
-    for step in range(2):
-        trainer.start_update(step)
-        trainer.apply_update(step=step, learning_rate=0.1, divisor=1.0, noise=None)
-        trainer.clipper.clip_norm = 0.75
-    (first, second) = hosts.told
-    assert (first[:2], second[:2]) == ((0, 0.5), (1, 0.75))
-    start = fresh(config, 0).parameters
-    assert np.array_equal(first[2][0], start[trainer.names[0]])
-    assert not np.array_equal(second[2][0], first[2][0])
+def test_taken_sums_loaded_elsewhere_make_the_same_update(config, store):
+    """What a host takes and the step loads is what a single process would have had."""
+    (first, *_) = batches_of(store)
+    here, host, step = (trainer_of(config, clipper=Clipper(0.5)) for _ in range(3))
+    host.add(first)
+    host.clear()  # an interrupted call
+    for trainer in (here, host):
+        trainer.add(first)
+    step.load(*host.take())
+    for trainer in (here, step):
+        trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
+    np.testing.assert_array_equal(flat(step.weights()), flat(here.weights()))
+    assert step.read_tallies() == here.read_tallies()
+    assert host.read_tallies() == Tallies(0.0, 0, 0)

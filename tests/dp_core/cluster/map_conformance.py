@@ -1,6 +1,6 @@
-"""What every data engine is held to: an engine's tests inherit `EngineConformance`.
+"""The conformance suite of `ShardMap`: the tests of each implementation inherit `MapConformance`.
 
-Their module imports the fixtures `corpora` and `expected` from here, too.
+Their modules import the fixtures `corpora` and `expected` from here, too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.cluster.interfaces import ShardMap
 from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
-from dp_core.data.engines import DataEngine
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
@@ -82,26 +82,26 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Shard]]:
 
 
 def released_words(
-    engine: DataEngine, shards: list[Shard], mechanism: str, folder: Path
+    place: ShardMap, shards: list[Shard], mechanism: str, folder: Path
 ) -> dict[str, int]:
     plan = selection_plan(mechanism, 4.0, 1e-3, 12, declared_units=100)  # type: ignore[arg-type]
     sets = WordSets(UNITS, 12, b"key", 100, frozenset({"the"}))
     with GatheredSets(folder / "gathered", limit=0) as gathered:
-        return plan.release(word_sets(engine, shards, sets, gathered), SEED, b"x")
+        return plan.release(word_sets(place, shards, sets, gathered), SEED, b"x")
 
 
-def released_phrases(engine: DataEngine, shards: list[Shard]) -> dict[int, dict[str, int]]:
+def released_phrases(place: ShardMap, shards: list[Shard]) -> dict[int, dict[str, int]]:
     def gather(sets: PhraseSets) -> list[ItemSets]:
-        return list(engine.map(PhraseSetsOfShard(Texts(), sets), shards))  # type: ignore[arg-type]
+        return list(place.map(PhraseSetsOfShard(Texts(), sets), shards))  # type: ignore[arg-type]
 
     plan = calibrate(8.0, 1e-3, (2, 3), 6, declared_units=100)
     return release_phrases(gather, plan, {"the", "common", "words", "."}, SEED, b"x")
 
 
-def rows(engine: DataEngine, shards: list[Shard]) -> list[list[bytes]]:
+def rows(place: ShardMap, shards: list[Shard]) -> list[list[bytes]]:
     tokenizer = wordpiece.learn(dict.fromkeys([*WORDS, "the", "common"], 9), 200).to_str()
     of_shard = ShardRows(PrivacyUnit.PATIENT, 1, tokenizer, 16, 3, b"k", 0.2, same, 4)
-    cut = list(engine.map(of_shard, shards))
+    cut = list(place.map(of_shard, shards))
 
     def joined(parts: list[PackedRows]) -> list[bytes]:
         columns = ("tokens", "lengths", "unit_keys")
@@ -115,21 +115,21 @@ def rows(engine: DataEngine, shards: list[Shard]) -> list[list[bytes]]:
     ]
 
 
-class EngineConformance:
-    """What every engine is held to; a class that inherits it gives the engine."""
+class MapConformance:
+    """The rules of every place where shards are mapped; a subclass gives the place."""
 
     kills_no_more_than_itself = True
 
     @pytest.fixture
-    def engine(self) -> DataEngine:
+    def place(self) -> ShardMap:
         raise NotImplementedError
 
-    def test_values_come_in_the_order_of_the_shards(self, engine: DataEngine) -> None:
+    def test_values_come_in_the_order_of_the_shards(self, place: ShardMap) -> None:
         for count in (0, 1, 2, 17):
-            assert list(engine.map(Squared(), range(count))) == [i * i for i in range(count)]
+            assert list(place.map(Squared(), range(count))) == [i * i for i in range(count)]
 
-    def test_an_error_of_a_shard_is_raised_as_it_was(self, engine: DataEngine) -> None:
-        values = engine.map(Squared(wrong=3), range(12))
+    def test_an_error_of_a_shard_is_raised_as_it_was(self, place: ShardMap) -> None:
+        values = place.map(Squared(wrong=3), range(12))
         with pytest.raises(BadInput) as caught:
             list(values)
         error = caught.value
@@ -141,11 +141,11 @@ class EngineConformance:
         )
         assert str(error) == "the number: 3 is wrong. Take another one."
 
-    def test_a_lost_worker_is_one_clear_error(self, engine: DataEngine) -> None:
+    def test_a_lost_worker_is_one_clear_error(self, place: ShardMap) -> None:
         if not self.kills_no_more_than_itself:
             pytest.skip("its function runs in this process")
         with pytest.raises(ConfideError) as caught:
-            list(engine.map(Squared(deadly=3, here=os.getpid()), range(12)))
+            list(place.map(Squared(deadly=3, here=os.getpid()), range(12)))
         assert "\n" not in str(caught.value)
         assert not isinstance(caught.value, BadInput)
 
@@ -154,23 +154,23 @@ class EngineConformance:
     )
     def test_released_words_are_the_same_in_any_number_of_shards(
         self,
-        engine: DataEngine,
+        place: ShardMap,
         corpora: dict[int, list[Shard]],
         mechanism: str,
         expected: Expected,
         tmp_path: Path,
     ) -> None:
         for shards in corpora.values():
-            assert released_words(engine, shards, mechanism, tmp_path) == expected.words[mechanism]
+            assert released_words(place, shards, mechanism, tmp_path) == expected.words[mechanism]
         assert not list(tmp_path.iterdir())  # what was spilled is gone
 
     def test_released_phrases_counts_and_rows_are_the_same_in_any_number_of_shards(
-        self, engine: DataEngine, corpora: dict[int, list[Shard]], expected: Expected
+        self, place: ShardMap, corpora: dict[int, list[Shard]], expected: Expected
     ) -> None:
         for shards in corpora.values():
-            assert released_phrases(engine, shards) == expected.phrases
-            assert word_counts(engine, shards, UNITS) == expected.counts
-            assert rows(engine, shards) == expected.rows
+            assert released_phrases(place, shards) == expected.phrases
+            assert word_counts(place, shards, UNITS) == expected.counts
+            assert rows(place, shards) == expected.rows
 
 
 class Expected:
@@ -184,7 +184,7 @@ class Expected:
             def map(self, function, shards):  # type: ignore[no-untyped-def]
                 return map(function, shards)
 
-        here: DataEngine = Here()
+        here: ShardMap = Here()
         mechanisms = ("elimination", "mad", "mad2r", "policy", "weighted", "gaussian")
         self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
         assert all(len(found) >= 3 and "the" not in found for found in self.words.values())

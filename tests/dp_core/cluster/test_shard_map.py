@@ -1,4 +1,4 @@
-"""In this process and in a pool of processes: the same results, the same errors."""
+"""Shards in this process and in a pool of processes: the same results, the same errors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 from child_processes import wait_for
-from engine_conformance import EngineConformance, Squared, corpora, expected
+from map_conformance import MapConformance, Squared, corpora, expected
 
-from dp_core.data import engines
-from dp_core.data.engines import DataEngine, InProcess, ProcessPool, data_engine
-from dp_core.data.spark import Spark
+from dp_core.cluster import shard_map
+from dp_core.cluster.interfaces import ShardMap
+from dp_core.cluster.ray_cluster import RayCluster, open_cluster
+from dp_core.cluster.shard_map import InProcess, ProcessPool
 from dp_core.errors import BadInput
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 __all__ = ["corpora", "expected"]
 
 
-class TestInProcess(EngineConformance):
+class TestInProcess(MapConformance):
     kills_no_more_than_itself = False
 
     @pytest.fixture
-    def engine(self) -> DataEngine:
+    def place(self) -> ShardMap:
         return InProcess()
 
 
@@ -36,9 +37,9 @@ def pool() -> Iterator[ProcessPool]:
     started.close()
 
 
-class TestProcessPool(EngineConformance):
+class TestProcessPool(MapConformance):
     @pytest.fixture
-    def engine(self, pool: ProcessPool) -> DataEngine:
+    def place(self, pool: ProcessPool) -> ShardMap:
         return pool
 
 
@@ -53,11 +54,11 @@ def test_few_results_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 
         def submit(self, function: object, shard: int) -> object:
             submitted.append(shard)
-            done: engines.Future[int] = engines.Future()
+            done: shard_map.Future[int] = shard_map.Future()
             done.set_result(shard)
             return done
 
-    monkeypatch.setattr(engines, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(shard_map, "ProcessPoolExecutor", Here)
     values = ProcessPool(2, patience=0).map(Squared(), range(1000))
     for number in range(5):
         assert next(values) == number
@@ -65,11 +66,11 @@ def test_few_results_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     values.close()  # type: ignore[attr-defined]
 
 
-def test_what_takes_a_moment_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a pool was started")
 
-    monkeypatch.setattr(engines, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(shard_map, "ProcessPoolExecutor", refuse)
     assert list(ProcessPool(2, patience=60).map(Squared(), range(100)))[-1] == 99 * 99
     assert list(ProcessPool(1, patience=0).map(Squared(), range(4))) == [0, 1, 4, 9]
     assert list(ProcessPool(2, patience=0).map(Squared(), range(1))) == [0]
@@ -77,21 +78,19 @@ def test_what_takes_a_moment_starts_no_process(monkeypatch: pytest.MonkeyPatch) 
         list(ProcessPool(2, patience=0).map(Squared(), range(4)))
 
 
-def test_what_nobody_asks_for_any_more_is_not_begun(pool: ProcessPool) -> None:
+def test_abandoned_map_starts_no_more_shards(pool: ProcessPool) -> None:
     values = pool.map(Squared(), range(10_000))
     assert next(values) == 0
     values.close()  # type: ignore[attr-defined]
     assert list(pool.map(Squared(), range(5))) == [0, 1, 4, 9, 16]
 
 
-def test_engines_by_name() -> None:
-    assert isinstance(data_engine("in-process"), InProcess)
-    assert isinstance(data_engine("pool"), ProcessPool)
-    with pytest.raises(BadInput, match="unknown data engine 'threads'"):
-        data_engine("threads")
-    assert isinstance(data_engine("spark://host:7077", {"secret": "s"}), Spark)
-    with pytest.raises(BadInput, match="without a secret"):
-        data_engine("spark://host:7077")
+def test_the_setting_chooses_the_place() -> None:
+    assert isinstance(open_cluster("in-process"), InProcess)
+    assert isinstance(open_cluster("pool"), ProcessPool)
+    assert isinstance(open_cluster("local:2"), RayCluster)
+    with pytest.raises(BadInput, match="'threads' is no place"):
+        open_cluster("threads")
 
 
 def test_errors_keep_what_where_and_fix_on_their_way() -> None:
@@ -105,7 +104,7 @@ def test_errors_keep_what_where_and_fix_on_their_way() -> None:
 def test_workers_do_not_outlive_the_process_that_started_them() -> None:
     program = """
 import multiprocessing, threading, time
-from dp_core.data.engines import ProcessPool
+from dp_core.cluster.shard_map import ProcessPool
 if __name__ == "__main__":
     pool = ProcessPool(2, patience=0)
     list(pool.map(abs, range(9)))

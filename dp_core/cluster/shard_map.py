@@ -1,0 +1,111 @@
+"""Mapping a function over the shards of a corpus: in this process, or in a pool of processes.
+
+Every data step is a function of one shard, followed by a small merge. Wherever the function runs
+(here, in a pool, or on Ray: `ray_cluster`), its values are the same and come in the order of the
+shards, so that the place cannot change the output of a step.
+
+A function receives everything by its arguments. No privacy seed is among them: noise is drawn once,
+by the step, after the merge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from dp_core.cluster.interfaces import WHERE, R, T
+from dp_core.errors import ConfideError
+
+_PATIENCE = 2.0  # seconds of work before processes are started, which takes about as long
+
+
+class InProcess:
+    """Computes one shard after the other in this process."""
+
+    def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
+        """Yield the function's value of every shard, in their order."""
+        return map(function, shards)
+
+
+class ProcessPool:
+    """Computes shards in processes of this machine, one for each core.
+
+    This process computes the first shards for a moment: a small corpus is done before any other
+    process has started.
+
+    Args:
+        processes: number of processes.
+        patience: seconds before processes are started.
+    """
+
+    def __init__(self, processes: int, patience: float = _PATIENCE) -> None:
+        self._processes, self._patience = processes, patience
+        self._pool: ProcessPoolExecutor | None = None  # started once, for all that follows
+
+    def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
+        """Yield the function's value of every shard, in their order."""
+        begun = time.monotonic()
+        done = 0
+        while done < len(shards) and (
+            self._processes < 2
+            or len(shards) - done < 2
+            or (self._pool is None and time.monotonic() - begun < self._patience)
+        ):
+            yield function(shards[done])
+            done += 1
+        if done < len(shards):
+            yield from self._by_processes(function, shards[done:])
+
+    def _by_processes(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
+        if self._pool is None:
+            # Not forked: a thread of this process may hold a lock that no thread releases there.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._processes, context, initializer=_begin_worker)
+        waiting = iter(shards)
+        ahead: deque[Future[R]] = deque()
+        try:
+            # One more than there are processes: none waits while this one takes a result.
+            for shard in itertools.islice(waiting, self._processes + 1):
+                ahead.append(self._pool.submit(function, shard))
+            while ahead:
+                result = ahead.popleft().result()
+                for shard in itertools.islice(waiting, 1):
+                    ahead.append(self._pool.submit(function, shard))
+                yield result
+        except BrokenProcessPool:
+            self._pool = None
+            raise ConfideError(
+                "a worker process ended before its shard was done",
+                where=WHERE,
+                fix="It may have lacked memory: set CONFIDE_CLUSTER=in-process, or use more"
+                " shards.",
+            ) from None
+        finally:
+            for left in ahead:
+                left.cancel()
+
+    def close(self) -> None:
+        """End the processes, after their present shard."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def _begin_worker() -> None:
+    """Keep to one core, for each has a worker; and end when the parent does, however it ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # with the private text that it holds

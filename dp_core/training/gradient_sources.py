@@ -1,0 +1,310 @@
+"""Sources of an update's clipped gradient sum: this process, or hosts of a cluster.
+
+The step draws the units of every update from all units at once, truncation included, and adds the
+noise once, after the sums of all hosts are added. A host receives weights, clip norm and the drawn
+items of its share, and returns a clipped sum without noise; it never receives a seed or a plan.
+
+*Units.* Host k of n owns an unbroken stretch of the units (`share`) and reads no other rows. The
+union over hosts is the batch of a single process, exactly. The step sends one number for each item
+of a share, drawn or not, so that no size tells how many were drawn.
+
+*Sums.* The step adds the sums of hosts in their order. The float32 sum of one process is a sum of n
+parts here: weights agree to rounding, and are the same bits for the same n.
+
+*Faults.* A host's answer depends on its arguments alone: a host that is started again computes the
+same update again, and no sum of an interrupted call remains (`GradientSums.clear`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from dp_core.cluster.interfaces import Hosts
+from dp_core.data.token_store import TokenStore
+from dp_core.errors import BadInput
+from dp_core.models.parameters import Arrays, ModelConfig
+from dp_core.privacy.execution_plan import Clipper
+from dp_core.training.batches import (
+    BatchSource,
+    Indices,
+    MicroBatch,
+    OrdinaryBatches,
+    UnitBatches,
+    batches_of,
+    prefetch,
+)
+from dp_core.training.checkpoints import arrays_digest
+from dp_core.training.devices import configure, strategy_for
+from dp_core.training.objectives import Objective, objective_for
+from dp_core.training.trainer import GradientSums, Trainer
+
+_AHEAD = 8  # micro-batches made in advance
+OpenRows = Callable[[], TokenStore]
+Sums = tuple[list[NDArray[np.float32]], NDArray[np.float64]]
+
+
+class GradientSource(Protocol):
+    """Adds the clipped gradients of one update after the other to a trainer."""
+
+    def updates(self, first: int, last: int) -> Iterator[int]:
+        """Yield each update's number, from `first` to `last` − 1, once the trainer has its sum."""
+
+
+@dataclass(frozen=True)
+class LocalGradients:
+    """Gradients of micro-batches on the devices of this process.
+
+    Attributes:
+        trainer: receives the sums.
+        batches: draws and makes the micro-batches.
+    """
+
+    trainer: Trainer
+    batches: BatchSource
+
+    def updates(self, first: int, last: int) -> Iterator[int]:
+        """Yield each update's number; see `GradientSource`."""
+        with contextlib.closing(prefetch(self._stream(first, last), _AHEAD)) as items:
+            for step, batch in items:
+                if batch is None:
+                    yield step
+                else:
+                    self.trainer.add(batch)
+
+    def _stream(self, first: int, last: int) -> Iterator[tuple[int, MicroBatch | None]]:
+        """Yield an update's micro-batches and then None: an empty batch makes an update, too."""
+        for step in range(first, last):
+            for batch in self.batches.made(step, self.batches.draw(step)):
+                yield step, batch
+            yield step, None
+
+
+@dataclass(frozen=True)
+class GradientHosts:
+    """The hosts of a training, and where they find the rows.
+
+    Attributes:
+        hosts: of a cluster.
+        open_rows: opens the token store on a host; it can be pickled.
+    """
+
+    hosts: Hosts
+    open_rows: OpenRows
+
+    def source(
+        self,
+        trainer: Trainer,
+        objective: Objective,
+        batches: BatchSource,
+        *,
+        store: TokenStore,
+        device: str,
+        precision: str,
+    ) -> HostGradients:
+        """Start the hosts; return the source of their sums.
+
+        Raises:
+            BadInput: hosts do not know the objective.
+            ConfideError: the cluster does not answer.
+        """
+        clipper, weights, count = trainer.clipper, trainer.weights(), self.hosts.count
+        if objective.name != objective_for(trainer.config).name:
+            raise BadInput(
+                f"{objective.name} is not trained on hosts of a cluster",
+                where="CONFIDE_HOSTS",
+                fix="Unset it: hosts train language models.",
+            )
+        shares = [share(number, count, store.n_units) for number in range(count)]
+        self.hosts.start(
+            [
+                HostShare(
+                    units=units,
+                    config=trainer.config,
+                    trained={name: weights[name].shape for name in trainer.names},
+                    frozen={n: a for n, a in weights.items() if n not in trainer.names},
+                    clipping=None if clipper is None else (clipper.style, clipper.engine),
+                    precision=precision,
+                    device=device,
+                    continuation=objective.continuation,
+                    batches=batches.settings(),
+                    open_rows=self.open_rows,
+                    rows_digest=rows_digest(store, units),
+                )
+                for units in shares
+            ]
+        )
+        return HostGradients(trainer, batches, self.hosts, [batches.items(u) for u in shares])
+
+
+@dataclass(frozen=True)
+class HostGradients:
+    """Sums of a cluster's hosts, each over its own units.
+
+    Attributes:
+        trainer: receives the sums.
+        batches: draws the items of every update, of all hosts.
+        hosts: compute the sums.
+        items: of each host's share.
+    """
+
+    trainer: Trainer
+    batches: BatchSource
+    hosts: Hosts
+    items: list[range]
+
+    def updates(self, first: int, last: int) -> Iterator[int]:
+        """Yield each update's number; see `GradientSource`.
+
+        Raises:
+            ConfideError: a host was lost more often than it is retried.
+        """
+        for step in range(first, last):
+            drawn = self.batches.draw(step)
+            shared = (step, self.trainer.clip_norm, self.trainer.trained_weights())
+            marks = [marks_of(drawn, items) for items in self.items]
+            self.trainer.load(*added(self.hosts.call(shared, marks)))
+            yield step
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """All that a host receives before the first update: no seed and no plan is among it.
+
+    Attributes:
+        units: of the host.
+        config: the model's shape.
+        trained: shape of each parameter that is trained.
+        frozen: the other parameters.
+        clipping: style and engine; None does not clip.
+        precision: of products.
+        device: of the host.
+        continuation: of the objective.
+        batches: settings of the batch source. Its coins choose rows and masks; the noise does not
+            follow from them.
+        open_rows: opens the token store.
+        rows_digest: of the host's rows.
+    """
+
+    units: range
+    config: ModelConfig
+    trained: Mapping[str, tuple[int, ...]]
+    frozen: Arrays = field(repr=False)
+    clipping: tuple[Any, Any] | None
+    precision: str
+    device: str
+    continuation: NDArray[np.bool_] | None = field(repr=False)
+    batches: Mapping[str, Any] = field(repr=False)
+    open_rows: OpenRows
+    rows_digest: str = field(repr=False)
+
+    def __call__(self) -> HostSums:
+        """Return the function that computes the host's sums.
+
+        Raises:
+            BadInput: the rows are not the step's.
+        """
+        configure(self.device)
+        store = self.open_rows()
+        if rows_digest(store, self.units) != self.rows_digest:
+            raise BadInput(
+                "a host's rows are not those of the step", fix="Let all hosts read the same store."
+            )
+        tf.config.experimental.enable_op_determinism()  # as the step does
+        objective = objective_for(self.config, self.continuation)
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in self.trained.items()}
+        sums = GradientSums(
+            strategy_for(self.device),
+            self.config,
+            {**zeros, **self.frozen},
+            None if self.clipping is None else Clipper(1.0, *self.clipping),
+            precision=self.precision,
+            row_losses=objective.row_losses,
+            trained=list(zeros),
+        )
+        batches = batches_of(self.batches, store, objective.examples, sums.devices)
+        return HostSums(sums, batches, batches.items(self.units))
+
+
+@dataclass(frozen=True)
+class HostSums:
+    """Computes a host's clipped sum of an update.
+
+    Attributes:
+        sums: accumulators on the host's devices.
+        batches: makes micro-batches.
+        items: of the host's share.
+    """
+
+    sums: GradientSums
+    batches: UnitBatches | OrdinaryBatches
+    items: range
+
+    def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
+        """Return sums and counts of `GradientSums.take`.
+
+        Args:
+            shared: number of the update, clip norm, and weights in the order of `trained`.
+            marks: see `marks_of`.
+        """
+        step, clip_norm, weights = shared
+        self.sums.clear()
+        self.sums.set_weights(weights)
+        if self.sums.clipper is not None:
+            self.sums.clipper.clip_norm = clip_norm
+        made = self.batches.made(step, marked(marks, self.items))
+        with contextlib.closing(prefetch(made, _AHEAD)) as batches:
+            for batch in batches:
+                self.sums.add(batch)
+        return self.sums.take()
+
+
+def added(results: Iterator[Sums]) -> Sums:
+    """Return the sum over hosts, added in their order."""
+    sums, counts = next(results)
+    totals = [np.array(array) for array in sums]
+    for more, more_counts in results:
+        for total, array in zip(totals, more, strict=True):
+            total += array
+        counts = counts + more_counts
+    return totals, counts
+
+
+def share(number: int, count: int, n_units: int) -> range:
+    """Return the units of host `number` of `count`: unbroken stretches that hold every unit once.
+
+    Their sizes differ by at most one unit. The share of a unit depends on its place in the store
+    alone.
+    """
+    return range(n_units * number // count, n_units * (number + 1) // count)
+
+
+def marks_of(drawn: Indices, items: range) -> NDArray[np.uint16]:
+    """Return how often each of the `items` is drawn, (len(items),): its size hides the draw's."""
+    inside = drawn[(items.start <= drawn) & (drawn < items.stop)] - items.start
+    return np.bincount(inside, minlength=len(items)).astype(np.uint16)
+
+
+def marked(marks: NDArray[np.uint16], items: range) -> Indices:
+    """Return the sorted items of `marks_of`."""
+    return np.repeat(np.arange(items.start, items.stop), marks)
+
+
+def rows_digest(store: TokenStore, units: range) -> str:
+    """Return SHA-256 over the rows and keys of a share of a store: private, as the rows are."""
+    first, last = int(store.unit_rows[units.start]), int(store.unit_rows[units.stop])
+    return arrays_digest(
+        {
+            "tokens": store.tokens[first:last],
+            "lengths": store.lengths[first:last],
+            "unit_rows": store.unit_rows[units.start : units.stop + 1],
+            "unit_keys": store.unit_keys[units.start : units.stop],
+        },
+        f"{store.n_units} {store.vocabulary_size}",
+    )

@@ -1,0 +1,253 @@
+"""Ray on this machine, with token and TLS: order, faults, and what its processes and files hold."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from child_processes import alive, wait_for
+from cluster_functions import (
+    Echo,
+    Gate,
+    HostGate,
+    HostRefusal,
+    broken,
+    environment,
+    process,
+    refused,
+    squared,
+)
+from map_conformance import MapConformance, corpora, expected
+
+from dp_core.cluster.interfaces import ShardMap
+from dp_core.cluster.ray_cluster import RayCluster
+from dp_core.errors import BadInput, ConfideError
+
+__all__ = ["corpora", "expected"]
+
+ROOT = Path(__file__).parents[3]
+PLANTED = "Zebulon Quist"
+PASSWORD = "planted-password"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    # Ray leaves sockets and files to the garbage collector.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning",
+        "ignore::pytest.PytestUnraisableExceptionWarning",
+        "ignore::FutureWarning:ray.*",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    """A cluster of two workers; this process knows a password that they do not receive."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+        patch.setenv("CONFIDE_LEDGER", f"postgresql://ledger:{PASSWORD}@host/ledger")
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        cluster = RayCluster("local:2", environment=kept, packages=("dp_core", "tasks"))
+        yield cluster
+        cluster.close()
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+
+
+class TestConformance(MapConformance):
+    """The same bytes and errors as in process and in a pool."""
+
+    @pytest.fixture
+    def place(self, ray: RayCluster) -> ShardMap:
+        return ray
+
+
+def test_values_of_other_processes_come_in_the_order_of_shards(ray: RayCluster) -> None:
+    assert list(ray.map(squared, range(30))) == [n * n for n in range(30)]
+    processes = set(ray.map(process, range(8)))
+    assert len(processes) == 2 and os.getpid() not in processes
+
+
+def calls(folder: Path) -> list[tuple[int, int]]:
+    """Return shard and process of every call so far."""
+    names = [file.name for file in folder.iterdir() if file.name != "open"]
+    return sorted((int(shard), int(pid)) for shard, pid in (name.split(".") for name in names))
+
+
+def test_worker_killed_in_mid_count_is_replaced_and_its_shard_is_counted_once(
+    ray: RayCluster, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(lambda: list(ray.map(Gate(tmp_path), range(6))))
+        wait_for(lambda: len({pid for _, pid in calls(tmp_path)}) == 2, 60)
+        shard, victim = calls(tmp_path)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len({pid for _, pid in calls(tmp_path)}) == 3, 60)
+        (tmp_path / "open").touch()
+        assert job.result(60) == [2 * n for n in range(6)]
+    assert len([number for number, _ in calls(tmp_path) if number == shard]) == 2
+
+
+def test_host_killed_in_mid_update_is_started_again_and_computes_the_same_update(
+    ray: RayCluster, tmp_path: Path
+) -> None:
+    hosts = ray.hosts(2, "cpu")
+    hosts.start([HostGate(tmp_path), HostGate(tmp_path)])
+    gc.collect()  # what a host was made of must outlive its first start
+    shared = [np.arange(70_000, dtype=np.float32)]
+    with ThreadPoolExecutor(1) as threads:
+        update = threads.submit(lambda: list(hosts.call(shared, [3, 4])))
+        wait_for(lambda: len(calls(tmp_path)) == 2, 60)
+        (_, survivor), (_, victim) = calls(tmp_path)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(calls(tmp_path)) == 3, 60)
+        (tmp_path / "open").touch()
+        values = update.result(60)
+    assert [argument for _, argument, _ in values] == [3, 4]
+    assert values[0][2] == survivor != values[1][2] != victim
+    for received, _, _ in values:
+        np.testing.assert_array_equal(received, shared)
+    assert [argument for _, argument, _ in hosts.call(shared, [5, 6])] == [5, 6]
+    hosts.end()
+
+
+def test_error_of_a_host_comes_as_it_was_raised(ray: RayCluster) -> None:
+    hosts = ray.hosts(1, "cpu")
+    hosts.start([HostRefusal()])
+    with pytest.raises(BadInput, match="a host's rows are not those of the step"):
+        list(hosts.call(0, [0]))
+    hosts.end()
+
+
+def test_no_machine_with_the_device_is_one_error(ray: RayCluster) -> None:
+    with pytest.raises(ConfideError, match="no machine of the cluster has a TPU"):
+        ray.hosts(2, "tpu")
+
+
+def test_error_of_a_shard_leaves_the_cluster_usable(ray: RayCluster) -> None:
+    values = ray.map(refused, [0, 2, 3, 5])
+    assert [next(values), next(values)] == [0, 2]
+    with pytest.raises(BadInput, match="an odd shard"):
+        next(values)
+    assert list(ray.map(squared, [3])) == [9]
+
+
+def test_no_file_of_ray_and_no_error_holds_private_text(ray: RayCluster) -> None:
+    with pytest.raises(ConfideError, match=r"ValueError at .*cluster_functions.py:\d+") as caught:
+        list(ray.map(broken, [PLANTED]))
+    assert PLANTED not in str(caught.value)
+    assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
+    assert ray._scratch is not None
+    files = [f for f in ray._scratch.rglob("*") if f.is_file() and not f.is_symlink()]
+    assert any(file.name.startswith("worker-") for file in files)
+    assert any(file.name.startswith("raylet") for file in files)
+    token = (ray._scratch / "secrets" / "token").read_bytes()
+    for file in files:
+        content = file.read_bytes()
+        assert b"Zebulon" not in content, file
+        assert token not in content or file.name == "token", file
+    assert ray._scratch.stat().st_mode & 0o077 == 0
+
+
+def test_tables_of_ray_hold_no_private_text(ray: RayCluster) -> None:
+    """A dashboard would show these tables: tasks, actors and objects have no text."""
+    assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
+    from ray._private import state
+
+    wait_for(lambda: "map_shard" in repr(state.state.chrome_tracing_dump()), 60)
+    tables = repr([state.jobs(), state.actors(), state.state.chrome_tracing_dump()])
+    assert "Zebulon" not in tables
+
+
+def test_token_is_on_no_command_line_and_in_no_environment_of_a_worker(ray: RayCluster) -> None:
+    (variables,) = ray.map(environment, [""])
+    assert ray._scratch is not None
+    token = (ray._scratch / "secrets" / "token").read_text()
+    assert token not in "".join(variables.values())
+    lines = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((each / "cmdline").read_bytes())
+        except OSError:  # it has ended
+            continue
+    assert any(b"raylet" in line for line in lines)
+    assert not [line for line in lines if token.encode() in line]
+
+
+def test_workers_do_not_receive_the_environment_of_the_step(ray: RayCluster) -> None:
+    (variables,) = ray.map(environment, [""])
+    assert PASSWORD in os.environ["CONFIDE_LEDGER"]
+    assert PASSWORD not in "".join(variables.values())
+    assert variables["RAY_AUTH_MODE"] == "token" and variables["RAY_USE_TLS"] == "1"
+
+
+def test_ports_of_ray_answer_nobody_without_a_certificate(ray: RayCluster) -> None:
+    import ray as module
+
+    host, _, port = module.get_runtime_context().gcs_address.rpartition(":")
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        answered = connection.recv(100)
+    assert b"HTTP" not in answered and not answered.startswith(b"\x00\x00")  # no HTTP/2 settings
+    with (
+        pytest.raises((ssl.SSLError, ConnectionError)),
+        socket.create_connection((host, int(port)), timeout=10) as connection,
+        stranger.wrap_socket(connection) as link,
+    ):
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        if not link.recv(100):
+            raise ConnectionError
+
+
+def test_cluster_ends_with_its_step_however_the_step_ends() -> None:
+    program = """
+import time
+from dp_core.cluster.ray_cluster import RayCluster
+cluster = RayCluster("local:1")
+list(cluster.map(abs, [1, 2]))
+print(cluster._node.pid, cluster._scratch, flush=True)
+time.sleep(600)
+"""
+    clean = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean
+    ) as step:
+        assert step.stdout is not None
+        node, scratch = step.stdout.readline().split()
+        step.kill()
+    wait_for(lambda: not alive(int(node)), 60)
+    wait_for(lambda: not processes_of(scratch), 60)
+
+
+def processes_of(scratch: str) -> list[str]:
+    lines = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = each.read_text()
+        except OSError:  # it has ended
+            continue
+        if scratch in line:
+            lines.append(line)
+    return lines
+
+
+def test_closed_cluster_leaves_no_process_and_no_file(ray: RayCluster) -> None:
+    assert list(ray.map(squared, [2])) == [4]
+    scratch = ray._scratch
+    assert scratch is not None and processes_of(str(scratch))
+    ray.close()
+    assert not scratch.exists()
+    wait_for(lambda: not processes_of(str(scratch)), 60)

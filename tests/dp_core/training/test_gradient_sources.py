@@ -1,0 +1,423 @@
+"""A training on 1, 2 and 4 hosts: the same weights, one noise, every unit counted once.
+
+The hosts compute in this process here; tests/tasks/test_cluster_training.py has Ray, and kills one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hosts_here import STORES, HostsHere, OpenStore
+from noised_updates import assert_gaussian, flat
+
+from dp_core.config.training import TrainingConfig
+from dp_core.errors import BadInput, Unfinished
+from dp_core.privacy.accounting.noise_bands import with_bands
+from dp_core.privacy.batch_selection import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.matrix_factorization import Workload
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.noise_addition import noised_means
+from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import trainer as trainer_module
+from dp_core.training.batches import (
+    OrdinaryBatches,
+    PrivateBatches,
+    UnitBatches,
+    batches_of,
+    masked_examples,
+)
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.gradient_sources import (
+    GradientHosts,
+    HostShare,
+    added,
+    marked,
+    marks_of,
+    rows_digest,
+    share,
+)
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain, train
+from dp_core.training.objectives import Objective, masked_lm
+
+STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
+SEED = PrivacySeed.fixed(4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _stores(store):
+    STORES["store"] = store
+    yield
+    STORES.clear()
+
+
+def hosts_of(count):
+    """Return the hosts of a training; 0 trains without any."""
+    return GradientHosts(HostsHere(count), OpenStore()) if count else None
+
+
+class Recorded:
+    """The sums, noise and counts that a training has seen."""
+
+    def __init__(self):
+        self.sums, self.noised, self.noise, self.points = [], [], [], []
+
+    def noised_means(self, totals, noise, divisor):
+        means = noised_means(totals, noise, divisor)
+        self.sums.append({name: np.array(total) for name, total in totals.items()})
+        self.noised.append({name: np.array(mean) for name, mean in means.items()})
+        self.noise.append(noise)
+        assert divisor == BATCH
+        return means
+
+
+@pytest.fixture(scope="module")
+def trained(store, config, plan_of, config_of, tmp_path_factory):
+    """Train without hosts, and on 1, 2 and 4; on two, it is stopped after each update."""
+    plan, runs = plan_of(steps=STEPS, noise_multiplier=SIGMA, clip_norm=CLIP), {}
+    for count in (0, 1, 2, 4):
+        seen, folder = Recorded(), tmp_path_factory.mktemp("checkpoints")
+        box = 1e-9 if count == 2 else 0.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer_module, "noised_means", seen.noised_means)
+            done = False
+            while not done:
+                try:
+                    model = pretrain(
+                        model=config,
+                        store=store,
+                        updates=PrivateUpdates(plan, SEED, b"manifest"),
+                        config=config_of(time_box_minutes=box),
+                        init_seed=1,
+                        checkpoints=LocalFolder(folder),
+                        device="cpu",
+                        progress=seen.points.append,
+                        hosts=hosts_of(count),
+                    )
+                    done = True
+                except Unfinished:
+                    pass
+        seen.weights = model.parameters
+        runs[count] = seen
+    return runs
+
+
+def test_weights_of_any_number_of_hosts_agree_to_rounding(trained):
+    alone = flat(trained[0].weights)
+    np.testing.assert_array_equal(flat(trained[1].weights), alone)  # to the bit
+    for count in (2, 4):
+        np.testing.assert_allclose(flat(trained[count].weights), alone, atol=2e-6)
+    assert np.abs(alone).max() > 0.01
+
+
+def test_sums_are_those_of_all_units_and_not_of_the_units_of_a_host(trained):
+    for count in (1, 2, 4):
+        assert len(trained[count].sums) == STEPS
+        for alone, spread in zip(trained[0].sums, trained[count].sums, strict=True):
+            assert np.linalg.norm(flat(alone)) > CLIP
+            np.testing.assert_allclose(flat(spread), flat(alone), atol=2e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_noise_is_added_once_on_any_number_of_hosts(trained, count):
+    """The noised mean minus the mean is σ·C / B, not √n times that, and the same for all n."""
+    seen = trained[count]
+    sample = np.concatenate(
+        [
+            flat(noised) - flat(sums) / BATCH
+            for noised, sums in zip(seen.noised, seen.sums, strict=True)
+        ]
+    )
+    right = SIGMA * CLIP / BATCH
+    assert len(sample) > 6000
+    assert_gaussian(sample, right, (1 / np.sqrt(2), np.sqrt(2), 2.0))  # by two hosts, or four
+    for spread, alone in zip(seen.noised, trained[0].noised, strict=True):
+        np.testing.assert_allclose(flat(spread), flat(alone), atol=1e-6)
+    assert [noise.t for noise in seen.noise] == list(range(STEPS))
+
+
+def test_every_unit_is_counted_once(trained):
+    def points(count):
+        last = {point.update: point for point in trained[count].points if point.at_point}
+        return [last[update] for update in sorted(last)]
+
+    for count in (1, 2, 4):
+        assert len(points(count)) == STEPS
+        for alone, spread in zip(points(0), points(count), strict=True):
+            assert (spread.update, spread.batch, spread.clipped, spread.clip_norm) == (
+                alone.update,
+                alone.batch,
+                alone.clipped,
+                alone.clip_norm,
+            )
+            assert spread.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert sum(point.batch for point in points(0)) > 2 * STEPS
+
+
+def run(store, config, folder, updates, training, hosts, device="cpu", **more):
+    """Train a small model; return its weights and the counts at the points."""
+    points = []
+    model = pretrain(
+        model=config, store=store, updates=updates(), config=training, init_seed=1,
+        checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts, **more,
+    )  # fmt: skip
+    return flat(model.parameters), [(p.update, p.batch, p.clipped, p.clip_norm) for p in points]
+
+
+def test_adaptive_clipping_averages_adapters_and_several_devices_per_host(
+    store, config, plan_of, tmp_path
+):
+    """Each of two hosts has two logical devices: the layout of a program on TPU slices."""
+    plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
+    training = TrainingConfig(
+        learning_rate=0.01, micro_rows=8, averaging="exponential", noise_floor=1.0,
+        trained_parameters="lora", lora_rank=2, whole_words=True,
+    )  # fmt: skip
+    words = np.zeros(store.vocabulary_size, np.bool_)
+    words[7::2] = True
+    alone, spread = (
+        run(
+            store, config, tmp_path / str(count), lambda: PrivateUpdates(plan, SEED, b"m"),
+            training, hosts_of(count), device, continuation=words,
+        )
+        for count, device in ((0, "cpu"), (2, "mock-tpu:2"))
+    )  # fmt: skip
+    np.testing.assert_allclose(spread[0], alone[0], atol=2e-6)
+    assert spread[1] == alone[1]  # counts and learned clip norms, exactly
+    assert len({clip_norm for *_, clip_norm in alone[1]}) == 2
+
+
+def test_correlated_noise_continues_over_updates_of_hosts(
+    store, config, plan_of, config_of, tmp_path
+):
+    plan = with_bands(plan_of(steps=3), 2, Workload.prefix_sums(3))
+    alone, spread = (
+        run(
+            store, config, tmp_path / str(count), lambda: PrivateUpdates(plan, SEED, b"m"),
+            config_of(), hosts_of(count),
+        )
+        for count in (0, 2)
+    )  # fmt: skip
+    np.testing.assert_allclose(spread[0], alone[0], atol=2e-6)
+    assert spread[1] == alone[1]
+
+
+def test_training_without_privacy_on_hosts(store, config, config_of, tmp_path):
+    alone, spread = (
+        run(
+            store, config, tmp_path / str(count), lambda: OrdinaryUpdates(2, 13, 0), config_of(),
+            hosts_of(count),
+        )
+        for count in (0, 2)
+    )  # fmt: skip
+    np.testing.assert_allclose(spread[0], alone[0], atol=2e-5)
+    assert spread[1] == alone[1]
+    assert {batch for _, batch, *_ in spread[1]} == {13}
+
+
+def test_interrupted_update_leaves_nothing_in_the_sum(store, config, plan_of, config_of, tmp_path):
+    """A call that runs again in the same process starts from empty accumulators."""
+    runs = []
+    for broken in ({}, {1: 2}):
+        hosts = hosts_of(2)
+        hosts.hosts.broken = dict(broken)
+        updates = lambda: PrivateUpdates(plan_of(steps=2), SEED, b"m")  # noqa: E731
+        runs.append(run(store, config, tmp_path / f"{broken}", updates, config_of(), hosts))
+        assert not any(hosts.hosts.broken.values())
+    np.testing.assert_array_equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+# --- what hosts receive
+
+
+def test_hosts_receive_no_seed_and_nothing_that_noise_follows_from(
+    store, config, plan_of, config_of, tmp_path
+):
+    hosts = hosts_of(2)
+    run(
+        store, config, tmp_path, lambda: PrivateUpdates(plan_of(steps=1), SEED, b"manifest"),
+        config_of(), hosts,
+    )  # fmt: skip
+    assert [field.name for field in dataclasses.fields(HostShare)] == [
+        "units", "config", "trained", "frozen", "clipping", "precision", "device", "continuation",
+        "batches", "open_rows", "rows_digest",
+    ]  # fmt: skip
+    received = b"".join(hosts.hosts.sent)
+    assert len(hosts.hosts.sent) == 4  # two shares, and one update for each host
+    secret = SEED._secret
+    assert len(secret) >= 16
+    for never in (secret, SEED.derive("noise", b"manifest", 0, "w"), b"manifest"):
+        assert never not in received
+        assert never.hex().encode() not in received
+    assert SEED.derive("sampling", "poisson", 0)[:16] not in received
+    assert b"ExecutionPlan" not in received and b"PrivacySeed" not in received
+
+
+def test_size_of_an_update_does_not_depend_on_the_draw(store, config, plan_of, config_of, tmp_path):
+    sizes = set()
+    for batch in (2, 20):
+        hosts = hosts_of(2)
+        plan = plan_of(steps=2, expected_batch=batch)
+        run(
+            store, config, tmp_path / str(batch), lambda p=plan: PrivateUpdates(p, SEED, b"m"),
+            config_of(), hosts,
+        )  # fmt: skip
+        sizes |= {len(content) for content in hosts.hosts.sent[2:]}
+    assert len(sizes) == 1
+
+
+def test_other_rows_than_the_step_s_are_refused(store, config, plan_of, config_of, tmp_path):
+    changed = store.tokens.copy()
+    changed[-1, 1] += 1  # of the last unit, which the second host owns
+    STORES["other"] = dataclasses.replace(store, tokens=changed)
+    hosts = GradientHosts(HostsHere(2), OpenStore("other"))
+    with pytest.raises(BadInput, match="a host's rows are not those of the step"):
+        run(
+            store, config, tmp_path, lambda: PrivateUpdates(plan_of(), SEED, b"m"), config_of(),
+            hosts,
+        )  # fmt: skip
+
+
+def test_an_objective_that_hosts_do_not_know_is_refused(store, config, config_of, tmp_path):
+    from dp_core.models.parameters import fresh
+
+    tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
+    with pytest.raises(BadInput, match="tagging is not trained on hosts"):
+        train(
+            fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
+            config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), device="cpu",
+            progress=lambda point: None, hosts=hosts_of(1),
+        )  # fmt: skip
+
+
+# --- shares and draws
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("n_units", [1, 5, 24, 1000])
+def test_every_unit_is_in_one_share_and_shares_are_even(count, n_units):
+    shares = [share(number, count, n_units) for number in range(count)]
+    assert [unit for units in shares for unit in units] == list(range(n_units))
+    sizes = {len(units) for units in shares}
+    assert max(sizes) - min(sizes) <= 1
+
+
+LAWS = [PoissonSampling(), TruncatedPoissonSampling(cap=6), CyclicPoissonSampling(parts=2)]
+
+
+def units_in(batches):
+    """Return the units of micro-batches, without padding."""
+    units = []
+    for batch in batches:
+        for i in np.flatnonzero(batch.shares.sum(1) > 0):
+            units.append(tuple(array[i].tobytes() for array in batch.arrays()))
+    return units
+
+
+def parts_of(source, store, step, drawn, count):
+    """Return the units that each host reads of a draw, by what the host receives alone."""
+    helped = batches_of(source.settings(), store, masked_examples)
+    parts = []
+    for number in range(count):
+        units = share(number, count, store.n_units)
+        marks = marks_of(drawn, source.items(units))
+        assert len(marks) == len(source.items(units))
+        parts.append(units_in(helped.made(step, marked(marks, helped.items(units)))))
+    return parts
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.kind)
+@pytest.mark.parametrize("rows,maskings", [(1, 1), (2, 2)])
+def test_the_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
+    plan = ExecutionPlan(
+        unit=PrivacyUnit.PATIENT, declared_units=30, sampling=law, clip_norm=0.5,
+        noise_multiplier=1.0, schedule=(BatchPhase(12, 9),), delta=1e-4, examples_per_step=rows,
+        maskings_per_example=maskings,
+    )  # fmt: skip
+    seed, sizes = PrivacySeed.fixed(9), set()
+    for count in (1, 2, 3, 4):
+        source = PrivateBatches.of_plan(
+            plan, seed, store, micro_rows=8, devices=1, examples=masked_examples, hosts=count
+        )
+        for step in range(plan.steps):
+            drawn = source.draw(step)
+            expected = law.draw(seed, store.n_units, plan.sampling_rate(step), step)
+            assert drawn.tolist() == expected.tolist()
+            parts = parts_of(source, store, step, drawn, count)
+            whole = units_in(UnitBatches.made(source, step, drawn))
+            assert [unit for part in parts for unit in part] == whole
+            assert len(whole) == len(drawn)
+            sizes.add(len(drawn))
+    assert len(sizes) > 1
+    if law.kind == "truncated-poisson":
+        assert max(sizes) == law.cap  # the whole batch was cut, and not each share
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("batch_rows", [23, 150])  # the second draws rows of several epochs
+def test_the_union_over_hosts_is_the_whole_batch_in_epochs_too(store, count, batch_rows):
+    source = OrdinaryBatches(store, seed=1, units=4, batch_rows=batch_rows)
+    for step in range(4):
+        parts = parts_of(source, store, step, source.draw(step), count)
+        whole = units_in(source.micro_batches(step))
+        assert sorted(unit for part in parts for unit in part) == sorted(whole)
+        assert len(whole) == batch_rows
+
+
+def test_micro_batches_of_a_host_with_several_devices_are_that_much_larger(store):
+    source = UnitBatches(store, 1, 4, 2, least=6)
+    once, twice = (batches_of(source.settings(), store, masked_examples, n) for n in (1, 2))
+    drawn = np.arange(20)
+    assert [len(b.ids) for b in once.made(0, drawn)] == [4] * 6
+    assert [len(b.ids) for b in twice.made(0, drawn)] == [8] * 3
+    assert units_in(once.made(0, drawn)) == units_in(twice.made(0, drawn))
+
+
+def test_a_host_reads_no_rows_of_others(store):
+    class Watched:
+        def __init__(self, array):
+            self.array, self.read = array, set()
+
+        def __getitem__(self, rows):
+            self.read |= set(np.asarray(rows).ravel().tolist())
+            return self.array[rows]
+
+    source = UnitBatches(store, 1, 4, 2)
+    units = share(1, 3, store.n_units)
+    watched = Watched(store.tokens)
+    object.__setattr__(store, "tokens", watched)
+    try:
+        for step in range(6):
+            everything = marks_of(np.arange(store.n_units), units)
+            list(source.made(step, marked(everything, units)))
+    finally:
+        object.__setattr__(store, "tokens", watched.array)
+    first, last = store.unit_rows[units.start], store.unit_rows[units.stop]
+    assert watched.read == set(range(int(first), int(last)))
+
+
+def test_digest_of_a_share_covers_its_rows_and_no_others(store):
+    whole = [rows_digest(store, share(k, 2, store.n_units)) for k in range(2)]
+    changed = store.tokens.copy()
+    changed[-1, 1] += 1
+    other = dataclasses.replace(store, tokens=changed)
+    again = [rows_digest(other, share(k, 2, store.n_units)) for k in range(2)]
+    assert whole[0] == again[0] and whole[1] != again[1]
+
+
+def test_each_host_is_added_once_in_the_order_of_hosts():
+    rng = np.random.default_rng(0)
+    sums = [[rng.standard_normal(s).astype(np.float32) for s in ((3, 99), (7,))] for _ in range(4)]
+    counts = [np.array([0.5 * number, 3, number, -0.5]) for number in range(4)]
+    totals, total_counts = added(iter(list(zip(sums, counts, strict=True))))
+    for name in range(2):
+        right = ((sums[0][name] + sums[1][name]) + sums[2][name]) + sums[3][name]
+        np.testing.assert_array_equal(totals[name], right)  # to the bit
+    assert total_counts.tolist() == [3.0, 12.0, 6.0, -2.0]

@@ -1,0 +1,227 @@
+"""A whole private job on the stack's Ray cluster; workers are killed in a count and in an update.
+
+`docker/ci` brings the stack up, as for `test_stack.py`; this file starts the cluster. No wait is a
+guess: the object store is paused while shards are counted, and a worker is killed while its host
+process computes an update.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from child_processes import wait_for
+from running_stack import PROJECT, TAG, TINY, Services, on_the_stack
+
+from tasks.protocol import JobSettings, StepSpec, dp_bert_steps, environment_for
+
+pytestmark = on_the_stack("Ray is NOT tried")
+ADDRESS = "ray-head:6379"
+CACHE = "/var/lib/confide/cache/shards"
+SHARDS = 48
+PATIENCE = 600.0  # seconds, on a machine that does much else
+SPECS = dp_bert_steps(
+    JobSettings(
+        **TINY
+        | {
+            "synthetic_patients": 1500,
+            "declared_units": 1500,
+            "vocabulary_source": "private",
+            "corpus_shards": SHARDS,
+            "data_version": f"ray-{uuid.uuid4().hex[:8]}",
+        }
+    ),
+    "gs://confide/store",
+)
+
+
+def docker(*words: str) -> str:
+    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def waited(what: str, condition: Callable[[], Any]) -> Any:
+    return wait_for(condition, PATIENCE, what=what, pause=0.1)
+
+
+class Cluster(Services):
+    """The Ray cluster next to the stack's database and object store."""
+
+    def __init__(self) -> None:
+        described = json.loads(self.compose("--profile", "ray", "config", "--format", "json"))
+        self.step = described["services"]["prepare"]  # it has all that a charging step has
+
+    def up(self) -> None:
+        names = ("storage", "postgres", "ray-head", "ray-worker")
+        self.compose("--profile", "ray", "up", "--detach", "--wait", *names)
+
+    def down(self) -> None:
+        self.compose("--profile", "ray", "rm", "--stop", "--force", "ray-head", "ray-worker")
+
+    def workers(self) -> list[str]:
+        return self.compose("--profile", "ray", "ps", "--quiet", "ray-worker").split()
+
+    def counted(self) -> dict[str, set[str]]:
+        """Return the shards that each running worker has opened so far."""
+        find = f"ls {CACHE} 2>/dev/null | grep shard$ || true"
+        return {w: set(docker("exec", w, "sh", "-c", find).split()) for w in self.workers()}
+
+    def in_update(self) -> list[str]:
+        """Return the workers whose host process computes an update."""
+        find = "cat /proc/[0-9]*/cmdline 2>/dev/null | grep -c HostProcess.call || true"
+        return [w for w in self.workers() if docker("exec", w, "sh", "-c", find) != "0"]
+
+    def start(self, spec: StepSpec, place: str, hosts: int = 0) -> str:
+        """Start a step in its own container, as the launcher does; return its name."""
+        name = f"confide-test-{uuid.uuid4().hex[:12]}"
+        told = dict(self.step["environment"]) | {"CONFIDE_CLUSTER": place}
+        told = environment_for(spec, told | {"CONFIDE_HOSTS": str(hosts)}, apart=False)
+        words = ["run", "--detach", "--name", name, f"--network={PROJECT}_steps", "--cap-drop=ALL"]
+        words += ["--security-opt=no-new-privileges", "--label=confide.run=ray", "--shm-size=1g"]
+        for variable, value in told.items():
+            words += ["--env", f"{variable}={value}"]
+        for volume in self.step["volumes"]:
+            words += ["--volume", f"{PROJECT}_{volume['source']}:{volume['target']}"]
+        body = base64.b64encode(spec.model_dump_json().encode()).decode()
+        uri = f"data:application/json;base64,{body}"
+        docker(*words, f"confide-task:{TAG}", "-m", "tasks", spec.step, "--spec", uri)
+        return name
+
+    def ended(self, name: str) -> int:
+        """Return the exit code of a step's container, once it has ended; show its last output."""
+        running = "{{.State.Running}}"
+        waited(f"{name} ends", lambda: docker("inspect", "-f", running, name) == "false")
+        said = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
+        print(said.stdout[-2000:], said.stderr[-4000:])
+        return int(docker("inspect", "-f", "{{.State.ExitCode}}", name))
+
+    def run(self, spec: StepSpec, place: str = "in-process", hosts: int = 0) -> None:
+        name = self.start(spec, place, hosts)
+        assert self.ended(name) == 0
+        docker("rm", "--force", name)
+
+    def checksums(self, spec: StepSpec) -> dict[str, Any]:
+        (content,) = self.read(f"{spec.output.removeprefix('gs://confide/')}/checksums.json")
+        return dict(content)
+
+    def charged(self, spec: StepSpec) -> list[list[str]]:
+        query = f"select state from entries where spec_hash = '{spec.digest()}'"  # noqa: S608
+        return self.ledger(query)
+
+    def forget(self, spec: StepSpec) -> None:
+        """Remove a step's output, so that the step does its work again."""
+        folder = spec.output.removeprefix("gs://confide/")
+        self.storage(
+            f"for name in names({folder + '/'!r}):\n"
+            "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    cluster.up()
+    for step in ("budget", "private_corpus"):
+        cluster.run(SPECS[step])
+    yield cluster
+    left = docker("ps", "--all", "--quiet", "--filter=label=confide.run=ray").split()
+    if left:
+        docker("rm", "--force", *left)
+    cluster.down()
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: Cluster) -> dict[str, int]:
+    """Release the vocabulary; return the number of counted shards at each kill."""
+    spec, storage = SPECS["vocabulary"], cluster.compose("ps", "--quiet", "storage").strip()
+    counted = {}
+
+    def in_mid_count(before: int) -> int:
+        """Pause the store once more shards than before are counted; return their number."""
+        number = waited("shards are counted", lambda: (n := opened(cluster)) > before and n)
+        docker("pause", storage)
+        return int(number)
+
+    first = cluster.start(spec, ADDRESS)
+    counted["driver"] = in_mid_count(0)
+    docker("kill", "--signal=KILL", first)
+    docker("unpause", storage)
+    docker("rm", "--force", first)
+
+    second = cluster.start(spec, ADDRESS)
+    counted["worker"] = in_mid_count(counted["driver"])
+    victim = max(cluster.counted().items(), key=lambda item: len(item[1]))[0]
+    docker("kill", "--signal=KILL", victim)
+    docker("unpause", storage)
+    assert cluster.ended(second) == 0
+    counted["workers left"] = len(cluster.workers())
+    return counted
+
+
+def opened(cluster: Cluster) -> int:
+    return len(set().union(*cluster.counted().values()))
+
+
+def test_step_and_worker_were_killed_in_mid_count(killed: dict[str, int]) -> None:
+    assert 0 < killed["driver"] < killed["worker"] < SHARDS
+    assert killed["workers left"] == 1
+
+
+def test_vocabulary_is_charged_once(cluster: Cluster, killed: dict[str, int]) -> None:
+    assert cluster.charged(SPECS["vocabulary"]) == [["settled"]]
+
+
+def test_vocabulary_has_the_bytes_of_a_run_in_process(
+    cluster: Cluster, killed: dict[str, int]
+) -> None:
+    spec = SPECS["vocabulary"]
+    on_ray = cluster.checksums(spec)
+    assert "words.json" in on_ray
+    cluster.forget(spec)
+    cluster.run(spec)
+    assert cluster.checksums(spec) == on_ray
+    assert cluster.charged(spec) == [["settled"]]
+
+
+def test_worker_killed_in_mid_update_is_replaced_and_the_job_ends(
+    cluster: Cluster, killed: dict[str, int]
+) -> None:
+    """All other steps of the job follow, with the private training on two hosts."""
+    cluster.up()  # the killed worker, too
+    done = {"budget", "private_corpus", "vocabulary"}
+    for name, spec in SPECS.items():
+        if name in done:
+            continue
+        if name != "dp_pretraining":
+            cluster.run(spec, ADDRESS)
+            continue
+        step = cluster.start(spec, ADDRESS, hosts=2)
+        victim = waited("an update is computed", cluster.in_update)[0]
+        docker("kill", "--signal=KILL", victim)
+        assert cluster.ended(step) == 0
+        assert len(cluster.workers()) == 1
+        assert cluster.charged(spec) == [["settled"]]
+
+
+def test_files_of_ray_hold_no_text(cluster: Cluster, killed: dict[str, int]) -> None:
+    output = SPECS["vocabulary"].output.removeprefix("gs://confide/")
+    (words,) = cluster.read(f"{output}/words.json")
+    long = [word for word in words if len(word) > 8 and word.isalpha()][:40]
+    assert long
+    find = "grep -rlF -e " + " -e ".join(long) + " /tmp/ray/session_*/logs || true"
+    for container in (*cluster.workers(), cluster.compose("ps", "--quiet", "ray-head").strip()):
+        assert docker("exec", container, "sh", "-c", "ls /tmp/ray/session_*/logs")
+        assert docker("exec", container, "sh", "-c", find) == ""
+
+
+def test_workers_hold_no_seed_and_no_key(cluster: Cluster) -> None:
+    (worker, *_) = cluster.workers()
+    folders = "/var/lib/confide-seeds /var/lib/confide/keys"
+    assert docker("exec", worker, "sh", "-c", f"ls -A {folders} | grep json || true") == ""
+    assert docker("exec", worker, "id", "-u") == "10001"

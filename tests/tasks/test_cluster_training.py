@@ -1,0 +1,124 @@
+"""A training on Ray hosts as a real step: a host killed, the step killed, and one charge."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from child_processes import alive, wait_for
+from pretrain_example import Prepared, prepare
+from safetensors.numpy import load
+
+from dp_core.data.token_store import TokenStore
+from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Ledger, State
+from tasks.runtime.context import read_result
+from tasks.runtime.deployment import Deployment
+from tasks.steps.cluster_training import StoredRows
+
+UPDATES = 40
+
+
+def record(prepared: Prepared) -> dict[str, Any]:
+    """Return the parts of a result that do not depend on rounding."""
+    result = read_result(prepared.store(), prepared.spec.output)
+    assert result is not None
+    facts = {n: v for n, v in result.facts.items() if n != "weights_digest"}
+    return {
+        "releases": [release.model_dump() for release in result.releases],
+        "facts": facts,
+        "spec": result.spec_hash,
+        "points": sorted((m.name, m.label, m.step) for m in result.metrics),
+        "public": sorted((m.name, m.step, m.value) for m in result.metrics if m.label == "public"),
+    }
+
+
+def workers(prepared: Prepared) -> list[int]:
+    """Return the host processes of the deployment's step."""
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:  # it has ended
+            continue
+        home = f"CONFIDE_HOME={prepared.deployment.home}".encode()
+        if b"ray::HostProcess" in line and home in environ:
+            processes.append(int(folder.name))
+    return processes
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_hosts_and_step_are_killed_and_the_training_ends_with_one_charge(
+    untracked: Deployment, tmp_path: Path
+) -> None:
+    prepared = prepare(untracked, UPDATES)
+    home, kept = prepared.deployment.home, tmp_path / "kept"
+    ledger = Ledger.open(prepared.deployment.ledger)
+    code, said = prepared.run(time_box_minutes=1e-6)  # reserved, and one update done
+    assert code == 75, said
+    (reserved,) = ledger.history("notes")
+    shutil.copytree(home, kept)
+    assert prepared.run()[0] == 0
+    weights, alone, spent = prepared.weights(), record(prepared), ledger.remaining("notes")
+    (settled,) = ledger.history("notes")
+    # Again from the same point, under the same seed, on two hosts; the step is killed.
+    shutil.rmtree(home)
+    shutil.copytree(kept, home)
+    step = prepared.start(hosts=2, checkpoint_every=2)
+    wait_for(lambda: any("0000000001." not in name for name in prepared.checkpoints()), 200)
+    hosts = workers(prepared)
+    step.kill()
+    step.communicate()
+    assert hosts
+    wait_for(lambda: not any(map(alive, hosts)), 60)
+    assert [(e.id, e.state) for e in ledger.history("notes")] == [(reserved.id, State.RESERVED)]
+    # Once more: a host is killed, and the step continues.
+    step = prepared.start(hosts=2, checkpoint_every=2)
+    victim = wait_for(lambda: workers(prepared), 200)[0]
+    time.sleep(1)
+    os.kill(victim, signal.SIGKILL)
+    _, said = step.communicate(timeout=300)
+    assert step.returncode == 0, said
+    assert "training on 2 hosts" in said
+    assert [(e.id, e.state, e.event) for e in ledger.history("notes")] == [
+        (settled.id, State.SETTLED, settled.event)
+    ]
+    assert ledger.remaining("notes") == spent
+    assert record(prepared) == alone
+    first, second = load(weights), load(prepared.weights())
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        np.testing.assert_allclose(second[name], values, atol=2e-3, err_msg=name)
+    assert not [left for left in home.glob("work/*") if left.is_dir()]
+
+
+def test_the_cluster_of_a_deployment_is_in_no_spec(
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = prepare(untracked).spec
+    before = spec.digest()
+    monkeypatch.setenv("CONFIDE_CLUSTER", "local:4")
+    monkeypatch.setenv("CONFIDE_HOSTS", "4")
+    again = type(spec).model_validate_json(spec.model_dump_json())
+    assert again.digest() == before
+    assert Deployment.from_environment().hosts == 4
+    assert not re.findall(r'"[a-z_]*(?:hosts?|cluster)"', spec.model_dump_json())
+
+
+def test_a_host_opens_the_rows_of_the_deployment_s_store_and_no_others(
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = prepare(untracked).spec
+    monkeypatch.setenv("CONFIDE_HOME", str(untracked.home))
+    monkeypatch.setenv("CONFIDE_STORE", untracked.store)
+    assert isinstance(StoredRows(spec.store_uri)(), TokenStore)
+    with pytest.raises(BadInput):
+        StoredRows((tmp_path / "elsewhere").as_uri())()
