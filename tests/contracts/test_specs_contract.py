@@ -490,11 +490,11 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     source = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
     private = settings.model_copy(update=source)
-    of_point = sweep_point_steps(private, point, ROOT)
-    assert hides_count(of_point.values()) and hides_count([sweep_report(private, ROOT)])
+    of_point = sweep_point_steps(private, point)
+    assert hides_count(of_point.values()) and hides_count([sweep_report(private)])
     assert not hides_count(steps.values())  # made up
     published = private.model_copy(update={"selection": "publish-all"})
-    assert not hides_count(spec for _, _, spec in sweep_steps(published, ROOT))
+    assert not hides_count(spec for _, _, spec in sweep_steps(published))
     with pytest.raises(ValidationError, match="Rényi"):
         SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)
     with pytest.raises(ValidationError, match="time_box_minutes: must be 0"):
