@@ -14,7 +14,7 @@ from dp_core.data.ner import Sentence, all_entities
 from dp_core.data.readers.patients import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
 from tasks.demo_data.entities import labelled_sentences
 from tasks.demo_data.texts import labelled_pairs, labelled_texts
@@ -27,6 +27,7 @@ from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.corpus import listed
 
 PARTS = ("train", "test")
+_CHECK = "Check the format, the names of labels, and the list of items that were set aside."
 Item = TypeVar("Item")
 
 
@@ -73,7 +74,7 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
         context.measure(f"{part}_{kind.noun}", count(len(items)))
     # Private labels are checked by the step `reserve`, where they are learned without privacy.
     if spec.public and len(kind.labels(parts["train"])) < kind.least:
-        raise _unlearnable(kind)
+        raise BadInput(_lack(kind), where="entities_train", fix=_CHECK)
     return StepOutput(
         outputs={part: f"{part}.jsonl" for part in parts},
         facts={
@@ -92,7 +93,7 @@ def refuse_unlearnable(spec: FinetuneSpec, entities: Input) -> None:
     """Refuse labels that a fine-tuning without privacy cannot learn, in any of its folds.
 
     Raises:
-        BadInput: a training part holds no entity, or fewer than two classes, of those declared.
+        PrivateTextRefusal: a training part holds no entity, or fewer than two classes, of those declared.
     """
     kind = _KINDS[spec.head]
     read = read_part if spec.head == "entities" else read_text_part
@@ -101,16 +102,12 @@ def refuse_unlearnable(spec: FinetuneSpec, entities: Input) -> None:
         train = [i for i in items if not spec.folds or fold_of(i, spec.folds) != fold]
         labels = kind.labels(train)
         if len(labels.intersection(spec.label_names or labels)) < kind.least:
-            raise _unlearnable(kind)
+            raise PrivateTextRefusal(_lack(kind), where="entities_train", fix=_CHECK)
 
 
-def _unlearnable(kind: _Kind) -> BadInput:
+def _lack(kind: _Kind) -> str:
     lacking = "no entity" if kind.least == 1 else "fewer than two classes"
-    return BadInput(
-        f"the training part has {lacking} to learn",
-        where="entities_train",
-        fix="Check the format, the names of labels, and the list of items that were set aside.",
-    )
+    return f"the training part has {lacking} to learn"
 
 
 def _read(

@@ -9,7 +9,7 @@ charged").
 from __future__ import annotations
 
 from dp_core.data.privacy_units import unit_texts
-from dp_core.errors import BadInput
+from dp_core.errors import PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import FinetuneSpec, ReserveSpec
 from tasks.releases.charge import register_plans
@@ -23,7 +23,7 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
 
     Raises:
         BudgetExceeded: the run does not fit.
-        BadInput: the corpus has more units than declared, or units without a name; or private
+        PrivateTextRefusal: the corpus has more units than declared, or units without a name; or private
             labels cannot be learned.
     """
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
@@ -43,7 +43,7 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
         for block in unit_texts(shard, unit, spec.units.words_per_unit):
             units += len(block.unit_ids)
             if units > spec.units.declared_units:
-                raise BadInput(
+                raise PrivateTextRefusal(
                     "the corpus holds more units than the declared bound of "
                     f"{spec.units.declared_units}",
                     where="declared_units",

@@ -33,7 +33,7 @@ READS_PRIVATE_TEXT = (
         f"tasks/steps/{name}.py"
         for name in (
             "corpus", "entities", "exposure", "finetune", "heads", "membership", "phrases",
-            "token_store", "training_inputs", "vocabulary",
+            "reserve", "token_store", "training_inputs", "vocabulary",
         )
     ),
 )  # fmt: skip
@@ -41,11 +41,10 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "engines.ProcessPool._by_processes", "engines.data_engine", "finetune.check_row_length",
+        "finetune.check_row_length",
         "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
-        "patients.read_patients", "privacy_units._refuse_no_words", "registry._read",
-        "sources.entries", "spark.Spark.__init__", "spark.Spark._address", "spark.Spark._answer",
-        "spark.Spark._started", "spark._Task._outcome", "spark._find", "spark._run",
+        "patients.read_patients", "privacy_units._examples", "registry._read",
+        "sources.entries",
         "token_store.RowPacker.add_unit", "token_store._canaries",
         "token_store.located_rows_of_units", "declarations._copied", "declarations._ledger",
     },
@@ -61,9 +60,9 @@ OTHER_ERRORS = {
     "an output of another step": {
         "corpus._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
         "entities._parsed", "exposure.run", "finetune.finetune_privately",
-        "membership._sample", "membership_sample._Places.rows", "phrases._refuse_another_unit",
+        "membership._sample", "membership_sample._Places.rows",
         "phrases.read_phrases", "token_store.TokenStore.open",
-        "token_store.TokenStoreWriter.add_units_of", "token_store._refuse_another_unit",
+        "token_store.TokenStoreWriter.add_units_of",
         "training_inputs.TrainingInputs.train_store", "training_inputs.audit_canaries_of",
         "vocabulary._read",
     },

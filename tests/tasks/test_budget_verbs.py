@@ -52,7 +52,7 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
     cost = confide.json("ledger", "cost", "--settings", written)
     assert cost == cost | plan["registered"]
     context = bench_of(deployment)
-    charged = budget_of_run(JobSettings.model_validate_json(written.read_text()), deployment.store)
+    charged = budget_of_run(JobSettings.model_validate_json(written.read_text()))
     refuse_unfit_plans(context, charged.charged)
     entries = register_plans(context, charged.charged)
     assert {entry.state for entry in entries} == {State.PLANNED}
@@ -70,7 +70,7 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
     assert code == 3 and "closed" in json.loads(out)["refusal"]
     with pytest.raises(BudgetExceeded, match="closed"):
         other = JobSettings.model_validate(json.loads(written.read_text()) | {"epochs": 1})
-        refuse_unfit_plans(context, budget_of_run(other, deployment.store).charged)
+        refuse_unfit_plans(context, budget_of_run(other).charged)
 
 
 def _reservation(entry: Any) -> Reservation:

@@ -21,6 +21,7 @@ from evidence_examples import (
     settled,
     signed_again,
 )
+from step_outputs import output_folder
 
 from dp_core.privacy.accounting import epsilon_pld, tpr_ceiling
 from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
@@ -37,7 +38,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
     deployment.prepare()
     uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    model = Path(shutil.copytree(uri.removeprefix("file://"), home / "model"))
+    model = Path(shutil.copytree(output_folder(deployment, uri), home / "model"))
     for file in model.iterdir():
         if file.name not in ("config.json", "model.safetensors", "PRIVACY.md", _STATEMENT):
             file.unlink()

@@ -402,7 +402,7 @@ def test_model_with_an_invalid_audit_is_never_promoted(
         found = judged(tracked, uri, rule)
         assert (found["verdict"], found["promoted"]) == ("invalid", False)
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
     monkeypatch.setattr(contract, "_module", lambda _: promote)
     contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
     client = MlflowClient(tracked.tracking)
@@ -420,7 +420,7 @@ def test_invalid_audit_from_outside_withdraws_the_model(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(root=tracked.store, made_up=False, report_uri=report.output)
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
     monkeypatch.setattr(contract, "_module", lambda _: promote)
     contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
     client = MlflowClient(tracked.tracking)

@@ -105,7 +105,7 @@ def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
 
 
 def test_last_step_of_a_dag_run_gives_its_plan_back(untracked: Deployment, ledger: Ledger) -> None:
-    spec = GiveBackSpec(root=untracked.store, made_up=False)
+    spec = GiveBackSpec(made_up=False)
     for number in (1, 2):  # an earlier run's result does not answer for it
         who = WHO.model_copy(update={"run_key": f"dp_bert/{number}", "task": "give_back"})
         ledger.register_plan([reservation(who.run_key)])
@@ -152,7 +152,7 @@ def test_wrong_column_name_plans_nothing(
 
 def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: Any) -> None:
     """Run the steps of a job up to `reserve`; `more` replaces fields of that step's spec."""
-    for task, spec in dp_bert_steps(settings, deployment.store).items():
+    for task, spec in dp_bert_steps(settings).items():
         changed = spec.model_copy(update=more) if task == "reserve" else spec
         contract.run_step(changed, deployment, WHO.model_copy(update={"task": task}))
         if task == "reserve":
@@ -171,7 +171,7 @@ def test_more_units_than_declared_are_refused_before_the_charge(
 ) -> None:
     write_notes(tmp_path, patients=30)
     settings = job(tmp_path)
-    reserve = dp_bert_steps(settings, untracked.store)["reserve"]
+    reserve = dp_bert_steps(settings)["reserve"]
     units = reserve.units.model_copy(  # type: ignore[attr-defined]
         update={"declared_units": 29, "unit": unit}
     )
