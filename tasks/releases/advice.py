@@ -95,10 +95,12 @@ class Spending:
     Attributes:
         training: the plan of DP pre-training.
         alongside: what else is charged to the same data set: vocabulary, phrases, fine-tuning.
+        example_words: length of the examples that are protected, or 0 for another unit.
     """
 
     training: ExecutionPlan
     alongside: tuple[PlannedRelease, ...]
+    example_words: int = 0
 
     @classmethod
     def of(cls, settings: JobSettings) -> Spending:
@@ -118,7 +120,8 @@ class Spending:
         dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
         own = (release for release in others if release.dataset == dataset)
-        return cls(training_plan(training), tuple(own))
+        assert training.plan is not None  # noqa: S101 - narrows the type: the training is charged
+        return cls(training_plan(training), tuple(own), training.plan.example_words)
 
     @property
     def delta(self) -> float:
@@ -133,7 +136,7 @@ class Spending:
             BadInput: the releases do not compose: they protect different units.
         """
         events = [release.event for release in self.alongside]
-        total = total_epsilon([*events, self.training.event()], self.delta)
+        total = total_epsilon([*events, self.event_of(self.training)], self.delta)
         if total is None:
             raise BadInput(
                 "the releases protect different units, and their ε do not add up",
@@ -181,7 +184,12 @@ class Spending:
 
     def training_event(self, noise_multiplier: float) -> MechanismEvent:
         """Return the training's event at another noise multiplier."""
-        return replace(self.training, noise_multiplier=noise_multiplier, adaptive=None).event()
+        plan = replace(self.training, noise_multiplier=noise_multiplier, adaptive=None)
+        return self.event_of(plan)
+
+    def event_of(self, training: ExecutionPlan) -> MechanismEvent:
+        """Return the event of a training that protects the same unit as the run."""
+        return training.event().stating(training.unit, self.example_words)
 
 
 def changed(settings: JobSettings, **changes: Any) -> JobSettings:
@@ -543,7 +551,8 @@ def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
         return compose(*(_as_gaussians(one) for one in event.rounds))
     if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
-    return PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
+    single = PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
+    return replace(single, example_words=event.example_words)
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:

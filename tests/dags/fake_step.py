@@ -53,7 +53,8 @@ if code:
     send(Failed(exit_code=int(code), reason=f"made to fail with {code}"))
     sys.exit(int(code))
 
-store = Path(unquote(urlparse(os.environ["CONFIDE_STORE"]).path))
+address = os.environ.get("CONFIDE_STORE") or f"{os.environ['CONFIDE_HOME']}/store"
+store = Path(unquote(urlparse(address).path))
 output = store / spec.output.removeprefix("store://")
 output.mkdir(parents=True, exist_ok=True)
 result = StepResult(

@@ -35,8 +35,7 @@ SPECS = dp_bert_steps(
             "corpus_shards": SHARDS,
             "data_version": f"ray-{uuid.uuid4().hex[:8]}",
         }
-    ),
-    "gs://confide/store",
+    )
 )
 
 
@@ -107,7 +106,7 @@ class Cluster(Services):
         docker("rm", "--force", name)
 
     def checksums(self, spec: StepSpec) -> dict[str, Any]:
-        (content,) = self.read(f"{spec.output.removeprefix('gs://confide/')}/checksums.json")
+        (content,) = self.read(f"{spec.output.replace('store://', 'store/')}/checksums.json")
         return dict(content)
 
     def charged(self, spec: StepSpec) -> list[list[str]]:
@@ -116,7 +115,7 @@ class Cluster(Services):
 
     def forget(self, spec: StepSpec) -> None:
         """Remove a step's output, so that the step does its work again."""
-        folder = spec.output.removeprefix("gs://confide/")
+        folder = spec.output.replace("store://", "store/")
         self.storage(
             f"for name in names({folder + '/'!r}):\n"
             "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
@@ -210,7 +209,7 @@ def test_worker_killed_in_mid_update_is_replaced_and_the_job_ends(
 
 
 def test_files_of_ray_hold_no_text(cluster: Cluster, killed: dict[str, int]) -> None:
-    output = SPECS["vocabulary"].output.removeprefix("gs://confide/")
+    output = SPECS["vocabulary"].output.replace("store://", "store/")
     (words,) = cluster.read(f"{output}/words.json")
     long = [word for word in words if len(word) > 8 and word.isalpha()][:40]
     assert long

@@ -180,7 +180,11 @@ def test_moved_home_finds_its_outputs_and_charges_nothing_again(
     moved = Deployment.from_environment(
         {"CONFIDE_HOME": str(tmp_path / "another place%2F"), "CONFIDE_TRACKING": untracked.tracking}
     )
-    assert run(moved) == made  # with the seconds that the first run took
+    for again, result in zip(run(moved), made, strict=True):
+        if result.step == "budget":  # it runs again in every run
+            assert (again.outputs, again.facts) == (result.outputs, result.facts)
+        else:
+            assert again == result  # with the seconds that the first run took
     after = Ledger.open(moved.ledger).history(MADE_UP)
     assert [(e.id, e.state) for e in after] == [(e.id, e.state) for e in before]
     assert not untracked.home.exists()

@@ -422,7 +422,7 @@ def test_of_public_labels_counts_by_document_add_up_to_f1(
 @pytest.mark.parametrize("predicted", [("O", "O"), ("B-problem", "O")])
 def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str, ...]) -> None:
     sentences = [Sentence(("no", "fever"), ("O", "O"), f"d{i}") for i in range(12)]
-    spec = spec_of(FinetuneSpec, "/r", model_uri="m", entities_uri="e", entity_types=("problem",))
+    spec = spec_of(FinetuneSpec, model_uri="m", entities_uri="e", entity_types=("problem",))
     scores = Tagging(spec).scores(sentences, [predicted] * 12)
     assert scores.values == {"expected_entities": 0}
     assert (scores.f1_by_label, scores.interval) == ({}, None)
