@@ -93,7 +93,8 @@ def refuse_unlearnable(spec: FinetuneSpec, entities: Input) -> None:
     """Refuse labels that a fine-tuning without privacy cannot learn, in any of its folds.
 
     Raises:
-        PrivateTextRefusal: a training part holds no entity, or fewer than two classes, of those declared.
+        PrivateTextRefusal: a training part holds no declared entity, or fewer than two declared
+            classes.
     """
     kind = _KINDS[spec.head]
     read = read_part if spec.head == "entities" else read_text_part

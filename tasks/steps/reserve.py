@@ -23,8 +23,8 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
 
     Raises:
         BudgetExceeded: the run does not fit.
-        PrivateTextRefusal: the corpus has more units than declared, or units without a name; or private
-            labels cannot be learned.
+        PrivateTextRefusal: the corpus has more units than declared, or units without a name; or
+            private labels cannot be learned.
     """
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:

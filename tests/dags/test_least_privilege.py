@@ -54,9 +54,9 @@ def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
     assert not [spec.step for spec in others if Need.SOURCES in needs(spec)]
 
 
-def test_the_cluster_is_for_steps_that_read_whole_corpora_and_parse_nothing() -> None:
+def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing() -> None:
     """Who knows its secret runs code where private text is read: no parser may."""
     told = {spec.step for spec in JOB.values() if Need.CLUSTER in needs(spec)}
-    assert told == {"vocabulary", "token_store"}
+    assert told == {"vocabulary", "token_store", "pretrain"}
     assert Need.CLUSTER in _NEEDS["phrases"]
     assert not [step for step, held in _NEEDS.items() if {Need.CLUSTER, Need.SOURCES} <= held]

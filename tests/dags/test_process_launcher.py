@@ -117,6 +117,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
         "run_name": "dp_bert 2026-01-02 03:04:05",
         "task": "canaries",
         "point": "",
+        "ended": "dp_bert/",
         "hides_count": False,
     }
     assert "PYTHONDONTWRITEBYTECODE" not in told

@@ -1,12 +1,12 @@
 """Both DAGs from end to end through Airflow's own runner, with steps that only pretend."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from airflow.sdk import DagRunState, TaskInstanceState
 
-from dags.launcher import step_operator
 from tasks.protocol import sweep
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_dp_bert_skips_the_comparison_and_still_reports(run):
     assert {state for name, state in found.items() if name not in skipped} == {SUCCESS}
     answer = tasks["dp_pretraining", -1].xcom_pull(task_ids="dp_pretraining")
     assert set(answer) == {"output", "metrics"}
-    assert answer["output"].startswith(step_operator.store())
+    assert answer["output"].startswith("store://")
     assert answer["metrics"] == {"epsilon": 1.5}
 
 
@@ -208,9 +208,6 @@ def test_a_file_that_is_not_there_is_refused_before_the_budget_is_asked(run, dag
 
 
 def _spec_of(output: str) -> str:
-    import os
-    from pathlib import Path
-    from urllib.parse import unquote, urlparse
-
-    store = Path(unquote(urlparse(os.environ["CONFIDE_STORE"]).path))
-    return (store / output.removeprefix("store://") / "spec.json").read_text()
+    return (
+        Path(os.environ["CONFIDE_HOME"]) / "store" / output.removeprefix("store://") / "spec.json"
+    ).read_text()
