@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +23,7 @@ from tasks.local import demo
 from tasks.local import stack as local
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.runtime.deployment import Deployment
+from tasks.storage import local_path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -165,14 +165,18 @@ def test_mlflow_s_processes_hold_nothing_of_airflow_s(served, deployment):
     assert looked_at
 
 
+def output_folder(deployment, address):
+    return local_path(deployment.open_store().location(address))
+
+
 def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment):
     written = io.StringIO()
     report = demo.run(deployment, JobSettings(), Console(file=written, width=120))
-    result = json.loads((Path(unquote(urlparse(report).path)) / "result.json").read_text())
+    result = json.loads((output_folder(deployment, report) / "result.json").read_text())
     assert result["step"] == "report"
     done = [line.split()[2] for line in written.getvalue().splitlines() if "✓" in line]
     steps = dp_bert_steps(JobSettings())
-    assert sorted(done) == sorted(["settings", "kept_models", *steps])
+    assert sorted(done) == sorted(["settings", "kept_models", "give_back", *steps])
     assert done[-1] == "report"
     assert local.running(deployment) is not None  # it was not the demo's to stop
     logs = [file.read_text() for file in deployment.logs.glob("airflow/**/*.log")]
@@ -212,7 +216,7 @@ def test_a_new_version_of_a_corpus_is_trained_on(served, deployment):
     assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
     assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
     report = dp_bert_steps(JobSettings(data_version="2026-11"))["report"].output
-    assert (Path(unquote(urlparse(report).path)) / "result.json").exists()
+    assert (output_folder(deployment, report) / "result.json").exists()
     # ... and from the task's page buttons lead to its run and to the report.
     place = f"/api/v2/dags/dp_bert/dagRuns/{run['dag_run_id']}/taskInstances/report/links"
     links = api._call("GET", place)["extra_links"]

@@ -210,8 +210,8 @@ class Stack(Services):
         found = {}
         for name, task in self.steps(dag, run).items():
             lines = self.log(dag, run, name, task["try_number"]).splitlines()
-            uris = [x.removeprefix("Output: gs://confide/") for x in lines if "Output: gs" in x]
-            found |= {name: uris[-1]} if uris else {}
+            uris = [x.removeprefix("Output: store://") for x in lines if "Output: store" in x]
+            found |= {name: f"store/{uris[-1]}"} if uris else {}
         return found
 
     def left(self, file: str, outputs: dict[str, str]) -> dict[str, Any]:
