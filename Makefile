@@ -43,7 +43,7 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
 test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
-	$(task)/python -m pytest -m ray
+	$(task)/python -m pytest tests --ignore tests/dags -m ray
 
 # What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \

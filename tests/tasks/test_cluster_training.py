@@ -31,8 +31,8 @@ def record(prepared: Prepared) -> dict[str, Any]:
     result = read_result(prepared.store(), prepared.spec.output)
     assert result is not None
     facts = {n: v for n, v in result.facts.items() if n != "weights_digest"}
-    return {
-        "releases": [release.model_dump() for release in result.releases],
+    return {  # `released`, too, is a digest of the weights
+        "releases": [release.model_dump(exclude={"released"}) for release in result.releases],
         "facts": facts,
         "spec": result.spec_hash,
         "points": sorted((m.name, m.label, m.step) for m in result.metrics),
