@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import wait_for
 from test_sbom import faults
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,7 @@ def test_runs_as_a_user_without_rights(image: str) -> None:
 def test_writes_only_where_it_keeps_its_data(image: str) -> None:
     writable = set(python(image, WRITABLE).split())
     data = {"/var/lib/airflow", "/var/lib/confide", "/var/lib/confide-seeds"}
+    data |= {"/var/lib/confide-cluster"}  # the mount of the Ray cluster's secrets, for a volume
     data |= {"/var/lib/mlflow", "/var/lib/storage"}
     assert writable <= data | {"/tmp", "/var/tmp", "/run/lock", "/var/lock"}  # noqa: S108
 
@@ -258,9 +260,10 @@ def container() -> Iterator[str]:
 
 def test_the_first_process_passes_sigterm_on(container: str) -> None:
     program = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); time.sleep(60)"
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143));"
+        " print('ready', flush=True); time.sleep(60)"
     )
     docker("run", "-d", "--network=none", "--name", container, f"confide-task:{TAG}", "-c", program)
-    docker("exec", container, "python", "-c", "")  # it has started
+    wait_for(lambda: "ready" in docker("logs", container), 60, what="the signal's handler")
     docker("stop", "-t", "20", container)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container).strip() == "143"
