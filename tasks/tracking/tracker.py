@@ -36,6 +36,7 @@ from tasks.tracking.event_log import (
 from tasks.tracking.mlflow import ALIAS, PUBLIC, Delivery, TrackingDown, send_all, shown_key
 
 LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
+AFTER_THE_JOB = ("give_back",)  # steps that run when the job has ended, however it ended
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 
@@ -56,8 +57,12 @@ class Tracker:
         self._next, self._down = 0.0, False
 
     def begin(self) -> None:
-        """Mark the run and the step as running, also when an earlier attempt ended them."""
-        self._add(Begun(run=self._own, target="parent"), Begun(run=self._own))
+        """Mark the job and the step as running, also when an earlier attempt ended them.
+
+        A step that runs after the job does not mark the job, which no later step would end.
+        """
+        job = [Begun(run=self._own, target="parent")]
+        self._add(*(job if self._identity.step not in AFTER_THE_JOB else []), Begun(run=self._own))
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number of the work; its label's type says who sees it.

@@ -213,7 +213,7 @@ from unittest.mock import patch
 from dags.launcher.docker import (DockerStep)
 from dags.launcher.step_operator import (Work)
 from tasks.protocol import (JobSettings, RunContext, dp_bert_steps)
-spec = dp_bert_steps(JobSettings(), os.environ["CONFIDE_STORE"])[sys.argv[1]]
+spec = dp_bert_steps(JobSettings())[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
 step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})
 step.labels = {}

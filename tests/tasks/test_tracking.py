@@ -172,6 +172,19 @@ def test_a_retry_continues_its_run(tracked: Deployment) -> None:
     assert run.info.status == "FINISHED"
 
 
+def test_step_after_the_job_leaves_the_job_as_it_ended(tracked: Deployment) -> None:
+    report = Tracker(tracked, replace(PRIVATE, task="report", step="report", spec_hash="1" * 64))
+    report.begin()
+    report.end("FINISHED", also=("parent",))
+    last = replace(PRIVATE, task="give_back", step="give_back", spec_hash="2" * 64)
+    give_back = Tracker(tracked, last)
+    give_back.begin()
+    give_back.end("FINISHED")
+    runs = _runs(tracked, PUBLIC)
+    assert runs["give_back"].info.status == "FINISHED"
+    assert runs[shown_name(PRIVATE, PUBLIC)].info.status == "FINISHED"
+
+
 def test_steps_that_begin_at_once_share_one_parent(tracked: Deployment) -> None:
     def work(number: int) -> None:
         own = replace(PRIVATE, task=f"task {number}", spec_hash=f"{number}" * 64)
