@@ -39,7 +39,7 @@ class Withheld:
 Value = Labelled | Withheld | None  # None: not measured
 
 
-def measure_of(rows: Iterable[Row]) -> Measure:
+def measure_of(rows: Iterable[ResultRow]) -> Measure:
     """Return what the rows' models are compared by."""
     return ACCURACY if any(row.accuracy is not None for row in rows) else F1
 
@@ -165,7 +165,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResultRow:
     """One trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
 
     Its cost is that of everything that its figures cost: of the pre-trained model, and of the
@@ -196,7 +196,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRow(Row):
+class ModelRow(ResultRow):
     """One model of a job's comparison; several may be of kind `dp`, the job's own first."""
 
     kind: Kind
@@ -220,7 +220,7 @@ class ModelAt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochsRow(Row):
+class EpochsRow(ResultRow):
     """One training that left its models after several epochs: its score is the last one's.
 
     The cost is that of all of them together: none of them has a smaller one.
@@ -231,7 +231,7 @@ class EpochsRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepRow(Row):
+class SweepRow(ResultRow):
     """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
 
     ε_T is that of one private training; each seed of it was a release of its own. Baselines are

@@ -29,7 +29,7 @@ from tasks.report.model import (
     JobReport,
     LedgerView,
     ModelRow,
-    Row,
+    ResultRow,
     SweepReport,
     compared_by,
     edition_of,
@@ -323,7 +323,7 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
     return marks
 
 
-def _score_mark(rows: Iterable[Row]) -> str:
+def _score_mark(rows: Iterable[ResultRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 

@@ -34,7 +34,7 @@ from tasks.report.model import (
     LedgerView,
     Measure,
     ModelRow,
-    Row,
+    ResultRow,
     Withheld,
     measure_of,
 )
@@ -95,8 +95,8 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
 
 
 def cost_columns(
-    rows: Sequence[Row], unit: PrivacyUnit
-) -> tuple[tuple[Header, ...], Callable[[Row], tuple[Cell, ...]]]:
+    rows: Sequence[ResultRow], unit: PrivacyUnit
+) -> tuple[tuple[Header, ...], Callable[[ResultRow], tuple[Cell, ...]]]:
     """Return the columns of the totals, and what fills them for a row.
 
     Each data set has columns of its own: no sum over data sets is anybody's guarantee.
@@ -112,7 +112,7 @@ def cost_columns(
     for dataset, per in others.items():
         headers += [Header("ε", f"of “{dataset}”{per}"), Header("δ", f"of “{dataset}”")]
 
-    def cells(row: Row) -> tuple[Cell, ...]:
+    def cells(row: ResultRow) -> tuple[Cell, ...]:
         untouched = DatasetTotal("", None, 0.0, 0.0)
         known = {total.dataset: total for total in row.cost.others}
         shown = [row.cost.corpus, *(known.get(dataset, untouched) for dataset in others)]
