@@ -133,13 +133,14 @@ def test_labelled_sentences_share_no_note_with_the_corpus() -> None:
         assert corpus.isdisjoint(n.text for n in labelled_notes(200, 3, stream))
 
 
+def _long_words(texts: list[str]) -> Counter[str]:
+    return Counter(w for t in texts for w in split_words(t) if w.isalpha() and len(w) > 3)
+
+
 def test_public_text_shares_few_words_with_the_notes(corpus: list[str]) -> None:
     public = [d.text for d in public_text(400, 1)]
     assert public == [d.text for d in public_text(400, 1)]
-    public_words = Counter(w for t in public for w in split_words(t) if w.isalpha() and len(w) > 3)
-    clinical_words = Counter(
-        w for t in corpus for w in split_words(t) if w.isalpha() and len(w) > 3
-    )
+    public_words, clinical_words = _long_words(public), _long_words(corpus)
     shared = sum(n for w, n in clinical_words.items() if w in public_words) / clinical_words.total()
     assert shared < 0.25
     assert all(d.patient_id == "" for d in public_text(5, 1))
