@@ -176,7 +176,7 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
 
 def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
     """Return the models after 2, 4 and 6 epochs of a DP and a non-private training."""
-    told = (
+    trainings = (
         ("dp", "DP", 6.27, cost(6.61, 1.1e-6), Label.DP, (0.6413, 0.6631, 0.6827), (1.0, 0.9, 0.8)),
         (
             "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0), Label.OPERATOR,
@@ -192,7 +192,7 @@ def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
                 for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
             ),
         )
-        for kind, name, training, of_all, label, scores, memory in told
+        for kind, name, training, of_all, label, scores, memory in trainings
     )  # fmt: skip
 
 
