@@ -86,7 +86,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert rows["fixed_before_training"] and rows["settings"]["extraction_prefix"] == 4
     assert rows["rows"][0]["ceiling"] <= 1 and 0 < rows["rows"][0]["control_tried"] < 20
     assert "The protocol was fixed before the training" in page
-    assert "rows that trained" in page and "secrets of planted canaries" in page
+    assert "training rows" in page and "secrets of planted canaries" in page
 
     (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could refute no such ε

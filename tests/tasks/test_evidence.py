@@ -272,7 +272,7 @@ def test_exposure_in_the_rows_that_trained_is_the_operators(
         evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
         (found[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
     assert found["publishable"].verdict == "not run" and not found["publishable"].rows
-    assert "for the operator alone" in found["publishable"].finding
+    assert "for the operator only" in found["publishable"].finding
     assert (found["operator"].verdict, found["operator"].label) == ("inconclusive", "operator")
     assert found["operator"].value == pytest.approx(math.log2(500))
 
@@ -490,7 +490,9 @@ def test_a_tampered_statement_is_no_evidence(
     deployment: Deployment, model: str, tmp_path: Path, change: Change
 ) -> None:
     _with_statement(deployment, model, change)
-    assert "its privacy statement is not that" in _refused(deployment, model, tmp_path)
+    assert "its privacy statement does not follow from its releases" in _refused(
+        deployment, model, tmp_path
+    )
 
 
 def test_a_damaged_file_is_no_evidence(deployment: Deployment, model: str, tmp_path: Path) -> None:

@@ -565,7 +565,7 @@ def test_nothing_that_is_found_from_outside_promotes_a_model(
     assert MlflowClient(tracked.tracking).search_registered_models() == []
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
     (told,) = [one for one in evidence.audits if one.key == "from_outside"]
-    assert "for the operator alone" in told.finding
+    assert "for the operator only" in told.finding
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "whole", operator=True))
     shown = {one.verdict for one in evidence.audits if one.key == COIN_BOUND}
     assert shown == {"consistent", "inconclusive"}

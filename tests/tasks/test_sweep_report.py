@@ -360,7 +360,7 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
     best = row.get("Accuracy three best seeds, %")
     if seeds == 8:
         assert best is not None and best["value"] == pytest.approx(0.8)
-        assert any("chosen by the test itself" in note for note in table["notes"])
+        assert any("selected on the test part" in note for note in table["notes"])
     else:
         assert best is None
 
