@@ -631,8 +631,8 @@ def _reduce_selection(event: Event) -> Reduction:
         logging.ERROR
     )  # hides warnings about orders whose series diverge
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
-    candidates = [_dp_event(one) for one in event["candidates"]]
-    curves = [np.asarray(rdp.RdpAccountant(orders).compose(one).rdp) for one in candidates]
+    candidates = [_dp_event(candidate) for candidate in event["candidates"]]
+    curves = [np.asarray(rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
     worst = next((i for i, c in enumerate(curves) if all(np.all(c >= d) for d in curves)), None)
     if worst is None:
         raise NotDerivedError("no candidate of the selection costs most at every Rényi order")
@@ -664,7 +664,7 @@ def _dp_event(event: Event) -> Any:
 
     match event["kind"]:
         case "composed":
-            return dpa.ComposedDpEvent([_dp_event(one) for one in event["events"]])
+            return dpa.ComposedDpEvent([_dp_event(part) for part in event["events"]])
         case "gaussian":
             return dpa.GaussianDpEvent(event["noise_multiplier"] / math.sqrt(event["count"]))
         case "poisson_gaussian" | "cyclic_poisson_gaussian":
@@ -674,7 +674,7 @@ def _dp_event(event: Event) -> Any:
             ]
             cycle = event.get("cycle", 1)
             return dpa.ComposedDpEvent(
-                [dpa.SelfComposedDpEvent(one, math.ceil(n / cycle)) for one, n in phases]
+                [dpa.SelfComposedDpEvent(update, math.ceil(n / cycle)) for update, n in phases]
             )
     raise NotDerivedError(f"a selection among trainings of the kind {event['kind']!r}")
 
@@ -769,8 +769,8 @@ def _words_of_weights(event: Event) -> str:
 
 def _words_of_rounds(event: Event) -> str:
     return "phrases in rounds: " + "; then ".join(
-        f"of {length} words, {words_of(one)}"
-        for length, one in zip(event["lengths"], event["rounds"], strict=True)
+        f"of {length} words, {words_of(part)}"
+        for length, part in zip(event["lengths"], event["rounds"], strict=True)
     )
 
 
@@ -781,7 +781,7 @@ def _words_of_selection(event: Event) -> str:
     if event["count"] == "poisson":
         law = f"Poisson, mean {event['mean']:g}"
     candidates = event["candidates"]
-    costs = [rdp.RdpAccountant([8]).compose(_dp_event(one)).rdp[0] for one in candidates]
+    costs = [rdp.RdpAccountant([8]).compose(_dp_event(c)).rdp[0] for c in candidates]
     return (
         f"the best of a secret random number of trainings ({law}), each of one of"
         f" {len(candidates)} candidates drawn at random, the costliest of them"
@@ -891,7 +891,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "several releases",
         None,
         {"events": [_EVENT]},
-        lambda e: "; and ".join(words_of(one) for one in e["events"]),
+        lambda e: "; and ".join(words_of(part) for part in e["events"]),
         lambda e: _composed(e["events"]),
         frozenset(),
     ),
@@ -1094,12 +1094,12 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
         for part in (claim, *claim["releases"])
         if part["rederived"] is not None
     ]
-    known = [(mine, again["epsilon"]) for mine, again in figures if again["epsilon"] is not None]
+    known = [(claimed, r["epsilon"]) for claimed, r in figures if r["epsilon"] is not None]
     if len(known) < len(figures):
         missing = f"{len(figures) - len(known)} of {len(figures)} figures are not derived."
         headline = "Another library could not derive a part of the claim"
         return headline, f"{missing} {of_audits}"
-    above = max((mine / again - 1 for mine, again in known if again), default=0.0)
+    above = max((claimed / derived - 1 for claimed, derived in known if derived), default=0.0)
     return (
         "Another library derives no larger ε",
         f"{figures[0][1]['tool']}, which is independent of Confide, derives every ε below. The"
@@ -1583,7 +1583,7 @@ def _statement_faults(evidence: Mapping[str, Any], statement: Any) -> Iterator[s
         yield f"{STATEMENT} is not an object"
         return
     after = statement.get("released_after_updates", [1])
-    if not (isinstance(after, list) and after and all(_whole(1)(one) for one in after)):
+    if not (isinstance(after, list) and after and all(map(_whole(1), after))):
         yield f"{STATEMENT}: released_after_updates is not a list of updates"
     yield from _differences(
         {k: v for k, v in statement.items() if k != "released_after_updates"}, expected, STATEMENT
@@ -1642,8 +1642,8 @@ def _differences(value: Any, expected: Any, where: str) -> Iterator[str]:
         for name in sorted(expected.keys() & value.keys()):
             yield from _differences(value[name], expected[name], f"{where}.{name}")
     elif isinstance(expected, list) and isinstance(value, list) and len(value) == len(expected):
-        for number, (one, other) in enumerate(zip(value, expected, strict=True)):
-            yield from _differences(one, other, f"{where}[{number}]")
+        for number, (item, due) in enumerate(zip(value, expected, strict=True)):
+            yield from _differences(item, due, f"{where}[{number}]")
     elif type(value) is not type(expected) or value != expected:
         yield f"{where} is {json.dumps(value)[:80]}, not {json.dumps(expected)[:80]}"
 
@@ -1759,20 +1759,20 @@ def _derive_all(evidence: Mapping[str, Any], findings: Findings) -> None:
 
 
 def _compare(name: str, claimed: Mapping[str, Any], derived: Derived, findings: Findings) -> None:
-    epsilon, again = claimed["epsilon"], derived.epsilon
+    epsilon, rederived = claimed["epsilon"], derived.epsilon
     recorded = claimed["rederived"] and claimed["rederived"]["epsilon"]
-    if again is None:
+    if rederived is None:
         findings.not_derived.append(f"{name}: ε = {epsilon:.4g}: {derived.why_not}")
-    elif understates(epsilon, again):
+    elif understates(epsilon, rederived):
         findings.faults.append(
-            f"{name}: ε = {epsilon:.6g} is claimed, but dp_accounting derives {again:.6g}"
+            f"{name}: ε = {epsilon:.6g} is claimed, but dp_accounting derives {rederived:.6g}"
         )
     else:
-        findings.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {again:.5g} is derived")
-    if (recorded is None) != (again is None) or (
+        findings.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {rederived:.5g} is derived")
+    if (recorded is None) != (rederived is None) or (
         recorded is not None
-        and again is not None
-        and not math.isclose(recorded, again, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
+        and rederived is not None
+        and not math.isclose(recorded, rederived, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
     ):
         findings.faults.append(f"{name}: the pack records another derived ε: {recorded}")
 

@@ -20,8 +20,8 @@ def origin_of_export(store: Store, folder: Path) -> str:
             belong to a model that a training saved before its end.
     """
     if uri := find_origin(store, folder):
-        made = store.digests(uri)
-        if not _weights_in(folder) <= {made[name] for name in of_last_model(made)}:
+        digests = store.digests(uri)
+        if not _weights_in(folder) <= {digests[name] for name in of_last_model(digests)}:
             raise BadInput(
                 "its training saved this model before the end",
                 where=str(folder),
@@ -51,9 +51,9 @@ def find_origin(store: Store, folder: Path) -> str | None:
         )
     for step in MODELS:
         for uri in store.outputs(step):
-            made = store.digests(uri)
-            if weights <= set(made.values()):
-                _refuse_changed(folder, files, _exported_with(weights, made))
+            digests = store.digests(uri)
+            if weights <= set(digests.values()):
+                _refuse_changed(folder, files, _exported_with(weights, digests))
                 return uri
     return None
 
@@ -62,27 +62,27 @@ def _weights_in(folder: Path) -> set[str]:
     return {sha256_of(file) for file in folder.rglob(f"*{_SUFFIX}") if file.is_file()}
 
 
-def _exported_with(weights: set[str], made: dict[str, str]) -> dict[str, str]:
+def _exported_with(weights: set[str], digests: dict[str, str]) -> dict[str, str]:
     """Return the digests of the files that are exported with these weights, by their names.
 
     Models saved during a training have separate subfolders.
     """
-    for kept in sorted({name.split("/")[1] for name in made if name.startswith(f"{KEPT}/")}):
+    for kept in sorted({name.split("/")[1] for name in digests if name.startswith(f"{KEPT}/")}):
         inside = f"{KEPT}/{kept}/"
-        saved = {n.removeprefix(inside): d for n, d in made.items() if n.startswith(inside)}
+        saved = {n.removeprefix(inside): d for n, d in digests.items() if n.startswith(inside)}
         if weights <= set(saved.values()):
             return saved
-    return made
+    return digests
 
 
-def _refuse_changed(folder: Path, files: dict[str, Path], made: dict[str, str]) -> None:
+def _refuse_changed(folder: Path, files: dict[str, Path], digests: dict[str, str]) -> None:
     """Refuse a folder with changed files.
 
     Raises:
         BadInput: a file differs from the exported one.
     """
     for name, file in files.items():
-        expected = made.get(name)
+        expected = digests.get(name)
         if expected is not None and sha256_of(file) != expected:
             raise BadInput(
                 f"{name} was changed after the export",

@@ -181,10 +181,10 @@ def _same_claim(written: Any, true: Mapping[str, Any]) -> bool:
     return claimed == made and _alike(written.get("epsilon"), true["epsilon"])
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=check_evidence.TOLERANCE)
-    return bool(one == other)
+def _alike(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=check_evidence.TOLERANCE)
+    return bool(value == other)
 
 
 def _entries(ledger: Ledger, result: StepResult, uri: str) -> dict[str, Entry]:

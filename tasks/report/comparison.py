@@ -59,13 +59,13 @@ def _leakage(row: ModelRow) -> Iterator[Figure]:
     if not isinstance(row.membership, Membership):
         return
     last = MembershipAt(math.inf, row.membership.losses, row.membership.rows)
-    for at in row.membership.by_epoch or (last,):
-        for attack in at.rows:
+    for epoch in row.membership.by_epoch or (last,):
+        # None if only the last model was saved.
+        epochs = None if math.isinf(epoch.epochs) else epoch.epochs
+        for attack in epoch.rows:
             yield {
                 "model": row.name,
-                "epoch": None
-                if math.isinf(at.epochs)
-                else at.epochs,  # None: only the last model was kept
+                "epoch": epochs,
                 "level": attack.level,
                 "attack": attack.attack,
                 "value": attack.leakage.value,
@@ -200,26 +200,26 @@ def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
         if not is_causal(run.settings.get("model_kind", "bert"))
     ]
     pairs = [
-        (one, two)
-        for one, two in itertools.combinations(models, 2)
-        if (one == models[0] if len(runs) == 1 else one[1] == two[1])
+        (first, second)
+        for first, second in itertools.combinations(models, 2)
+        if (first == models[0] if len(runs) == 1 else first[1] == second[1])
     ]
     if len(runs) > 1:
-        firsts = {name: (number, name) for number, name in reversed(models)}
-        pairs = [(one, two) for one, two in pairs if one == firsts[one[1]]]
-    return [_compared(store, runs, one, two) for one, two in pairs]
+        references = {name: (number, name) for number, name in reversed(models)}
+        pairs = [(first, second) for first, second in pairs if first == references[first[1]]]
+    return [_compared(store, runs, first, second) for first, second in pairs]
 
 
 def _compared(
-    store: Store, runs: Sequence[Run], one: tuple[int, str], two: tuple[int, str]
+    store: Store, runs: Sequence[Run], first: tuple[int, str], second: tuple[int, str]
 ) -> Compared:
-    first, second = (_replicates(store, runs[number], name) for number, name in (one, two))
-    if first is None or second is None:
-        return Compared(one, two, None, _NO_COUNTS)
-    if len({runs[number].settings.get("head", "entities") for number, _ in (one, two)}) > 1:
-        return Compared(one, two, None, _OTHER_HEADS)
-    difference = f1_difference(first, second)
-    return Compared(one, two, difference, "" if difference else _OTHER_DOCUMENTS)
+    reference, other = (_replicates(store, runs[number], name) for number, name in (first, second))
+    if reference is None or other is None:
+        return Compared(first, second, None, _NO_COUNTS)
+    if len({runs[number].settings.get("head", "entities") for number, _ in (first, second)}) > 1:
+        return Compared(first, second, None, _OTHER_HEADS)
+    difference = f1_difference(reference, other)
+    return Compared(first, second, difference, "" if difference else _OTHER_DOCUMENTS)
 
 
 def _replicates(store: Store, run: Run, model: str) -> list[Replicate] | None:

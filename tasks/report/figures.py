@@ -365,7 +365,7 @@ def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing |
 
 def _known(row: EpochsRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
     """Return (epochs, value) for a training's models whose value was measured and may be shown."""
-    return [(model.epochs, v) for model in row.at if (v := value(model)) is not None]
+    return [(model.epochs, v) for model in row.models if (v := value(model)) is not None]
 
 
 def _mean_exposure(model: ModelAt) -> float | None:
@@ -375,7 +375,7 @@ def _mean_exposure(model: ModelAt) -> float | None:
 
 
 def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
-    measured = [model.exposures for row in rows for model in row.at]
+    measured = [model.exposures for row in rows for model in row.models]
     return max(summarise(e.rows).mean_null_high for e in measured if isinstance(e, Exposures))
 
 

@@ -227,7 +227,7 @@ class EpochsRow(ResultRow):
     """
 
     kind: Kind
-    at: tuple[ModelAt, ...]  # includes the last model
+    models: tuple[ModelAt, ...]  # includes the last model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,15 +471,15 @@ def _point(row: SweepRow, hidden: Labels) -> SweepRow:
 
 
 def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
-    at = [
+    models = [
         replace(
             model,
             score=_value(model.score, hidden),
             exposures=_shown_exposures(model.exposures, hidden),
         )
-        for model in row.at
+        for model in row.models
     ]
-    return replace(_row(row, hidden), at=tuple(at))
+    return replace(_row(row, hidden), models=tuple(models))
 
 
 def _shown_exposures(

@@ -247,7 +247,7 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
             kind=kind,
             name=_name_of(tasks),
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
-            at=tuple(
+            models=tuple(
                 ModelAt(epochs, score, exposures_of(audit))
                 for epochs, score, audit in zip(
                     [*(point.epochs for point in points), settings.epochs],

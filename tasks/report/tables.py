@@ -204,10 +204,10 @@ ONE_CHARGE = (
 def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
     """Return scores and exposures by epoch, in the form of Jagannatha et al. 2021, Table 5."""
     cost_headers, cost_cells = cost_columns(rows, unit)
-    epochs = sorted({model.epochs for row in rows for model in row.at})
+    epochs = sorted({model.epochs for row in rows for model in row.models})
     table_rows = []
     for row in rows:
-        by_epoch = {model.epochs: model for model in row.at}
+        by_epoch = {model.epochs: model for model in row.models}
         models = [by_epoch.get(epoch) for epoch in epochs]
         scores = [percentage(model.score) if model else Cell(NOT_MEASURED) for model in models]
         exposures = [_exposure_cells(model.exposures if model else None) for model in models]

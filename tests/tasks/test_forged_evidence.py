@@ -166,10 +166,10 @@ def _audited(**figures: Any) -> Change:
 FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "the claim's ε alone": ({"evidence": _top(epsilon=0.1)}, f"{_STATEMENT}.epsilon is"),
     "ε wherever it is written": (
-        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, and dp_accounting derives"
+        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, but dp_accounting derives"
     ),
     "ε of a release": (
-        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, and dp_accounting derives"
+        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, but dp_accounting derives"
     ),
     "ε of a release by Rényi DP": ({"statement": _each(epsilon_rdp=0.01)}, "epsilon_rdp is 0.01"),
     "the ceiling": (

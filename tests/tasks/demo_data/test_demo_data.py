@@ -9,9 +9,9 @@ import pytest
 
 from dp_core.data.ner import entities
 from dp_core.data.tokens import split_words
-from tasks.demo_data import labelled_sentences, notes, public_text
-from tasks.demo_data.entities import surfaces, tokenised
-from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes
+from tasks.demo_data.entities import labelled_sentences, surfaces, tokenised
+from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes, notes
+from tasks.demo_data.public_text import public_text
 from tasks.demo_data.synthetic_patients import CONDITIONS, DRUGS, LABS, Patient
 from tasks.demo_data.templates import Span, expand, phrase
 

@@ -128,7 +128,7 @@ def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]
 
 def _curves() -> tuple[Curve, ...]:
     updates = tuple(range(10, 321, 10))
-    found = []
+    curves = []
     for name, label, top in (
         ("Public only", Label.PUBLIC, 0.31), ("DP", Label.DP, 0.38),
         ("Non-private", Label.OPERATOR, 0.47),
@@ -136,10 +136,10 @@ def _curves() -> tuple[Curve, ...]:
         accuracy = tuple(top * (1 - math.exp(-t / 90)) for t in updates)
         loss = tuple(8.2 - 9 * a for a in accuracy)
         epsilon = tuple(0.35 * math.sqrt(t) for t in updates) if name == "DP" else ()
-        found.append(Curve(name, "mlm_public", label, updates, accuracy, epsilon))
+        curves.append(Curve(name, "mlm_public", label, updates, accuracy, epsilon))
         loss_label = Label.PUBLIC if label is Label.PUBLIC else Label.OPERATOR
-        found.append(Curve(name, "loss", loss_label, updates, loss, epsilon))
-    return tuple(found)
+        curves.append(Curve(name, "loss", loss_label, updates, loss, epsilon))
+    return tuple(curves)
 
 
 def _model(kind: Kind, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
@@ -187,7 +187,7 @@ def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
         EpochsRow(
             kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
             f1=Operator(scores[-1]),
-            at=tuple(
+            models=tuple(
                 ModelAt(epochs, Operator(score), Exposures(label, exposure_rows({0.02: m}, seed)))
                 for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
             ),

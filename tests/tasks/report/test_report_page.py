@@ -154,7 +154,7 @@ def _operator_values(report: JobReport) -> Iterator[float]:
             if protocol.label is Label.OPERATOR:
                 yield from (100 * row.share.value for row in protocol.rows)
     for row in report.by_epoch:
-        yield from (100 * m.score.value for m in row.at if isinstance(m.score, Operator))
+        yield from (100 * m.score.value for m in row.models if isinstance(m.score, Operator))
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
