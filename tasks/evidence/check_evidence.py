@@ -390,13 +390,13 @@ def _reduce_poisson(event: Event) -> Reduction:
     cycle = event.get("cycle", 1)
     phases = [(q, s, math.ceil(n / cycle)) for q, s, n in event["phases"]]
     theorem = (
-        "(1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²) dominates it (Zhu, Dong and Wang 2022,"
+        "(1 − q)N(0, σ²) + qN(1, σ²) and N(0, σ²) are a dominating pair (Zhu, Dong and Wang 2022,"
         " Theorem 11)"
     )
     if "cycle" in event:
         theorem = (
-            f"noise of at most {cycle} bands on batches from {cycle} parts in turn is ⌈n/{cycle}⌉"
-            " Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)"
+            f"noise of at most {cycle} bands, on batches from {cycle} parts in turn, is equivalent"
+            f" to ⌈n/{cycle}⌉ Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)"
         )
     return Reduction(
         tuple(_sampled(*phase) for phase in phases),
@@ -429,10 +429,10 @@ def _reduce_truncated(event: Event) -> Reduction:
         cut = cuts[0][0] if cuts else 0.0
         return _from_profile(profile, 2 / sigma, times), (
             f"{times} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ)) with"
-            f" σ = {sigma:.6g}, and, with probability {cut:.3g} or less, σ/2 at the rate of a place"
-            f" among {cap}; the worst for 1 to {units} units",
-            "a batch that is cut moves by at most twice the clip norm, one that is not by once (the"
-            " decomposition of arXiv:2508.15089, whether a batch is cut being independent of the"
+            f" σ = {sigma:.6g}, and, with probability at most {cut:.3g}, σ/2 at the rate of one of"
+            f" {cap} places; the worst case of 1 to {units} units",
+            "a truncated batch changes by at most twice the clip norm, any other batch by at most"
+            " the clip norm (decomposition of arXiv:2508.15089; truncation is independent of the"
             " unit)",
         )
 
@@ -496,7 +496,9 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 def _reduce_gaussian(event: Event) -> Reduction:
     times = event["count"] if "count" in event else event["participations"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
-    theorem = "k Gaussian mechanisms are one of σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
+    theorem = (
+        "k Gaussian mechanisms compose to one with σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
+    )
     line = (f"Gaussian(σ = {sigma:.6g}) for {times} Gaussian mechanism(s)", theorem)
     return Reduction((_gaussian(sigma),), (line,))
 
@@ -542,10 +544,10 @@ def _reduce_histogram(event: Event) -> Reduction:
         (part,),
         (
             (
-                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and a word of"
-                f" one unit alone that passes with probability τ = {tau:.3g}; the worst number of"
-                " such words at each ε",
-                "given that no such word passes, the other counts are all that differs",
+                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and words of a"
+                f" single unit, each of which passes with probability τ = {tau:.3g}; the worst"
+                " number of such words at each ε",
+                "if no such word passes, only the other counts differ",
             ),
         ),
     )
@@ -584,11 +586,11 @@ def _reduce_noised_weights(event: Event) -> Reduction:
         (
             (
                 f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ ="
-                f" {coin:.3g} for an item of one unit alone that passes",
-                "adaptively composed Gaussians are one, μ² = Σ(norm/S)² (Dong, Roth and Su 2022,"
-                " Corollary 3.3), a discrete one of deviation S as a continuous one of √(S² − 16);"
-                " a new item passes only by its own noise (Confide, docs/proofs.md, “Items that"
-                " one unit brings”)",
+                f" {coin:.3g} for an item of a single unit that passes",
+                "adaptively composed Gaussians equal one with μ² = Σ(norm/S)² (Dong, Roth and Su"
+                " 2022, Corollary 3.3); a discrete Gaussian of deviation S counts as a continuous"
+                " one of √(S² − 16); an item of a single unit passes only by its own noise"
+                " (Confide, docs/proofs.md, “Items that one unit brings”)",
             ),
         ),
     )
@@ -597,21 +599,21 @@ def _reduce_noised_weights(event: Event) -> Reduction:
 def _reduce_phrase_rounds(event: Event) -> Reduction:
     whole = _composed(event["rounds"])
     theorem = "adaptive composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)"
-    line = ("rounds: composed, each as if it had been fixed beforehand", theorem)
+    line = ("rounds, composed as if each were fixed in advance", theorem)
     return Reduction(whole.parts, (*whole.lines, line))
 
 
 def _reduce_restated(event: Event) -> Reduction:
     inner = reduce(event["event"])
     if event["to"] == _ZERO_OUT:
-        theorem = "a unit that contributes nothing leaves the release as if it were not there"
+        theorem = "an empty contribution has the same effect on the release as an absent unit"
         return Reduction(inner.parts, (*inner.lines, ("the same under zero-out-one", theorem)))
     # (2ε, (1 + e^ε)δ) holds at every δ. With a slightly smaller δ the result stays below the
     # claimed δ even if the two libraries differ in the last digits of ε.
     delta = event["delta"] / (1 + 1e-3)
     epsilon = _epsilon_of(inner, delta)
     if epsilon > 300 or (1 + math.exp(epsilon)) * delta >= 1:
-        raise NotDerivedError("under replace-one its δ is 1 or more")
+        raise NotDerivedError("its δ under replace-one is at least 1")
     line = (
         f"(2ε, (1 + e^ε)δ) for replace-one, from (ε, δ) at δ = {event['delta']:.3g}",
         "group privacy for two steps (Vadhan 2017, Lemma 2.2)",
@@ -651,8 +653,8 @@ def _reduce_selection(event: Event) -> Reduction:
     line = (
         f"RepeatAndSelect(mean = {mean:.6g}, shape = {shape:g}) of the costliest of"
         f" {len(candidates)} candidates, by Rényi DP",
-        "Papernot and Steinke 2022, Theorems 2 and 6; a candidate drawn at random costs at most"
-        " the worst at each order (van Erven and Harremoës 2014, Theorem 13)",
+        "Papernot and Steinke 2022, Theorems 2 and 6; a randomly drawn candidate costs at most as"
+        " much as the worst candidate at each order (van Erven and Harremoës 2014, Theorem 13)",
     )
     pair = _epsilon_delta(by_renyi(event["delta"]), event["delta"])
     return Reduction((pair,), (line,), by_renyi)
